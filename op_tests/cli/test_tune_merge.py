@@ -16,8 +16,17 @@ import pytest
 from rfops import cli
 from rfops.dispatch.tuned_table import TABLES
 
-ROW = {"arch": "gfx950", "cu_num": 256, "m": 8, "n": 64, "k": 128, "kernel": "mfma", "us": 5,
-       "origin": "measured", "source": "machine A"}  # fmt: skip
+ROW = {
+    "arch": "gfx950",
+    "cu_num": 256,
+    "m": 8,
+    "n": 64,
+    "k": 128,
+    "kernel": "mfma",
+    "us": 5,
+    "origin": "measured",
+    "source": "machine A",
+}
 Write = Callable[..., str]
 Capture = pytest.CaptureFixture[str]
 
@@ -54,21 +63,30 @@ CASES = {  # rows of A, rows of B: which sources and times are kept
     "measured before estimated": ([ESTIMATED | {"us": 1}], [B], [("machine B", "5")]),
     "measured first": ([{"us": 9}], [B | ESTIMATED | {"us": 1}], [("machine A", "9")]),
     "of two estimates the faster": ([ESTIMATED], [B | ESTIMATED | {"us": 2}], [("machine B", "2")]),
-    "estimated before published": ([{"origin": "published", "us": 1}], [B | ESTIMATED],
-                                   [("machine B", "5")]),
+    "estimated before published": (
+        [{"origin": "published", "us": 1}],
+        [B | ESTIMATED],
+        [("machine B", "5")],
+    ),
     "a measured one without a time": ([{"us": ""}], [B | {"us": 70}], [("machine B", "70")]),
     "no time, but measured": ([{"us": ""}], [B | ESTIMATED], [("machine A", "")]),
     "0 us is no time": ([{"us": 0}], [B | {"us": 70}], [("machine B", "70")]),
-    "another architecture": ([{}], [B | {"arch": "gfx942"}],
-                             [("machine A", "5"), ("machine B", "5")]),
-    "another number of CUs": ([{}], [B | {"cu_num": 304}],
-                              [("machine A", "5"), ("machine B", "5")]),
+    "another architecture": (
+        [{}],
+        [B | {"arch": "gfx942"}],
+        [("machine A", "5"), ("machine B", "5")],
+    ),
+    "another number of CUs": (
+        [{}],
+        [B | {"cu_num": 304}],
+        [("machine A", "5"), ("machine B", "5")],
+    ),
     "another shape": ([{}], [B | {"k": 256}], [("machine A", "5"), ("machine B", "5")]),
     "one key in other digits": ([{"m": "08"}], [B | {"us": 4}], [("machine B", "4")]),
     "within a file": ([{"us": 6}, {"us": 5}], [B | {"us": 7}], [("machine A", "5")]),
     "no rows": ([], [B], [("machine B", "5")]),
     "none at all": ([], [], []),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -82,12 +100,21 @@ def test_a_row_is_kept_whole_and_in_order(write: Write, capsys: Capture) -> None
     """The place is that of the key's first row; figures that decide nothing all stay, once."""
     figures = {"kernel": "", "us": "", "origin": "published", "source": "a paper, part 2"}
     a = [{"m": 32}, {}, figures | {"figures": "aiter_us=3"}, {"m": 16}]
-    b = [B | {"m": 64}, B | {"us": 4, "kernel": "triton", "figures": "mfma_us=6 spread=0.01"},
-         figures | {"figures": "aiter_us=3"}, figures | {"figures": "ck_us=4"}]  # fmt: skip
+    b = [
+        B | {"m": 64},
+        B | {"us": 4, "kernel": "triton", "figures": "mfma_us=6 spread=0.01"},
+        figures | {"figures": "aiter_us=3"},
+        figures | {"figures": "ck_us=4"},
+    ]
     rows = merged(capsys, write("a.csv", *a), write("b.csv", *b))
     assert [(r["m"], r["kernel"]) for r in rows] == [
-        ("32", "mfma"), ("8", "triton"), ("8", ""), ("8", ""), ("16", "mfma"), ("64", "mfma")
-    ]  # fmt: skip
+        ("32", "mfma"),
+        ("8", "triton"),
+        ("8", ""),
+        ("8", ""),
+        ("16", "mfma"),
+        ("64", "mfma"),
+    ]
     assert rows[1]["figures"] == "mfma_us=6 spread=0.01" and rows[1]["source"] == "machine B"
     assert [row["figures"] for row in rows[2:4]] == ["aiter_us=3", "ck_us=4"]
     assert {row["source"] for row in rows[2:4]} == {"a paper, part 2"}
@@ -98,8 +125,9 @@ def test_out_is_a_table_that_ops_take(write: Write, capsys: Capture) -> None:
     files = [write("gemm_mxfp8.csv", {}), write("b.csv", B | {"us": 3}), write("c.csv", {"m": 9})]
     assert cli.main(["tune", "merge", *files, "-o", "gemm_mxfp8.csv"]) == 0
     told = capsys.readouterr().out
-    assert told == ("gemm_mxfp8.csv: 2 rows of gemm_mxfp8: 0 of gemm_mxfp8.csv, 1 of b.csv, "
-                    "1 of c.csv\n")  # fmt: skip
+    assert told == (
+        "gemm_mxfp8.csv: 2 rows of gemm_mxfp8: 0 of gemm_mxfp8.csv, 1 of b.csv, 1 of c.csv\n"
+    )
     with Path("gemm_mxfp8.csv").open(newline="") as stream:
         rows = list(csv.DictReader(stream))
     assert [(row["m"], row["us"]) for row in rows] == [("8", "3"), ("9", "5")]
@@ -127,28 +155,47 @@ REFUSED: dict[str, tuple[Callable[[Write], list[str]], str]] = {
     "names of two tables": (
         lambda write: [write("gemm_mxfp8.csv", {}), write("fused_moe.csv", op="fused_moe")],
         "files must be of one table, got several: gemm_mxfp8.csv is of gemm_mxfp8; fused_moe.csv "
-        "is of fused_moe. Merge the files of each table by themselves."),
-    "the name of OUT": (lambda write: [write("x.csv", {}), write("gemm_mxfp8.csv", {}), "-o",
-                                       "fused_moe.csv"], "fused_moe.csv is of fused_moe"),
-    "columns by name": (lambda write: [write("gemm_mxfp8.csv", {}), write("x.csv", op="fused_moe")],
-                        "x.csv, line 1, column d: expected the header arch,cu_num,m,n,k,kernel"),
-    "columns": (lambda write: [write("y.csv", {}), write("x.csv", op="fused_moe")],
-                "y.csv is of gemm_mxfp8; x.csv is of fused_moe"),
-    "kernels by name": (lambda write: [write("gemm_mxfp8.csv", {}), write("x.csv", STREAM)],
-                        "x.csv, line 2, column kernel: expected one of gemv, mfma"),
-    "kernels": (lambda write: [write("y.csv", {}), write("x.csv", {"kernel": "deep"})],
-                "y.csv is of gemm_mxfp8; x.csv is of gemm_a16wfp4 or gemm_afp4wfp4"),
-    "no table": (lambda write: [write("y.csv", {}), by_hand("x.csv", "time,name\n1,2\n")],
-                 "x.csv must be a tuned table with the columns arch, cu_num, sizes, kernel, "
-                 "config, us, figures, origin, source. Got time, name"),
+        "is of fused_moe. Merge the files of each table by themselves.",
+    ),
+    "the name of OUT": (
+        lambda write: [write("x.csv", {}), write("gemm_mxfp8.csv", {}), "-o", "fused_moe.csv"],
+        "fused_moe.csv is of fused_moe",
+    ),
+    "columns by name": (
+        lambda write: [write("gemm_mxfp8.csv", {}), write("x.csv", op="fused_moe")],
+        "x.csv, line 1, column d: expected the header arch,cu_num,m,n,k,kernel",
+    ),
+    "columns": (
+        lambda write: [write("y.csv", {}), write("x.csv", op="fused_moe")],
+        "y.csv is of gemm_mxfp8; x.csv is of fused_moe",
+    ),
+    "kernels by name": (
+        lambda write: [write("gemm_mxfp8.csv", {}), write("x.csv", STREAM)],
+        "x.csv, line 2, column kernel: expected one of gemv, mfma",
+    ),
+    "kernels": (
+        lambda write: [write("y.csv", {}), write("x.csv", {"kernel": "deep"})],
+        "y.csv is of gemm_mxfp8; x.csv is of gemm_a16wfp4 or gemm_afp4wfp4",
+    ),
+    "no table": (
+        lambda write: [write("y.csv", {}), by_hand("x.csv", "time,name\n1,2\n")],
+        "x.csv must be a tuned table with the columns arch, cu_num, sizes, kernel, "
+        "config, us, figures, origin, source. Got time, name",
+    ),
     "an empty file": (lambda write: [write("y.csv", {}), by_hand("x.csv", "")], "Got nothing"),
-    "header": (lambda write: [write("gemm_mxfp8.csv", {}), by_hand("b/gemm_mxfp8.csv", "arch\n")],
-               "b/gemm_mxfp8.csv, line 1, column config: expected the header arch,cu_num,m,n,k"),
-    "cell": (lambda write: [write("y.csv", {}), write("x.csv", {"us": "fast"})],
-             "As gemm_mxfp8: x.csv, line 2, column us: expected numbers of 0 or more"),
-    "no file": (lambda write: [write("y.csv", {}), "x.csv"],
-                "x.csv must be a tuned table's CSV file, got no file"),
-}  # fmt: skip
+    "header": (
+        lambda write: [write("gemm_mxfp8.csv", {}), by_hand("b/gemm_mxfp8.csv", "arch\n")],
+        "b/gemm_mxfp8.csv, line 1, column config: expected the header arch,cu_num,m,n,k",
+    ),
+    "cell": (
+        lambda write: [write("y.csv", {}), write("x.csv", {"us": "fast"})],
+        "As gemm_mxfp8: x.csv, line 2, column us: expected numbers of 0 or more",
+    ),
+    "no file": (
+        lambda write: [write("y.csv", {}), "x.csv"],
+        "x.csv must be a tuned table's CSV file, got no file",
+    ),
+}
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -29,8 +29,20 @@ from rfops.dispatch.problem import call_on
 
 Row = dict[str, Any]
 QUICK = 3  # shapes of the quick subset
-COLUMNS = ("shape", "kernel", "us", "kind", "floor us", "bound", "share", "TB/s", "TFLOPS",
-           "peer us", "published", "source")  # fmt: skip
+COLUMNS = (
+    "shape",
+    "kernel",
+    "us",
+    "kind",
+    "floor us",
+    "bound",
+    "share",
+    "TB/s",
+    "TFLOPS",
+    "peer us",
+    "published",
+    "source",
+)
 
 
 def add_shapes(parser: argparse.ArgumentParser, op: Op) -> None:
@@ -38,9 +50,13 @@ def add_shapes(parser: argparse.ArgumentParser, op: Op) -> None:
     default = f"default: {next(iter(op.shapes))}" if op.shapes else "this op has none"
     parser.add_argument("--set", nargs="+", choices=op.shapes, default=[], help=default)
     parser.add_argument(
-        "--shape", nargs="+", action="append", default=[], metavar="VALUE",
+        "--shape",
+        nargs="+",
+        action="append",
+        default=[],
+        metavar="VALUE",
         help=f"one shape: {' '.join(op.asked)}, as numbers or as {op.asked[0]}=4; values by name",
-    )  # fmt: skip
+    )
     parser.add_argument("--device", type=torch.device, help="default: the GPU, or cpu if none")
 
 
@@ -50,8 +66,11 @@ def add_arguments(parser: argparse.ArgumentParser, op: Op) -> None:
     parser.add_argument("--csv", type=Path, help="write all figures there")
     parser.add_argument("--plot", type=Path, help="draw times and floors there (needs matplotlib)")
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--quick", action="store_true", help=f"the {QUICK} smallest shapes, which "
-                       "is the default on the virtual GPU")  # fmt: skip
+    which.add_argument(
+        "--quick",
+        action="store_true",
+        help=f"the {QUICK} smallest shapes, which is the default on the virtual GPU",
+    )
     which.add_argument("--all", action="store_true", help="every shape of the set there too")
     executor.add_arguments(parser)
 
@@ -125,10 +144,16 @@ def bench(
     kernel, rule, config = op.decide(c, None, None)
     least = cost.floor(op, c)
     row: Row = {
-        "op": op.name, "shape": label(op, shape), "kernel": kernel.name, "rule": rule,
+        "op": op.name,
+        "shape": label(op, shape),
+        "kernel": kernel.name,
+        "rule": rule,
         "config": routing.config_text(config) if config is not None else "",
-        "floor us": least.us, "bound": least.bound, "bytes": least.bytes, "flops": least.flops,
-    }  # fmt: skip
+        "floor us": least.us,
+        "bound": least.bound,
+        "bytes": least.bytes,
+        "flops": least.flops,
+    }
     found = op.published(c)
     if found:
         figures, row["source"] = found
@@ -211,8 +236,11 @@ class _Table:
         self.others, self.rows, self.wrong = others, list[Row](), list[str]()
         columns = (*COLUMNS[:3], *[f"{name} us" for name in others], *COLUMNS[3:])
         self.widths = {name: max(len(name), 7) for name in columns}
-        self.widths |= {"shape": max(len(label(op, shape)) for shape in shapes),
-                        "kernel": max(map(len, op.kernels)), "kind": 9}  # fmt: skip
+        self.widths |= {
+            "shape": max(len(label(op, shape)) for shape in shapes),
+            "kernel": max(map(len, op.kernels)),
+            "kind": 9,
+        }
         print("  ".join(name.ljust(width) for name, width in self.widths.items()))
 
     def __call__(self, row: Row, errors: list[str]) -> None:
@@ -235,11 +263,14 @@ def bench_on(
     """The same by the workers of an executor; rows are printed as they come, and kept in order."""
     show, places = _Table(op, shapes, options.kernel), list[int]()
     tasks = [
-        Task(f"{op.name} {label(op, shape)}", "rfops.cli.bench:bench_task",
-             (op.name, shape, device.type, options.kernel, loaded()),
-             1.0 + op.flops(op.call_of(**shape)) / 1e9)
+        Task(
+            f"{op.name} {label(op, shape)}",
+            "rfops.cli.bench:bench_task",
+            (op.name, shape, device.type, options.kernel, loaded()),
+            1.0 + op.flops(op.call_of(**shape)) / 1e9,
+        )
         for shape in shapes
-    ]  # fmt: skip
+    ]
 
     def done(number: int, outcome: Outcome, progress: str) -> None:
         lost = {"op": op.name, "shape": label(op, shapes[number])}

@@ -55,11 +55,13 @@ def merge(files: Sequence[Path], tuned: Tuned) -> pd.DataFrame:
 
     rows = pd.concat({str(file): tuned_file.read(file, tuned) for file in files})
     keys = [*tuned.keys]
-    order = pd.DataFrame({
-        "key": rows.groupby(keys, sort=False).ngroup(),
-        "origin": rows["origin"].map(ORIGINS.index),
-        "us": pd.to_numeric(rows["us"], errors="coerce").where(lambda us: us > 0),
-    }).reset_index(drop=True)  # fmt: skip
+    order = pd.DataFrame(
+        {
+            "key": rows.groupby(keys, sort=False).ngroup(),
+            "origin": rows["origin"].map(ORIGINS.index),
+            "us": pd.to_numeric(rows["us"], errors="coerce").where(lambda us: us > 0),
+        }
+    ).reset_index(drop=True)
     rows = rows.iloc[order.sort_values([*order.columns]).index]
     decides = rows["kernel"] != ""
     worse = decides & rows[keys].assign(decides=decides).duplicated()
@@ -77,8 +79,10 @@ def table_of(files: Sequence[Path], out: Path | None) -> Tuned:
     common = set[str].intersection(*map(set, of.values()))
     if not common:
         told = "; ".join(f"{path} is of {' or '.join(names)}" for path, names in of.items())
-        raise ValueError(f"tune merge: files must be of one table, got several: {told}. Merge the "
-                         "files of each table by themselves.")  # fmt: skip
+        raise ValueError(
+            f"tune merge: files must be of one table, got several: {told}. Merge the "
+            "files of each table by themselves."
+        )
     return TABLES[min(common)]
 
 
@@ -95,6 +99,8 @@ def tables_of(file: Path) -> list[str]:
             errors.append(f"As {name}: {error}")
     if not found:
         got = "; ".join(errors) or f"Got {', '.join(header) or 'nothing'}"
-        raise ValueError(f"tune merge: {file} must be a tuned table with the columns arch, cu_num, "
-                         f"sizes, {', '.join(VALUES)}. {got}")  # fmt: skip
+        raise ValueError(
+            f"tune merge: {file} must be a tuned table with the columns arch, cu_num, "
+            f"sizes, {', '.join(VALUES)}. {got}"
+        )
     return found

@@ -89,8 +89,9 @@ class File:
         with lock.folder(self.path.parent):
             rows = self.rows()
             first, *others = [*self._deciding(rows, self.key_of(row)), len(rows)]
-            rows.loc[first] = ["" if (cell := row.get(column)) is None else str(cell)
-                               for column in rows.columns]  # fmt: skip
+            rows.loc[first] = [
+                "" if (cell := row.get(column)) is None else str(cell) for column in rows.columns
+            ]
             rows = rows.drop(others, errors="ignore")
             places = rows.apply(lambda r: self.order.get(self.key_of(r), -1), axis=1)
             write(self.path, rows.loc[places.sort_values(kind="stable").index])

@@ -49,9 +49,12 @@ def figures(rows: pd.DataFrame, by: list[str]) -> pd.DataFrame:
     """Per group: rows, median and 90th percentile of the error, the geometric mean of predicted /
     published (`bias`), the share of published times inside the error interval."""
     return rows.groupby(by).agg(
-        rows=("error", "size"), median=("error", "median"), p90=("error", p90),
-        bias=("ratio", statistics.geometric_mean), inside=("inside", "mean"),
-    )  # fmt: skip
+        rows=("error", "size"),
+        median=("error", "median"),
+        p90=("error", p90),
+        bias=("ratio", statistics.geometric_mean),
+        inside=("inside", "mean"),
+    )
 
 
 def classes(rows: pd.DataFrame) -> pd.DataFrame:
@@ -61,8 +64,9 @@ def classes(rows: pd.DataFrame) -> pd.DataFrame:
 
     above = rows[rows["published_us"] >= FROM_US]
     whole = "all " + above["op"].astype(str).str.replace("_.*", "", regex=True)
-    both = pd.concat([above.assign(of=above["op"], on=above["part"]),
-                      above.assign(of=whole, on="all")])  # fmt: skip
+    both = pd.concat(
+        [above.assign(of=above["op"], on=above["part"]), above.assign(of=whole, on="all")]
+    )
     medians = both.groupby(["of", "on", *KERNEL])["error"].median().groupby(level=["of", "on"])
     found = figures(both, ["of", "on"]).assign(
         kernels=medians.size(), median=medians.median(), off=medians.agg(lambda m: (m > OFF).sum())
@@ -86,24 +90,35 @@ def order(rows: pd.DataFrame) -> dict[str, float | int | None]:
     pairs = pairs[pairs["published_us_slower"] >= CLEAR * pairs["published_us"]]
     right = pairs["predicted_us"] < pairs["predicted_us_slower"]
     return {
-        "problems": len(found), "rank_correlation": statistics.mean(found) if found else None,
-        "pairs": len(pairs), "pairs_right": float(right.mean()) if len(pairs) else None,
-    }  # fmt: skip
+        "problems": len(found),
+        "rank_correlation": statistics.mean(found) if found else None,
+        "pairs": len(pairs),
+        "pairs_right": float(right.mean()) if len(pairs) else None,
+    }
 
 
 def summary(records: Sequence[Record]) -> dict[str, Any]:
     """All figures of the predicted records, as they go into the JSON file."""
     rows = table(records)
     return {
-        "rows": len(records), "predicted": len(rows),
+        "rows": len(records),
+        "predicted": len(rows),
         "kernels": figures(rows, KERNEL).reset_index().to_dict("records"),
         "classes": classes(rows).reset_index().to_dict("records"),
-        "order": order(rows), "skipped": Counter(r["skipped"] for r in records if "skipped" in r),
-    }  # fmt: skip
+        "order": order(rows),
+        "skipped": Counter(r["skipped"] for r in records if "skipped" in r),
+    }
 
 
-FORMATS = {"kernels": "{}", "rows": "{}", "median": "{:.1%}", "p90": "{:.1%}", "bias": "{:.2f}",
-           "inside": "{:.0%}", "off": "{}"}  # fmt: skip
+FORMATS = {
+    "kernels": "{}",
+    "rows": "{}",
+    "median": "{:.1%}",
+    "p90": "{:.1%}",
+    "bias": "{:.2f}",
+    "inside": "{:.0%}",
+    "off": "{}",
+}
 
 
 def _aligned(rows: Sequence[Record], name: str, title: str) -> list[str]:
@@ -119,8 +134,12 @@ def _aligned(rows: Sequence[Record], name: str, title: str) -> list[str]:
     formats |= {column: FORMATS[column].format for column in figures}
     heads = [title.ljust(width), "part", *figures]
     heads = [{"inside": "in band", "off": f"over {OFF:.0%}"}.get(head, head) for head in heads]
-    return ["", *shown.to_string(columns=[name, "part", *figures], index=False, header=heads,
-                                 formatters=formats).splitlines()]  # fmt: skip
+    return [
+        "",
+        *shown.to_string(
+            columns=[name, "part", *figures], index=False, header=heads, formatters=formats
+        ).splitlines(),
+    ]
 
 
 def text(found: dict[str, Any]) -> list[str]:
@@ -129,11 +148,16 @@ def text(found: dict[str, Any]) -> list[str]:
     lines += _aligned(found["classes"], "op", f"above {FROM_US:g} us, median over kernels")
     ordered = found["order"]
     if ordered["pairs"]:
-        lines += ["", f"pairs of variants {CLEAR - 1:.0%} apart in the right order: "
-                      f"{ordered['pairs_right']:.0%} of {ordered['pairs']}"]  # fmt: skip
+        lines += [
+            "",
+            f"pairs of variants {CLEAR - 1:.0%} apart in the right order: "
+            f"{ordered['pairs_right']:.0%} of {ordered['pairs']}",
+        ]
     if ordered["problems"]:
-        lines.append(f"rank correlation {ordered['rank_correlation']:.2f}, mean of "
-                     f"{ordered['problems']} problems with {RANKED} variants and more")  # fmt: skip
+        lines.append(
+            f"rank correlation {ordered['rank_correlation']:.2f}, mean of "
+            f"{ordered['problems']} problems with {RANKED} variants and more"
+        )
     lines += [f"skipped {count}: {why}" for why, count in found["skipped"].items()]
     return lines
 
