@@ -40,7 +40,7 @@ class Arch:
 
 _MI355X = {"bf16": 2300.0, "fp8": 4600.0, "fp4": 9200.0}
 _MI300X = {"bf16": 1307.0, "fp8": 2615.0}
-ROWS = {
+ARCH_SPECS = {
     arch.name: arch
     for arch in (
         Arch("gfx942", "MI300X", 304, 8, 4, 64 << 10, 32, 2.1, 5.3, 4.0, 17.0, 0.8, 0.3, 2.0, 2,
@@ -52,7 +52,7 @@ ROWS = {
              {"bf16": 989.0, "fp8": 1979.0}),
     )
 }  # fmt: skip
-ARCHS = tuple(name for name in ROWS if name.startswith("gfx"))  # that kernels are built for
+ARCHS = tuple(name for name in ARCH_SPECS if name.startswith("gfx"))  # that kernels are built for
 # Compute units of the parts of an architecture (csrc/vgpu/base/device.cpp); vendor.
 PART_CUS = {"MI300X": 304, "MI308X": 80, "MI300A": 228, "MI325X": 304, "MI350X": 256, "MI355X": 256}
 WAVE = 64  # lanes of an AMD wave
@@ -70,7 +70,7 @@ def waves_per_simd(vgpr: int) -> int:
 
 
 # EF_AMDGPU_MACH, the low byte of e_flags.
-_MACHINES = {row.elf_machine: name for name, row in ROWS.items() if row.elf_machine}
+_MACHINES = {row.elf_machine: name for name, row in ARCH_SPECS.items() if row.elf_machine}
 
 
 def of_code_object(elf: bytes) -> str:

@@ -9,4 +9,5 @@ ROOT = Path(__file__).resolve().parent.parent
 CSRC = ROOT / "csrc"
 INCLUDE = CSRC / "include"
 CONFIGS = ROOT / "configs"
+PREBUILT = ROOT / "prebuilt"  # a cache that a wheel can carry; build/prebuilt.py makes it
 COMPILER_CONFIG = Path(__file__).resolve().parent / "compiler_config.json"

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from . import texts
-from .arch import PART_CUS, ROWS
+from .arch import ARCH_SPECS, PART_CUS
 from .errors import ConfigError
 
 
@@ -34,6 +34,7 @@ SETTINGS = (
     Setting("RFOPS_CACHE_TRUST", "paths", "", "caches used though others own them or may write"),
     Setting("RFOPS_JIT", "0|1", "1", "0: never compile; what is not built is a JitDisabled"),
     Setting("RFOPS_RECORD_MANIFEST", "path", "", "file that collects what was used, for `build`"),
+    Setting("RFOPS_BUILD_VGPU", "text", "", "of `pip wheel`: carry the virtual GPU; 1, or v3,v4"),
     Setting("RFOPS_HIPCC", "path", "", "the hipcc to use; empty: look in ROCM_PATH, then in PATH"),
     Setting("ROCM_PATH", "path", "", "ROCm's folder; `bin/hipcc` in it is used when present"),
     Setting("CXX", "text", "", "host C++ compiler of the virtual GPU; empty: g++, clang++, zig"),
@@ -69,7 +70,7 @@ _BY_NAME: Mapping[str, Setting] = {setting.name: setting for setting in SETTINGS
 def compute_units(arch: str) -> int:
     """Of the virtual GPU: RFOPS_VGPU_PART's, where that is of this architecture."""
     part = raw("RFOPS_VGPU_PART")
-    return PART_CUS[part] if PARTS.get(part) == arch else ROWS[arch].cus
+    return PART_CUS[part] if PARTS.get(part) == arch else ARCH_SPECS[arch].cus
 
 
 _TESTS = "RFOPS_TEST_"  # variables of the tests alone

@@ -176,9 +176,11 @@ def per_group_quant_hip(
     if quant_dtype is torch.int8:
         guard.fail("quant_dtype", "an FP8 dtype", "torch.int8", "call the original")
     for name, value, only in (
-        ("scale", scale, None), ("group_size", group_size, 128), ("num_rows", num_rows, None),
+        ("scale", scale, None),
+        ("group_size", group_size, 128),
+        ("num_rows", num_rows, None),
         ("scale_type", scale_type, torch.float32),
-    ):  # fmt: skip
+    ):
         if value is not only and value != only:
             guard.fail(name, show(only), show(value), "call the original")
     rows = x.reshape(-1, x.shape[-1])
@@ -214,11 +216,21 @@ def _is_hip(op: Op, arch: str, cu_num: int, **call: Any) -> bool:
 
 
 def grouped_gemm_mxfp8(
-    a_q: Tensor, a_scale: Tensor, w: Tensor, w_scale: Tensor, sorted_token_ids: Tensor,
-    expert_ids: Tensor, num_tokens_post_padded: Tensor, num_valid_tokens: int, top_k: int,
-    block_m: int, out_dtype: torch.dtype, a_div: int,
-    mul_weight_by: Tensor | None = None, topk_ids: Tensor | None = None,
-) -> Tensor | None:  # fmt: skip
+    a_q: Tensor,
+    a_scale: Tensor,
+    w: Tensor,
+    w_scale: Tensor,
+    sorted_token_ids: Tensor,
+    expert_ids: Tensor,
+    num_tokens_post_padded: Tensor,
+    num_valid_tokens: int,
+    top_k: int,
+    block_m: int,
+    out_dtype: torch.dtype,
+    a_div: int,
+    mul_weight_by: Tensor | None = None,
+    topk_ids: Tensor | None = None,
+) -> Tensor | None:
     """The experts' linears of a mixture, [num_valid_tokens, N] of `out_dtype`, by HIP; else None.
 
     Arguments and errors are those of rfops.grouped_gemm_mxfp8.
@@ -241,9 +253,21 @@ def grouped_gemm_mxfp8(
         if not _is_hip(GROUPED, *routing.chip(a_q.device), **values, **sizes):
             return None
     return _grouped_gemm_mxfp8(
-        a_q, a_scale, w, w_scale, sorted_token_ids, expert_ids, num_tokens_post_padded,
-        num_valid_tokens, top_k, block_m, out_dtype, a_div, mul_weight_by, topk_ids,
-    )  # fmt: skip
+        a_q,
+        a_scale,
+        w,
+        w_scale,
+        sorted_token_ids,
+        expert_ids,
+        num_tokens_post_padded,
+        num_valid_tokens,
+        top_k,
+        block_m,
+        out_dtype,
+        a_div,
+        mul_weight_by,
+        topk_ids,
+    )
 
 
 def _are_taken(

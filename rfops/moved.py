@@ -1,5 +1,5 @@
-"""Modules that have moved: each is found by its old name too, because config classes are imported
-from the modules of their kernels."""
+"""What has another name now is found by its old name too: modules, because config classes are
+imported from the modules of their kernels, and methods that ops outside of rfops have."""
 
 from __future__ import annotations
 
@@ -71,11 +71,26 @@ MOVED = {
         "topk_kernels": "kernels",
     },
 }
+# Methods of Kernel and Op.
+OLD_METHODS = {
+    "unsupported_reason": "unsupported_reason",
+    "unsupported_config_reason": "unsupported_config_reason",
+    "refuses_arch": "unsupported_arch_reason",
+    "result_specs": "result_specs",
+}
 _NEW_NAMES = {
     f"rfops.{folder.partition('.')[0]}.{old}": f"rfops.{folder}.{new}"
     for folder, names in MOVED.items()
     for old, new in names.items()
 }
+
+
+def add_method_aliases(cls: type) -> None:
+    """Give a class that has a method by its old or its new name the other one too."""
+    for old, new in OLD_METHODS.items():
+        for name, alias in ((old, new), (new, old)):
+            if name in vars(cls) and alias not in vars(cls):
+                setattr(cls, alias, vars(cls)[name])
 
 
 class _Alias(Loader):

@@ -7,7 +7,7 @@ import re
 import shlex
 import stat
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,14 +18,19 @@ from .recipe import Unit
 
 
 def run_units(
-    units: Sequence[Unit], title: str, stage: Path, done: set[str] | None = None
+    units: Sequence[Unit], title: str, stage: Path, done: Callable[[str], None] | None = None
 ) -> float:
-    """Run the commands of the units in the stage; seconds. `done` gets the files that are made,
-    also where others are not. A failure's log outlives the stage."""
+    """Run the commands of the units in the stage; seconds. `done` is called with the name of each
+    file when it is made, while other commands run. A failure's log outlives the stage."""
     from .ninja import Step, StepFailed, run_steps
     from .process import TimedOut
 
-    made: set[str] = set() if done is None else done
+    made = set[str]()
+
+    def record(name: str) -> None:
+        made.add(name)
+        if done is not None:
+            done(name)
 
     steps = [
         Step(unit.argv(command), tuple(map(unit.expand, command.inputs)), command.output)
@@ -35,7 +40,7 @@ def run_units(
     begin, memory = time.monotonic(), resources.free_memory()
     shelf, build_key = units[-1].shelf, units[-1].build_key
     try:
-        output = run_steps(title, steps, stage, made)
+        output = run_steps(title, steps, stage, record)
     except TimedOut as late:
         left = [step.argv for step in steps if step.output not in made]
         command = next((argv for argv in left if _runs(argv, late.running)), left[0])
@@ -48,12 +53,12 @@ def run_units(
         read = contents_read(units[-1], stage) or {}
         raise failures.record(shelf, build_key, error, read) from None
     for unit in units:
-        _check_outputs(unit, stage)
+        check_outputs(unit, stage)
     (stage / "build.log").write_text(output, encoding="utf-8")
     return time.monotonic() - begin
 
 
-def _check_outputs(unit: Unit, stage: Path) -> None:
+def check_outputs(unit: Unit, stage: Path) -> None:
     """A compiler has succeeded if it wrote regular files: to open a pipe would wait for ever."""
     command = unit.argv(unit.commands[-1])
     for name in filter(None, (*(c.output for c in unit.commands), unit.depfile)):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import platform
+from collections.abc import Iterator
 
 _LEVELS = (
     ("v4", {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}),
@@ -11,9 +13,27 @@ _LEVELS = (
 )
 
 
-@functools.cache
+_chosen: str | None = None
+
+
+@contextlib.contextmanager
+def as_level(level: str) -> Iterator[None]:
+    """Build the libraries of the block for this level instead of this CPU's."""
+    global _chosen
+    before, _chosen = _chosen, level
+    try:
+        yield
+    finally:
+        _chosen = before
+
+
 def x86_level() -> str:
     """v4, v3, or nothing for an older or another CPU: the compiler's default."""
+    return _own_level() if _chosen is None else _chosen
+
+
+@functools.cache
+def _own_level() -> str:
     if platform.machine().lower() not in ("x86_64", "amd64"):
         return ""
     try:

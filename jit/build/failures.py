@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ..cache import records
 from ..cache.files import write_atomic
-from ..cache.shelf import Contents, Shelf
+from ..cache.shelf import ArtifactCache, Contents
 from ..errors import BuildError
 from . import resources
 
@@ -57,7 +57,7 @@ def _memory(began: str = "") -> str:
     )
 
 
-def from_os(shelf: Shelf, error: OSError) -> BuildError:
+def from_os(shelf: ArtifactCache, error: OSError) -> BuildError:
     """The BuildError for what the system refused outside of the compiler."""
     why = ""
     if error.errno in _DISK_ERRORS:
@@ -77,21 +77,21 @@ class _Failure(records.Record, frozen=True):
     deps: dict[str, str]  # of what was compiled; empty where the machine was the cause
 
 
-def _file(shelf: Shelf, build_key: str) -> Path:
+def _file(shelf: ArtifactCache, build_key: str) -> Path:
     return shelf.folder / "failed" / f"{build_key}.json"
 
 
-def _last(shelf: Shelf, build_key: str) -> _Failure | None:
+def _last(shelf: ArtifactCache, build_key: str) -> _Failure | None:
     return records.read_sealed(shelf.root, _file(shelf, build_key), _Failure)
 
 
-def last(shelf: Shelf, build_key: str) -> str:
+def last(shelf: ArtifactCache, build_key: str) -> str:
     """Names the last failure; ask before waiting for a build."""
     failed = _last(shelf, build_key)
     return failed.id if failed else ""
 
 
-def record(shelf: Shelf, build_key: str, error: BuildError, read: Contents) -> BuildError:
+def record(shelf: ArtifactCache, build_key: str, error: BuildError, read: Contents) -> BuildError:
     """Tell the others, and write the log; the error with the log's path."""
     log: Path | None = shelf.folder / "failed" / f"{build_key}.log"
     try:
@@ -110,7 +110,7 @@ def record(shelf: Shelf, build_key: str, error: BuildError, read: Contents) -> B
     return told
 
 
-def raise_again(shelf: Shelf, build_key: str, before: str) -> None:
+def raise_again(shelf: ArtifactCache, build_key: str, before: str) -> None:
     """Raise the failure that came after `before`, or that a moment ago met the same sources."""
     failed = _last(shelf, build_key)
     if failed is None:

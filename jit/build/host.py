@@ -5,14 +5,15 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
 from .. import log
 from ..cache.files import digest
-from ..cache.shelf import Artifact, Contents, Shelf
+from ..cache.shelf import Artifact, ArtifactCache, Contents
 from ..errors import ConfigError, RfopsError
 from ..policy.manifest import Wanted
 from . import cpu
@@ -42,7 +43,7 @@ def _object_commands(spec: ModuleSpec, toolchain: Toolchain) -> dict[str, Comman
 
 
 def _object_units(spec: ModuleSpec, toolchain: Toolchain) -> list[Unit]:
-    shelf = Shelf("host", f"{spec.name}.objects", roots_of(spec))
+    shelf = ArtifactCache("host", f"{spec.name}.objects", roots_of(spec))
     commands = _object_commands(spec, toolchain)
     return [Unit(shelf, toolchain, (c,), f"{name}.d") for name, c in commands.items()]
 
@@ -68,7 +69,7 @@ def host_unit(spec: ModuleSpec, toolchain: Toolchain) -> Unit:
     """The recipe of a shared library by that compiler."""
     objects = _object_commands(spec, toolchain).values()
     commands = (*objects, _link_command(spec, toolchain, objects))
-    return Unit(Shelf("host", spec.name, roots_of(spec)), toolchain, commands, "")
+    return Unit(ArtifactCache("host", spec.name, roots_of(spec)), toolchain, commands, "")
 
 
 @dataclass(frozen=True)
@@ -117,12 +118,13 @@ def _build_once(spec: ModuleSpec, library: Unit, before: Contents) -> Artifact |
         if library.toolchain.name == "zig":
             runtime = _runtime_command(spec, library.toolchain)
             first = [Unit(library.shelf, library.toolchain, (runtime,), "")]
-        done: set[str] = set()
-        try:
-            seconds = run_units([*first, *missing, link], title, stage, done)
-        except BaseException:  # the next build goes on from what is compiled
-            _keep_objects([unit for unit in missing if unit.output in done], stage, before)
-            raise
+        by_output = {unit.output: unit for unit in missing}
+
+        def done(name: str) -> None:
+            if name in by_output:
+                _keep_object(by_output[name], stage, before)
+
+        seconds = run_units([*first, *missing, link], title, stage, done)
         (stage / "runtime.so").unlink(missing_ok=True)
         read: Contents = {}
         whole = True
@@ -130,8 +132,6 @@ def _build_once(spec: ModuleSpec, library: Unit, before: Contents) -> Artifact |
             files, sure = files_read(unit, stage, before)
             read.update(files)
             whole &= sure
-            if sure:
-                _publish_object(unit, stage, files)
         for unit in objects:
             artifact = found[unit.output]
             whole &= artifact is None or _still_same(unit, artifact, read)
@@ -145,21 +145,22 @@ def _build_once(spec: ModuleSpec, library: Unit, before: Contents) -> Artifact |
         return library.shelf.publish(stage, library.build_key, read, meta)
 
 
-def _keep_objects(units: Sequence[Unit], stage: Path, before: Contents) -> None:
-    """Publish those whose sources are known to be what was compiled."""
-    from .compile import files_read
+def _keep_object(unit: Unit, stage: Path, before: Contents) -> None:
+    """Publish a copy of an object if its sources are known to be what was compiled.
 
-    for unit in units:
-        with contextlib.suppress(OSError, RfopsError):
-            files, sure = files_read(unit, stage, before)
-            if sure:
-                _publish_object(unit, stage, files)
+    Each object is published when it is made, not at the end, so that the next build goes on from
+    there even if this process is killed. To fail is no error: the object is then compiled again.
+    """
+    from .compile import check_outputs, files_read
 
-
-def _publish_object(unit: Unit, stage: Path, files: Contents) -> None:
-    with unit.shelf.stage(unit.build_key) as own:
-        (stage / unit.output).rename(own / unit.output)
-        unit.shelf.publish(own, unit.build_key, files, make_meta(unit, 0.0, {"arch": "host"}))
+    with contextlib.suppress(OSError, RfopsError):
+        check_outputs(unit, stage)
+        files, sure = files_read(unit, stage, before)
+        if sure:
+            with unit.shelf.stage(unit.build_key) as own:
+                shutil.copyfile(stage / unit.output, own / unit.output)
+                meta = make_meta(unit, 0.0, {"arch": "host"})
+                unit.shelf.publish(own, unit.build_key, files, meta)
 
 
 def _still_same(unit: Unit, artifact: Artifact, read: Contents) -> bool:

@@ -7,7 +7,7 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -96,9 +96,9 @@ class _StatusLine:
             sys.stderr.write("\r\033[K")
 
 
-def run_steps(title: str, steps: Sequence[Step], folder: Path, done: set[str]) -> str:
-    """Run the steps in the folder; returns the compilers' output. `done` gets the files that are
-    made, also where others are not. Raises StepFailed, TimedOut."""
+def run_steps(title: str, steps: Sequence[Step], folder: Path, done: Callable[[str], None]) -> str:
+    """Run the steps in the folder; returns the compilers' output. `done` is called with the name of
+    each file when it is made, while other steps run. Raises StepFailed, TimedOut."""
     import ninja
 
     from . import process
@@ -114,13 +114,17 @@ def run_steps(title: str, steps: Sequence[Step], folder: Path, done: set[str]) -
     with running, progress:
         for line in running:
             if line.startswith(_STATUS):  # of a step that has ended
-                progress.show(line[len(_STATUS) :].strip())
-                latest = line[len(_STATUS) :].strip().partition(" ")[2]
-                done.add(latest)
+                if latest:  # it has not failed, because ninja reports a failure at once
+                    done(latest)
+                status = line[len(_STATUS) :].strip()
+                latest = status.partition(" ")[2]
+                progress.show(status)
                 continue
             output.append(line)
             if _FAILED.match(line.rstrip("\n")):
-                done.discard(latest)
+                latest = ""
+    if latest:
+        done(latest)
     (folder / ".ninja_log").unlink(missing_ok=True)
     text = "".join(output)
     if running.status != 0:

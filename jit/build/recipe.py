@@ -11,7 +11,7 @@ from typing import Any
 
 from .. import paths
 from ..cache.files import digest
-from ..cache.shelf import ENGINE_VERSION, Roots, Shelf
+from ..cache.shelf import ENGINE_VERSION, ArtifactCache, Roots
 from ..texts import define_text
 from . import toolchain
 from .spec import ModuleSpec
@@ -37,7 +37,7 @@ class Command:
 class Unit:
     """What one key stands for: commands whose last output is the artifact."""
 
-    shelf: Shelf
+    shelf: ArtifactCache
     toolchain: Toolchain
     commands: tuple[Command, ...]
     depfile: str
@@ -114,7 +114,7 @@ def device_unit(spec: ModuleSpec, arch: str, defines: Defines, toolchain: Toolch
             Command(("{cc}", *assemble, "-o", "module.o"), ("module.s",), "module.o"),
             Command(link, ("module.o",), spec.output),
         )
-    return Unit(Shelf(arch, spec.name, roots), toolchain, commands, "deps.d")
+    return Unit(ArtifactCache(arch, spec.name, roots), toolchain, commands, "deps.d")
 
 
 def make_meta(unit: Unit, seconds: float, about: Mapping[str, Any]) -> dict[str, Any]:

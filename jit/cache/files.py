@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from .. import settings
+from .. import paths, settings
 from . import trust
 
 LAYOUT = "v1"
@@ -27,8 +27,10 @@ def cache_root() -> Path:
 
 
 def cache_roots() -> tuple[Path, ...]:
-    """The cache that is written, then the read-only ones behind it."""
+    """Return the cache that is written, then the read-only ones; the wheel's own is the last."""
     behind = settings.path_list("RFOPS_CACHE_READ")
+    if paths.PREBUILT.is_dir():
+        behind.append(paths.PREBUILT)
     return (cache_root(), *(folder / LAYOUT for folder in behind))
 
 

@@ -210,7 +210,7 @@ def _report_once(file: Path, wrong: str) -> None:
         log.get().warning("damaged %s: %s; not used", file, wrong)
 
 
-class Shelf:
+class ArtifactCache:
     """One module on one architecture."""
 
     def __init__(self, arch: str, module: str, roots: Roots) -> None:

@@ -19,7 +19,7 @@ from ..errors import ConfigError
 from . import archive, builders, records, trust
 from .builders import Builder
 from .files import cache_root, cache_roots
-from .shelf import Meta, Roots, Seen, Shelf
+from .shelf import ArtifactCache, Meta, Roots, Seen
 
 
 def export(
@@ -104,7 +104,7 @@ def _take(aside: Path, name: archive.Name) -> bool:
     """Make it an entry of the cache; whether it was none before."""
     arch, module, key = name
     meta = records.decode((aside.joinpath(*name) / "meta.json").read_bytes(), Meta)
-    shelf = Shelf(arch, module, Roots(()))
+    shelf = ArtifactCache(arch, module, Roots(()))
     trust.make_folder(shelf.folder)
     trust.check(shelf.root, *shelf.place)
     new = shelf.rename_in(aside.joinpath(*name), shelf.folder / key)

@@ -17,7 +17,7 @@ import shlex
 import stat
 from pathlib import Path
 
-from .. import settings
+from .. import paths, settings
 from ..errors import ConfigError
 
 _MOST_LINKS = 40  # as the kernel has it
@@ -27,7 +27,10 @@ _reached: dict[str, tuple[int, int]] = {}
 
 
 def is_shared(place: Path) -> bool:
-    """Whether it lies in a cache that RFOPS_CACHE_TRUST names."""
+    """Whether RFOPS_CACHE_TRUST names the cache of this place, or the cache is the package's own:
+    whoever can write that one can also change the package's Python code."""
+    if place.is_relative_to(paths.PREBUILT):
+        return True
     if not settings.raw("RFOPS_CACHE_TRUST"):
         return False
     return any(place.is_relative_to(f) for f in settings.path_list("RFOPS_CACHE_TRUST"))
@@ -89,7 +92,8 @@ def describe(root: Path) -> dict[str, str]:
         owner, mode = user_name(info.st_uid), f"{stat.S_IMODE(info.st_mode):04o}"
     found = {"path": str(root), "owner": owner, "mode": mode, "trusted": "yes", "why": ""}
     if is_shared(root):
-        return {**found, "trusted": "by RFOPS_CACHE_TRUST"}
+        packaged = root.is_relative_to(paths.PREBUILT)
+        return {**found, "trusted": "as the package" if packaged else "by RFOPS_CACHE_TRUST"}
     try:
         check(root)
         for folder, names, files in os.walk(root):  # passes by folders that are gone meanwhile

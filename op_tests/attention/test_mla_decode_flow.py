@@ -16,7 +16,7 @@ from rfops.attention.mla_decode import D_V, OP
 from rfops.attention.mla_decode_flow import CUT, LEAST, SHORT, FlowConfig
 from rfops.attention.mla_decode_shared import LEAST as LEAST_SHARED
 from rfops.attention.mla_decode_shared import SharedConfig
-from rfops.jit.arch import ROWS
+from rfops.jit.arch import ARCH_SPECS
 from support.mla_problems import BF16, Problem, assert_correct, needle, problem, run
 
 ARCHS = ("gfx942", "gfx950")
@@ -191,7 +191,7 @@ def test_workers_are_even(arch: str, name: str, fp8: bool, figure: Callable[[str
     """The most that one has of tokens and items, over the mean of those that have some. What can
     be cut into equal parts is."""
     lens, bar = LENGTHS[name]
-    if len(set(lens)) == 1 and sum(lens) % (ROWS[arch].cus * CUT) == 0:
+    if len(set(lens)) == 1 and sum(lens) % (ARCH_SPECS[arch].cus * CUT) == 0:
         bar = 1.0
     config = OP.kernels["flow"].default(OP.call_of(arch, B=len(lens), H=16, S=sum(lens)))
     found = [parts for parts in shares(lens, config.workers, config.least) if parts]
@@ -251,7 +251,7 @@ def test_resources(arch: str, fp8: bool, q_fp8: bool, page: int) -> None:
 )
 def test_what_is_not_taken(arch: str, change: dict[str, Any], reason: str) -> None:
     c = OP.call_of(arch, **{"B": 2, "H": 16, "S": 32, **change})
-    said = OP.kernels["flow"].refuses(c)
+    said = OP.kernels["flow"].unsupported_reason(c)
     other = "gfx942" if reason.startswith("gfx950") else "gfx950"
     if reason.startswith("gfx") and arch == other:
         assert said is None

@@ -222,7 +222,7 @@ def test_parts_are_left_and_asked_for_once(arch: str) -> None:
 )  # fmt: skip
 def test_what_is_not_taken(arch: str, change: dict[str, Any], reason: str) -> None:
     c = OP.call_of(arch, **{"B": 2, "S": 32, **change})
-    assert reason in str(OP.kernels["shared"].refuses(c))
+    assert reason in str(OP.kernels["shared"].unsupported_reason(c))
 
 
 def test_who_takes_what(arch: str) -> None:

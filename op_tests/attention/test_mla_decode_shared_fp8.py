@@ -171,7 +171,7 @@ def test_who_takes_it() -> None:
         ("gfx942", {"q_dtype": "fp8", "kv_dtype": "fp8"}, "no kernel for gfx942, only for gfx950"),
     ):
         c = OP.call_of(arch, **shape, **form)
-        assert reason in str(OP.kernels["shared_fp8"].refuses(c))
+        assert reason in str(OP.kernels["shared_fp8"].unsupported_reason(c))
         assert OP.route(c).backend == "shared"
     p = fp8_problem([90], 40)
     wide = run("shared", p, SharedConfig(1, LEAST))[0]

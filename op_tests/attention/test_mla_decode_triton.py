@@ -71,10 +71,12 @@ def test_configs_as_text() -> None:
 
 def test_what_is_not_taken() -> None:
     other = torch.float8_e4m3fnuz
-    reason = OP.kernels["triton"].refuses(OP.call_of("gfx950", B=2, H=16, S=32, kv_dtype=other))
+    reason = OP.kernels["triton"].unsupported_reason(
+        OP.call_of("gfx950", B=2, H=16, S=32, kv_dtype=other)
+    )
     assert reason == f"gfx950 has torch.float8_e4m3fn, kv is {other}"
     assert "no tiles for sm_70" in str(
-        OP.kernels["triton"].refuses(OP.call_of("sm_70", B=2, H=16, S=32))
+        OP.kernels["triton"].unsupported_reason(OP.call_of("sm_70", B=2, H=16, S=32))
     )
     default = OP.kernels["triton"].default
     for batch, tokens, splits in ((1, 8192, 64), (64, 8192, 8), (4, 1024, 16), (2048, 64, 1)):

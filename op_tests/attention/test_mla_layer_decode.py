@@ -305,10 +305,10 @@ def test_routes() -> None:
     for arch in ("gfx942", "gfx950"):
         assert OP.route(OP.call_of(arch, B=128, start=4096)).backend == "hip"
         c = OP.call_of(arch, B=128, start=4096, R=1000)
-        assert "no multiples of 32" in str(OP.kernels["hip"].refuses(c))
+        assert "no multiples of 32" in str(OP.kernels["hip"].unsupported_reason(c))
         assert OP.route(c).backend == "triton"
     c = OP.call_of("gfx942", B=70000, start=0, L=1)
-    assert "70000 rows of an operand are beyond" in str(OP.kernels["hip"].refuses(c))
+    assert "70000 rows of an operand are beyond" in str(OP.kernels["hip"].unsupported_reason(c))
     assert OP.route(OP.call_of("sm_90", B=128, start=4096)).backend == "triton"
     assert OP.route(OP.call_of("sm_70", B=128, start=4096)).backend == "torch"
     assert mla_layer_decode.supports(arch="sm_90", shape=(128, 4096))
@@ -387,5 +387,9 @@ def test_triton_variants(
 def test_lds_of_a_variant_is_refused() -> None:
     c = OP.call_of("gfx942", B=128, start=64)
     triton = OP.kernels["triton"]
-    assert "bytes of LDS" in str(triton.refuses_config(c, LayerTritonConfig(64, 256, 4, 4)))
-    assert all(triton.refuses_config(c, config) is None for config in triton.candidates(c))
+    assert "bytes of LDS" in str(
+        triton.unsupported_config_reason(c, LayerTritonConfig(64, 256, 4, 4))
+    )
+    assert all(
+        triton.unsupported_config_reason(c, config) is None for config in triton.candidates(c)
+    )

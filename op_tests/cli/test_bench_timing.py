@@ -28,8 +28,17 @@ from support.timing_chore import chore
 from support.vgpu.hip import compile_hip
 
 pytestmark = pytest.mark.requires_gfx950
-GEMM = {"op": "gemm_bf16", "gpu": "gfx950", "cu": "256", "kernel": "k", "co": "hsa/gfx950/k.co",
-        "shape": "M=100 N=128 K=512", "splitK": "1", "us": "20.5", "src": "table"}  # fmt: skip
+GEMM = {
+    "op": "gemm_bf16",
+    "gpu": "gfx950",
+    "cu": "256",
+    "kernel": "k",
+    "co": "hsa/gfx950/k.co",
+    "shape": "M=100 N=128 K=512",
+    "splitK": "1",
+    "us": "20.5",
+    "src": "table",
+}
 MOE_SHAPE = (
     "tokens=50 dim=256 inter=128 E=8 topk=2 Silu bfloat16 qw=float8_e4m3fn q=per_Token g1u1=1"
 )
@@ -110,8 +119,12 @@ def test_a_sample_is_even_and_repeatable() -> None:
 
 def test_a_time_of_several_shapes_is_no_measurement() -> None:
     twice = [row(us="20.1234"), row(us="20.1234", shape="M=1 N=128 K=512")]
-    other = [row(us="20.1234", cu="256", op="gemm_a8w8_bpreshuffle"), row(us="20.5"),
-             row(us="20.5", shape="M=1 N=1 K=1"), row(us="20.1235")]  # fmt: skip
+    other = [
+        row(us="20.1234", cu="256", op="gemm_a8w8_bpreshuffle"),
+        row(us="20.5"),
+        row(us="20.5", shape="M=1 N=1 K=1"),
+        row(us="20.1235"),
+    ]
     assert command.repeats([*twice, *other]) == {*twice}
 
 
@@ -304,16 +317,20 @@ CHECKOUT = os.environ.get("RFOPS_TEST_AITER", "")
 # A code object of each family and architecture, and the family's layout.
 THEIRS = [
     ("gfx950/f4gemm/f4gemm_bf16_per1x32Fp4_BpreShuffle_32x128.co", gemm.A4W4),
-    ("gfx950/fp8gemm_blockscale/fp8gemm_bf16_blockscale_BpreShuffle_32x128.co",
-     gemm.A8W8_BLOCKSCALE),
-    ("gfx942/fp8gemm_blockscale/fp8gemm_bf16_blockscale_BpreShuffle_32x128.co",
-     gemm.A8W8_BLOCKSCALE),
+    (
+        "gfx950/fp8gemm_blockscale/fp8gemm_bf16_blockscale_BpreShuffle_32x128.co",
+        gemm.A8W8_BLOCKSCALE,
+    ),
+    (
+        "gfx942/fp8gemm_blockscale/fp8gemm_bf16_blockscale_BpreShuffle_32x128.co",
+        gemm.A8W8_BLOCKSCALE,
+    ),
     ("gfx942/i8gemm/I8gemm_bf16_perTokenI8_BpreShuffle_32x128.co", gemm.A8W8),
     ("gfx950/bf16gemm/bf16gemm_bf16_tn_256x256.co", gemm.BF16),
     ("gfx942/bf16gemm/bf16gemm_fp32bf16_tn_32x64_splitk_clean.co", gemm.BF16),
     ("gfx950/fmoe/silu/fmoe_bf16_pertokenFp8_g1u1_vs_silu_1tg_32x192.co", moe.ONE_STAGE),
     ("gfx942/fmoe_2stages/fmoe_stage1_bf16_pertokenFp8_g1u1_32x64_4tg_pf3.co", moe.STAGE_1),
-]  # fmt: skip
+]
 
 
 @pytest.mark.skipif(
@@ -338,23 +355,35 @@ def record(predicted: float, published: float, **changes: Any) -> dict[str, Any]
     return {**names, "predicted_us": predicted, "published_us": published, **changes}
 
 
+def figures(records: list[dict[str, Any]]) -> Any:
+    """Of records of one kernel."""
+    (found,) = score.figures(score.table(records), score.KERNEL).itertuples()
+    return found
+
+
 def test_figures() -> None:
-    found = score.figures([record(100 + e, 100) for e in (-50, -10, 0, 20, 30)])
+    found = figures([record(100 + e, 100) for e in (-50, -10, 0, 20, 30)])
     assert (found.rows, found.median, found.p90) == (5, pytest.approx(0.2), pytest.approx(0.5))
     assert found.bias == pytest.approx(math.prod((0.5, 0.9, 1, 1.2, 1.3)) ** 0.2)
     banded = [
         record(100, 100, low=low, high=high) for low, high in ((90, 110), (101, 110), (9, 99))
     ]
-    assert score.figures(banded).inside == pytest.approx(1 / 3)
-    assert score.p90(range(1, 11)) == 9
-    assert score.p90([3]) == 3
+    assert figures(banded).inside == pytest.approx(1 / 3)
+    assert figures([record(100, 100)]).inside == 0, "without an interval"
+    for count, ninth in ((10, 9), (1, 1), (11, 10), (20, 18), (70, 63)):
+        records = [record(100 + e, 100) for e in range(count, 0, -1)]
+        assert figures(records).p90 == pytest.approx(ninth / 100)
 
 
 def test_a_class_is_the_median_of_its_kernels_whatever_their_rows() -> None:
     records = [record(110, 100, kernel="many") for _ in range(9)]
-    records += [record(160, 100, kernel="one"), record(130, 100, kernel="two"),
-                record(14, 14.9, kernel="short"), record(100, 100, part="MI308X")]  # fmt: skip
-    found = score.classes(records)
+    records += [
+        record(160, 100, kernel="one"),
+        record(130, 100, kernel="two"),
+        record(14, 14.9, kernel="short"),
+        record(100, 100, part="MI308X"),
+    ]
+    found = score.classes(score.table(records)).to_dict("index")
     assert found["gemm_a", "MI300X"]["median"] == pytest.approx(0.3)
     assert found["gemm_a", "MI300X"]["kernels"] == 3 and found["gemm_a", "MI300X"]["rows"] == 11
     assert found["gemm_a", "MI300X"]["off"] == 1
@@ -363,24 +392,72 @@ def test_a_class_is_the_median_of_its_kernels_whatever_their_rows() -> None:
     assert found["all gemm", "all"]["kernels"] == 4 and found["all gemm", "all"]["rows"] == 12
 
 
-def test_ranks() -> None:
-    assert score.ranks([30, 10, 20, 20]) == [4, 1, 2.5, 2.5]
-    assert score.rank_correlation([1, 2, 3], [10, 40, 90]) == pytest.approx(1)
-    assert score.rank_correlation([3, 2, 1], [10, 40, 90]) == pytest.approx(-1)
-    assert score.rank_correlation([1, 1, 1], [10, 40, 90]) is None
+@pytest.mark.parametrize(
+    ("predicted", "published", "correlation"),
+    [
+        ([1, 2, 3], [10, 40, 90], 1),
+        ([3, 2, 1], [10, 40, 90], -1),
+        ([1, 1, 1], [10, 40, 90], None),
+        ([10, 20, 30], [5, 5, 5], None),
+        ([30, 10, 20, 20], [1, 2, 3, 4], -(0.1**0.5)),  # equal times share the mean of their ranks
+        ([1, 2], [10, 40], None),  # too few variants
+    ],
+)
+def test_rank_correlation(
+    predicted: list[float], published: list[float], correlation: float | None
+) -> None:
+    pairs = zip(predicted, published, strict=True)
+    records = [record(*pair, kernel=str(kernel)) for kernel, pair in enumerate(pairs)]
+    found = score.order(score.table(records))
+    assert found["problems"] == (correlation is not None)
+    assert found["rank_correlation"] == (correlation and pytest.approx(correlation))
 
 
 def test_pairs_are_of_one_problem_and_clearly_apart() -> None:
-    records = [record(10, 10, kernel="a"), record(9, 12.4, kernel="b"),
-               record(11, 12.5, kernel="c"), record(1, 20, kernel="d"),
-               record(1, 99, kernel="a", shape="other"),
-               record(1, 99, kernel="b", part="MI308X")]  # fmt: skip
-    found = score.order(records)  # a-c right; a-d, b-d, c-d wrong; a-b, b-c too close
+    records = [
+        record(10, 10, kernel="a"),
+        record(9, 12.4, kernel="b"),
+        record(11, 12.5, kernel="c"),
+        record(1, 20, kernel="d"),
+        record(1, 99, kernel="a", shape="other"),
+        record(1, 99, kernel="b", part="MI308X"),
+    ]
+    found = score.order(score.table(records))  # a-c right; a-d, b-d, c-d wrong; a-b, b-c too close
     assert (found["pairs"], found["pairs_right"]) == (4, 0.25)
     assert found["problems"] == 1
     assert found["rank_correlation"] == pytest.approx(-0.4)
-    assert score.order(records[:1]) == {
-        "problems": 0, "rank_correlation": None, "pairs": 0, "pairs_right": None}  # fmt: skip
+    assert score.order(score.table(records[:1])) == {
+        "problems": 0,
+        "rank_correlation": None,
+        "pairs": 0,
+        "pairs_right": None,
+    }
+
+
+def test_a_summary_of_nothing() -> None:
+    found = score.summary([{"skipped": "why"}, {"skipped": "why"}])
+    assert (found["rows"], found["predicted"]) == (2, 0)
+    assert found["kernels"] == found["classes"] == []
+    assert score.text(found) == ["skipped 2: why"]
+    assert json.loads(json.dumps(found))["skipped"] == {"why": 2}
+
+
+def test_a_summary_is_aligned() -> None:
+    records = [
+        record(110, 100, kernel="_ZN5aiter4gemmE"),
+        record(16, 10, kernel="b" * 70, shape="other"),
+    ]
+    heads = ["rows", "median", "p90", "bias", "in", "band"]
+    _, head, *kernels, _, of_classes, one, two = score.text(score.summary(records))
+    assert head.split() == ["kernel", "part", *heads]
+    assert [line.split() for line in kernels] == [
+        ["gemm", "MI300X", "1", "10.0%", "10.0%", "1.10", "0%"],
+        ["b" * 70, "MI300X", "1", "60.0%", "60.0%", "1.60", "0%"],
+    ]
+    assert of_classes.split()[-9:] == ["part", "kernels", *heads, "over", "40%"][-9:]
+    assert one.split() == "all gemm all 1 1 10.0% 10.0% 1.10 0% 0".split()
+    assert two.split() == "gemm_a MI300X 1 1 10.0% 10.0% 1.10 0% 0".split()
+    assert len({len(line) for line in (head, *kernels)}) == 1
 
 
 def test_a_name_is_shown_without_its_namespace() -> None:
@@ -410,16 +487,32 @@ def test_a_run_that_is_left_ends_its_workers() -> None:
 
 # ---------------------------------------------------------------- simple kernels
 
-SUITE = {"kernel": "matrixtranspose", "problem": "128x128", "gpu": "MI300A", "cls": "single",
-         "us_min": "4.3", "spread": "1.047"}  # fmt: skip
-POINT = {"kernel": "mgpusim/rope", "config": "B=4 S=64 H=32 D=128 fp32 block=256",
-         "gpu": "MI300A", "us": "16.3", "grade": "B"}  # fmt: skip
+SUITE = {
+    "kernel": "matrixtranspose",
+    "problem": "128x128",
+    "gpu": "MI300A",
+    "cls": "single",
+    "us_min": "4.3",
+    "spread": "1.047",
+}
+POINT = {
+    "kernel": "mgpusim/rope",
+    "config": "B=4 S=64 H=32 D=128 fp32 block=256",
+    "gpu": "MI300A",
+    "us": "16.3",
+    "grade": "B",
+}
 
 
 def test_a_row_of_the_suite(tmp_path: Path) -> None:
-    lines = [SUITE, SUITE | {"kernel": "nbody"}, SUITE | {"spread": "1.2"},
-             SUITE | {"cls": "multi+h2d"}, SUITE | {"problem": "big"},
-             SUITE | {"gpu": "MI999"}]  # fmt: skip
+    lines = [
+        SUITE,
+        SUITE | {"kernel": "nbody"},
+        SUITE | {"spread": "1.2"},
+        SUITE | {"cls": "multi+h2d"},
+        SUITE | {"problem": "big"},
+        SUITE | {"gpu": "MI999"},
+    ]
     found = read(write(tmp_path / "rows.csv", lines))
     good, noisy, several = found.rows
     assert (good.op, good.kernel, good.part, good.us) == ("simple", "transpose", "MI300A", 4.3)
@@ -442,12 +535,19 @@ def test_a_point_from_elsewhere(tmp_path: Path) -> None:
 
 
 def test_a_stream_of_the_microbenchmarks(tmp_path: Path) -> None:
-    line = {"gpu": "MI300A", "bench": "global_bw_copy", "param": "array_size (bytes)",
-            "value": "1048576", "us": "4.5"}  # fmt: skip
+    line = {
+        "gpu": "MI300A",
+        "bench": "global_bw_copy",
+        "param": "array_size (bytes)",
+        "value": "1048576",
+        "us": "4.5",
+    }
     others = [line | {"bench": name} for name in ("triad", "sfun_sin")]
     found = read(write(tmp_path / "rows.csv", [line, *others, line | {"value": "1 MB"}]))
     assert [(r.kernel, r.sizes["N"], r.us, r.part) for r in found.rows] == [
-        ("copy", 1 << 18, 4.5, "MI300A"), ("triad", 1 << 20, 4.5, "MI300A")]  # fmt: skip
+        ("copy", 1 << 18, 4.5, "MI300A"),
+        ("triad", 1 << 20, 4.5, "MI300A"),
+    ]
     assert found.unknown == {"sfun_sin": 1}
     assert found.wrong == ["line 5: value: expected a whole number, got '1 MB'"]
 
@@ -554,11 +654,16 @@ def test_a_cell_is_timed_by_both() -> None:
 
 
 def test_the_winner_counts_where_there_is_one() -> None:
-    told = [cells.Cell(m, 8, 64, "mfma", speedup).record for m, speedup in
-            ((1, 2.0), (2, 1.3), (3, 1.05), (4, 2.0))]  # fmt: skip
+    told = [
+        cells.Cell(m, 8, 64, "mfma", speedup).record
+        for m, speedup in ((1, 2.0), (2, 1.3), (3, 1.05), (4, 2.0))
+    ]
     for one, speedup in zip(told, (1.2, 0.9, 0.5, None), strict=True):
-        one |= {"hip_us": 1.0, "triton_us": speedup, "speedup": speedup} if speedup else {
-            "skipped": "why"}  # fmt: skip
+        one |= (
+            {"hip_us": 1.0, "triton_us": speedup, "speedup": speedup}
+            if speedup
+            else {"skipped": "why"}
+        )
     lines = cells.text(told)
     assert lines[-1] == "the winner is named in 1 of 2 cells"
     assert "mfma M=4 N=8 K=64: why" in lines
@@ -593,14 +698,21 @@ def checkout_fixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "hsa").mkdir()
     (folder / "hsa/k.co").write_bytes(compile_hip(KERNELS, "gfx950", folder))
     lines = ["knl_name,co_name,tile_m,tile_n,splitK"]
-    lines += [f"{name},{file},16,1,0" for name in ("good", "stray", "none")
-              for file in ("k.co", "gone.co")]  # fmt: skip
+    lines += [
+        f"{name},{file},16,1,0"
+        for name in ("good", "stray", "none")
+        for file in ("k.co", "gone.co")
+    ]
     (folder / "hsa/k.csv").write_text("\n".join(lines) + "\n")
     return folder
 
 
-OURS = GEMM | {"op": "gemm_a8w8_bpreshuffle", "kernel": "good", "co": "hsa/k.co",
-               "shape": "M=3 N=8 K=300"}  # fmt: skip
+OURS = GEMM | {
+    "op": "gemm_a8w8_bpreshuffle",
+    "kernel": "good",
+    "co": "hsa/k.co",
+    "shape": "M=3 N=8 K=300",
+}
 SKIPPED = [
     ({"kernel": "stray"}, "lane 0 accesses address 0x134, which is no memory"),
     ({"kernel": "none"}, "hipModuleGetFunction"),
@@ -667,9 +779,11 @@ def test_no_prediction_is_a_status_of_1(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def test_rows_of_several_files_and_cells(
-    tmp_path: Path, checkout: Path, monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    checkout: Path,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     lines = [SUITE, SUITE | {"kernel": "nbody"}]
     files = [write(tmp_path / "a.csv", [OURS]), write(tmp_path / "b.csv", lines)]
     monkeypatch.setattr(cells, "published", lambda: [cells.Cell(1, 64, 256, "gemv", 2.0)])

@@ -27,7 +27,7 @@ from rfops.cli.tune import File, Trial
 from rfops.dispatch import cost, routing, timing, tuned_table
 from rfops.dispatch.kernel import Call, Kernel, RunOf
 from rfops.dispatch.op import Op, ops
-from rfops.dispatch.problem import Draw, Problem, call_on, on_device
+from rfops.dispatch.problem import InputGenerator, Problem, call_on, on_device
 from rfops.dispatch.timing import Timing
 from rfops.gemm.kernels.mxfp8.gemv import GemvConfig
 from rfops.gemm.mxfp8 import OP as DENSE
@@ -38,10 +38,21 @@ from support.calls import dense_call, grouped_call, route
 
 pytestmark = pytest.mark.requires_gfx950
 CPU = torch.device("cpu")
-NAMES = ("gemm_mxfp8", "grouped_gemm_mxfp8", "moe_align_block_size",
-         "batched_gemm_a16w8_blockscale", "gemm_a8w8_blockscale",
-         "quant_fp8_blockscale", "topk_softmax", "grouped_topk", "moe_router",
-         "fused_moe", "fused_moe_tables", "fused_moe_fp8", "mla_decode")  # fmt: skip
+NAMES = (
+    "gemm_mxfp8",
+    "grouped_gemm_mxfp8",
+    "moe_align_block_size",
+    "batched_gemm_a16w8_blockscale",
+    "gemm_a8w8_blockscale",
+    "quant_fp8_blockscale",
+    "topk_softmax",
+    "grouped_topk",
+    "moe_router",
+    "fused_moe",
+    "fused_moe_tables",
+    "fused_moe_fp8",
+    "mla_decode",
+)
 SMALL = dense_call(3, 48, 256)
 OTHER = dense_call(20, 48, 256)
 MOE = grouped_call(6, 48, 256, 8, 2, 2)
@@ -112,8 +123,10 @@ def test_inputs_begin_where_a_gpu_has_them() -> None:
     made = problem("gemm_a8w8_blockscale", "3 130 256")
     assert [t.data_ptr() % 4096 for t in (*made.tensors, *made.results)] == [0] * 5
     again = problem("gemm_a8w8_blockscale", "3 130 256")
-    assert all(torch.equal(a.view(torch.uint8), b.view(torch.uint8))
-               for a, b in zip(made.tensors, again.tensors, strict=True))  # fmt: skip
+    assert all(
+        torch.equal(a.view(torch.uint8), b.view(torch.uint8))
+        for a, b in zip(made.tensors, again.tensors, strict=True)
+    )
 
 
 @pytest.mark.parametrize(("name", "shape"), SHAPES)
@@ -143,7 +156,7 @@ def test_inputs_are_the_same_for_a_seed_and_others_for_another() -> None:
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e4m3fnuz])
 def test_every_code_but_nan_is_drawn(dtype: torch.dtype) -> None:
     (arg,) = (a for a in ops()[NAMES[3]].declaration.tensors if a.name == "w")
-    drawn = Draw(on_device(SMALL, CPU), 0).like(arg, dtype, (1 << 14,))
+    drawn = InputGenerator(on_device(SMALL, CPU), 0).like(arg, dtype, (1 << 14,))
     assert not drawn.float().isnan().any()
     nans = 2 if dtype == torch.float8_e4m3fn else 1
     assert len(drawn.view(torch.uint8).unique()) == 256 - nans
@@ -784,8 +797,10 @@ def test_every_table_is_tuned(
     (row,) = lines(tmp_path / f"{name}.csv")
     chosen = ops()[name].route(c)
     assert (chosen.rule, chosen.backend, chosen.config) == (
-        "exact row", row["kernel"], row["config"]
-    )  # fmt: skip
+        "exact row",
+        row["kernel"],
+        row["config"],
+    )
     if own:
         kernel = ops()[name].kernels[own]
         before = kernel.own_row(c)
@@ -796,8 +811,9 @@ def test_every_table_is_tuned(
         after = kernel.own_row(c)
         assert after.source == row["source"] and "geometric mean of M=" in row["source"]
         assert after.sizes == before.sizes and after.file.parent == tmp_path
-        assert kernel.default(c) == kernel.settled(c, routing.parse_config(
-            kernel.Config, row["config"]))  # fmt: skip
+        assert kernel.default(c) == kernel.settled(
+            c, routing.parse_config(kernel.Config, row["config"])
+        )
 
 
 def test_on_a_gpu_the_best_are_timed_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -81,10 +81,16 @@ def test_profile_timing(tmp_path: Path, capsys: CaptureFixture) -> None:
     assert cli.main([*asked, "--timing"]) == 0
     table = capsys.readouterr().out
     for row in (
-        r"kernel +mxfp8_gemv on MI355X \(gfx950\)", r"time .* us \(.* to .*\), estimated",
-        r"clock +2\.\d+ GHz", "bound +launch", "busy .*hbm .*%", "L2 .*% hits", "HBM .* read",
-        "stalls .*vmcnt .*%", "taken from .* workgroups",
-    ):  # fmt: skip
+        r"kernel +mxfp8_gemv on MI355X \(gfx950\)",
+        r"time .* us \(.* to .*\), estimated",
+        r"clock +2\.\d+ GHz",
+        "bound +launch",
+        "busy .*hbm .*%",
+        "L2 .*% hits",
+        "HBM .* read",
+        "stalls .*vmcnt .*%",
+        "taken from .* workgroups",
+    ):
         assert re.search(rf"^  {row}", table, re.M), f"{row} is missing from\n{table}"
     trace = tmp_path / "trace.json"
     assert cli.main([*asked, "--part", "MI350X", "--annotate", "--trace", str(trace)]) == 0
@@ -185,9 +191,22 @@ def test_why_tells_of_a_calls_variant(
     asked = {
         "mxfp8_gemv": ("gemm_mxfp8", "--m", "3", *sizes),
         "mxfp8_mfma": ("gemm_mxfp8", "--m", "12", *sizes),
-        "mxfp8_moe": ("grouped_gemm_mxfp8", "--m", "4", "--n", "64", "--k", "512", "--e", "4",
-                      "--top-k", "2", "--a-div", "2"),
-    }  # fmt: skip
+        "mxfp8_moe": (
+            "grouped_gemm_mxfp8",
+            "--m",
+            "4",
+            "--n",
+            "64",
+            "--k",
+            "512",
+            "--e",
+            "4",
+            "--top-k",
+            "2",
+            "--a-div",
+            "2",
+        ),
+    }
 
     def why(*arguments: str) -> str:
         assert cli.main(["why", *arguments]) == 0
@@ -389,12 +408,25 @@ sys.exit(code)
 @pytest.mark.parametrize(
     "arguments",
     [
-        "", "--help", "--version", "doctor", "ls", "build --help", "vgpu --path", "why", "tune",
-        "cache export {file} mxfp8_gemv", "cache import {file}", "cache gc --max-size 1T",
-        "cache why mxfp8_gemv -D M=1", "why module mxfp8_gemv -D M=1",
-        "profile", "bench --help", "build nothing --arch gfx90a",
+        "",
+        "--help",
+        "--version",
+        "doctor",
+        "ls",
+        "build --help",
+        "vgpu --path",
+        "why",
+        "tune",
+        "cache export {file} mxfp8_gemv",
+        "cache import {file}",
+        "cache gc --max-size 1T",
+        "cache why mxfp8_gemv -D M=1",
+        "why module mxfp8_gemv -D M=1",
+        "profile",
+        "bench --help",
+        "build nothing --arch gfx90a",
     ],
-)  # fmt: skip
+)
 def test_torch_is_not_imported(arguments: str, tmp_path: Path, vgpu_path: Path) -> None:
     """By what has no need of it: that takes a second, and all the rest of these 0.2."""
     file = tmp_path / "exported"

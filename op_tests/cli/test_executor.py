@@ -132,9 +132,12 @@ def test_a_worker_that_cannot_begin() -> None:
 
 def test_local_workers(tmp_path: Path) -> None:
     tasks = [
-        *(task("echo", i) for i in range(6)), task("fail", "no\nsecond line"),
-        task("die", 2, str(tmp_path)), task("hang", 0, cost=9), task("threads", 0),
-    ]  # fmt: skip
+        *(task("echo", i) for i in range(6)),
+        task("fail", "no\nsecond line"),
+        task("die", 2, str(tmp_path)),
+        task("hang", 0, cost=9),
+        task("threads", 0),
+    ]
     begin = time.monotonic()
     made = Noted(LocalPool(2, False), tasks, limit=4)
     assert time.monotonic() - begin < 60
@@ -181,9 +184,12 @@ def test_shares_of_the_cores() -> None:
     ],
 )
 def test_refusals(
-    words: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    words: str,
+    message: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.setattr(cluster, "ray", None)
     more = ["--out", str(tmp_path)] if words.startswith("tune") else []
     assert cli.main([*words.split(), "--shape", "2", "16", "64", *more]) == 1
@@ -271,9 +277,11 @@ def actors() -> list[int]:
 def begin(shapes: Sequence[tuple[int, ...]], out: Path, address: str) -> subprocess.Popen[str]:
     words = words_of(shapes, out, "--executor", "ray", "--address", address)
     return subprocess.Popen(
-        [sys.executable, "-m", "rfops.cli", *words], text=True, stdout=subprocess.PIPE,
+        [sys.executable, "-m", "rfops.cli", *words],
+        text=True,
+        stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-    )  # fmt: skip
+    )
 
 
 def rows_in(folder: Path) -> int:

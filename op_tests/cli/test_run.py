@@ -144,8 +144,11 @@ def run(*words: str | Path, **env: str) -> subprocess.CompletedProcess[str]:
 
 def row(text: str, kernel: str) -> list[str]:
     """The kernel's row of the first table."""
-    return next(line for line in text.splitlines() if f"{kernel}(" in line or
-                line.strip().endswith(kernel) or f" {kernel};" in line).split()  # fmt: skip
+    return next(
+        line
+        for line in text.splitlines()
+        if f"{kernel}(" in line or line.strip().endswith(kernel) or f" {kernel};" in line
+    ).split()
 
 
 def test_a_program_of_hipcc(program: Path) -> None:
@@ -177,8 +180,7 @@ def test_why(program: Path) -> None:
 def test_findings(program: Path) -> None:
     done = run("--check", "--arch", "gfx942", "--", program, "b")
     assert done.returncode == 0
-    assert re.search(r"check: \d findings?\n  LDS race: broken\(float\*\) at 0x",
-                     done.stderr)  # fmt: skip
+    assert re.search(r"check: \d findings?\n  LDS race: broken\(float\*\) at 0x", done.stderr)
     clean = run("--check", "--arch", "gfx942", "--", program)
     assert "check: nothing found" in clean.stderr
     assert "check:" not in run("--arch", "gfx942", "--", program).stderr
@@ -190,9 +192,7 @@ def test_findings(program: Path) -> None:
     "how, status, told",
     [("s", 7, "exit status 7"), ("a", 134, "ended by SIGABRT"), ("f", 9, "failed:\n  kernel _Z5")],
 )
-def test_the_exit_status_is_the_programs(
-    program: Path, how: str, status: int, told: str
-) -> None:  # fmt: skip
+def test_the_exit_status_is_the_programs(program: Path, how: str, status: int, told: str) -> None:
     """And what was launched until then is told."""
     done = run("--arch", "gfx950", "--", program, how)
     assert done.returncode == status and told in done.stderr
@@ -359,7 +359,7 @@ int main() {
         (("--trace", "/no/such/folder/t.json", "--", "true"), 1, "there is no folder /no/such"),
         (("--", "true"), 0, "no kernel was launched"),
     ],
-)  # fmt: skip
+)
 def test_refusals(words: tuple[str, ...], status: int, told: str) -> None:
     done = run(*words)
     assert done.returncode == status and told in done.stderr, done.stderr

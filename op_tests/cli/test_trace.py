@@ -17,14 +17,30 @@ Events = list[dict[str, Any]]
 
 
 def call(name: str, ts: float, dur: float, correlation: int = 0, tid: int = 1) -> dict[str, Any]:
-    return {"ph": "X", "cat": "cuda_runtime", "name": name, "pid": 9, "tid": tid, "ts": ts,
-        "dur": dur, "args": {"correlation": correlation}}  # fmt: skip
+    return {
+        "ph": "X",
+        "cat": "cuda_runtime",
+        "name": name,
+        "pid": 9,
+        "tid": tid,
+        "ts": ts,
+        "dur": dur,
+        "args": {"correlation": correlation},
+    }
 
 
 def kernel(name: str, ts: float, dur: float, correlation: int, stream: int = 7) -> Any:
     arguments = {"correlation": correlation, "device": 0, "stream": stream}
-    return {"ph": "X", "cat": "kernel", "name": name, "pid": 0, "tid": stream, "ts": ts,
-        "dur": dur, "args": arguments}  # fmt: skip
+    return {
+        "ph": "X",
+        "cat": "kernel",
+        "name": name,
+        "pid": 0,
+        "tid": stream,
+        "ts": ts,
+        "dur": dur,
+        "args": arguments,
+    }
 
 
 # Each gap has another cause: the host is late by 20 us (12 of it in aten::cat); 2 us in the queue;
@@ -61,8 +77,11 @@ def report_of(folder: Path, events: Events) -> gaps.Report:
 def test_every_gap_has_its_cause(tmp_path: Path) -> None:
     report = report_of(tmp_path, EVENTS)
     assert {n: (c.gaps, c.us) for n, c in report.causes.items()} == {
-        "host": (2, 30.0), "queue": (1, 2.0), "graph": (1, 1.0), "unknown": (1, 4.0),
-    }  # fmt: skip
+        "host": (2, 30.0),
+        "queue": (1, 2.0),
+        "graph": (1, 1.0),
+        "unknown": (1, 4.0),
+    }
     assert (report.span, report.busy, report.idle) == (92.0, 55.0, 37.0)
 
 
@@ -70,9 +89,12 @@ def test_what_the_host_did_while_the_gpu_waited(tmp_path: Path) -> None:
     """110 to 130: 5 us nothing, 12 in aten::cat, 3 in the launch; 160 to 170: 5 in the wait, 1
     nothing, 4 in the launch."""
     assert report_of(tmp_path, EVENTS).host == {
-        "aten::cat": 12.0, gaps.NOTHING: 6.0, "hipStreamSynchronize": 5.0,
-        "hipGraphLaunch": 4.0, "hipLaunchKernel": 3.0,
-    }  # fmt: skip
+        "aten::cat": 12.0,
+        gaps.NOTHING: 6.0,
+        "hipStreamSynchronize": 5.0,
+        "hipGraphLaunch": 4.0,
+        "hipLaunchKernel": 3.0,
+    }
 
 
 def test_what_a_graph_would_close(tmp_path: Path) -> None:
@@ -87,18 +109,31 @@ def test_what_a_graph_would_close(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "captured"),
     [
-        ("hipMemcpyAsync", True), ("hipMemcpy", False), ("cudaMallocAsync", True),
-        ("cudaMalloc", False), ("hipFree", False), ("cuMemAlloc_v2", False),
-        ("hipDeviceSynchronize", False), ("cudaEventRecord", True), ("cudaEventSynchronize", False),
-        ("cudaEventQuery", False), ("hipMemsetAsync", True), ("cuModuleLoadData", False),
-        ("cudaStreamIsCapturing", True), ("hipStreamWaitEvent", True), ("cudaMemset", False),
+        ("hipMemcpyAsync", True),
+        ("hipMemcpy", False),
+        ("cudaMallocAsync", True),
+        ("cudaMalloc", False),
+        ("hipFree", False),
+        ("cuMemAlloc_v2", False),
+        ("hipDeviceSynchronize", False),
+        ("cudaEventRecord", True),
+        ("cudaEventSynchronize", False),
+        ("cudaEventQuery", False),
+        ("hipMemsetAsync", True),
+        ("cuModuleLoadData", False),
+        ("cudaStreamIsCapturing", True),
+        ("hipStreamWaitEvent", True),
+        ("cudaMemset", False),
     ],
-)  # fmt: skip
+)
 def test_calls_that_a_capture_refuses(tmp_path: Path, name: str, captured: bool) -> None:
     events = [
-        call("hipLaunchKernel", 0, 1, 1), call(name, 2, 1), call("hipLaunchKernel", 4, 1, 2),
-        kernel("a", 1, 1, 1), kernel("b", 6, 1, 2),
-    ]  # fmt: skip
+        call("hipLaunchKernel", 0, 1, 1),
+        call(name, 2, 1),
+        call("hipLaunchKernel", 4, 1, 2),
+        kernel("a", 1, 1, 1),
+        kernel("b", 6, 1, 2),
+    ]
     graph = report_of(tmp_path, events).graph
     assert graph.closable.gaps == captured and list(graph.blocked) == [name] * (not captured)
 
@@ -128,8 +163,12 @@ def rocprofv3() -> dict[str, Any]:
     """The first three launches of EVENTS as rocprofv3 writes them, and a copy."""
 
     def stamps(start: float, end: float, correlation: int) -> dict[str, Any]:
-        return {"start_timestamp": int(start * 1000), "end_timestamp": int(end * 1000),
-            "thread_id": 4, "correlation_id": {"internal": correlation, "external": 0}}  # fmt: skip
+        return {
+            "start_timestamp": int(start * 1000),
+            "end_timestamp": int(end * 1000),
+            "thread_id": 4,
+            "correlation_id": {"internal": correlation, "external": 0},
+        }
 
     def dispatch(start: float, end: float, correlation: int, kernel_id: int) -> dict[str, Any]:
         info = {"agent_id": {"handle": 11}, "queue_id": {"handle": 3}, "kernel_id": kernel_id}
@@ -138,8 +177,13 @@ def rocprofv3() -> dict[str, Any]:
     def hip(start: float, end: float, correlation: int, operation: int) -> dict[str, Any]:
         return {**stamps(start, end, correlation), "kind": 1, "operation": operation}
 
-    copy = {**stamps(165, 169, 4), "kind": 0, "operation": 1,
-        "dst_agent_id": {"handle": 10}, "src_agent_id": {"handle": 11}}  # fmt: skip
+    copy = {
+        **stamps(165, 169, 4),
+        "kind": 0,
+        "operation": 1,
+        "dst_agent_id": {"handle": 10},
+        "src_agent_id": {"handle": 11},
+    }
     process = {
         "metadata": {"pid": 5},
         "agents": [
@@ -169,8 +213,10 @@ def test_rocprofv3(tmp_path: Path) -> None:
     assert (report.device, report.name, report.source) == ("2", "AMD Instinct MI300X", "rocprofv3")
     rows = [(row.name, row.kind, row.us) for row in report.kernels]
     assert rows == [
-        ("kernel 8", "kernel", 30), ("gemm()", "kernel", 10), ("DEVICE_TO_HOST", "memcpy", 4),
-    ]  # fmt: skip
+        ("kernel 8", "kernel", 30),
+        ("gemm()", "kernel", 10),
+        ("DEVICE_TO_HOST", "memcpy", 4),
+    ]
     assert {name: cause.us for name, cause in report.causes.items()} == {"host": 25}
     assert list(report.graph.blocked) == ["hipMemcpy"] and report.graph.closable.us == 20
 

@@ -57,13 +57,13 @@ def _call(rng: random.Random, op: Op, arch: str) -> Call | None:
         op.check_sizes(c)
     except ValueError:
         return None
-    return None if op.refuses(c, *c.sizes.values()) else c
+    return None if op.unsupported_reason(c, *c.sizes.values()) else c
 
 
 def _calls(rng: random.Random, op: Op, kernel: Kernel, arch: str) -> Iterator[Call]:
     """40 valid calls that the kernel takes, or those among 600 draws."""
     drawn = (_call(rng, op, arch) for _ in range(600))
-    return itertools.islice((c for c in drawn if c and kernel.refuses(c) is None), 40)
+    return itertools.islice((c for c in drawn if c and kernel.unsupported_reason(c) is None), 40)
 
 
 @pytest.mark.thin(3)
@@ -80,6 +80,6 @@ def test_every_candidate_is_taken(name: str, kernel: str) -> None:
             except Exception as error:
                 raise AssertionError(f"{about}: {error}") from error
             for config in configs:
-                reason = own.refuses_config(c, config)
+                reason = own.unsupported_config_reason(c, config)
                 assert reason is None, f"{about}: {config}: {reason}"
     assert seen >= 10, f"{seen} valid calls"

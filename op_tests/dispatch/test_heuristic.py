@@ -10,10 +10,10 @@ import pytest
 
 from rfops.dispatch.heuristic import Columns, Ranked, Work, prebuilt
 from rfops.dispatch.op import ops
-from rfops.jit.arch import ROWS
+from rfops.jit.arch import ARCH_SPECS
 from support.calls import default_config, default_moe, dense_call, grouped_call
 
-CHIP = ROWS["gfx950"]
+CHIP = ARCH_SPECS["gfx950"]
 WORK = Work(groups=256, waves=4, bytes=6e7, w_bytes=2.3e5, x_bytes=1e3, cycles=2400, waits=1,
             registers=64)  # fmt: skip
 

@@ -11,7 +11,7 @@ import pytest
 from rfops.dispatch.guards import check_int
 from rfops.dispatch.kernel import Call
 from rfops.dispatch.op import Op, ops
-from rfops.jit.arch import ROWS
+from rfops.jit.arch import ARCH_SPECS
 from rfops.moe.kernels.limits import MAX_BLOCK
 
 BYTES, BLOCKS, ROUTED = "signed 32-bit", "2^31 blocks", "2^31 routed rows"
@@ -87,8 +87,8 @@ def test_a_kernel_ends_at_its_limit(
 ) -> None:
     own = ops()[name].kernels[kernel]
     at, before = _pair(ops()[name], "sm_90" if kernel == "staged" else "gfx950", given, step)
-    assert words in str(own.refuses(at))
-    assert words not in str(own.refuses(before))
+    assert words in str(own.unsupported_reason(at))
+    assert words not in str(own.unsupported_reason(before))
 
 
 @pytest.mark.parametrize("name", ["fused_moe", "fused_moe_fp8", "fused_moe_mxfp4"])
@@ -97,19 +97,19 @@ def test_triton_ends_before_the_layout_that_it_calls(name: str) -> None:
     op, align = ops()[name], ops()["moe_align_block_size"]
     given = {"M": 2**26 - 257, "E": 8, "R": 7, "K": 7, "D": 64, "I": 64}
     c = op.call_of("gfx950", **given, **({"w1_dtype": "fp8"} if name == "fused_moe_fp8" else {}))
-    assert op.kernels["triton"].refuses(c) is None
+    assert op.kernels["triton"].unsupported_reason(c) is None
     for rows, is_taken in ((c.M * 8, True), ((c.M + 1) * 8, False)):
         inner = align.call_of("gfx950", rows=rows, E=8, block_size=MAX_BLOCK)
-        assert (align.refuses(inner, *inner.sizes.values()) is None) == is_taken
+        assert (align.unsupported_reason(inner, *inner.sizes.values()) is None) == is_taken
 
 
 @pytest.mark.parametrize(("name", "given", "step", "words"), OF_OPS, ids=str)
 def test_an_op_ends_at_its_limit(name: str, given: dict[str, Any], step: int, words: str) -> None:
     op = ops()[name]
     at, before = _pair(op, "gfx950", given, step)
-    refused = op.refuses(at, *at.sizes.values())
+    refused = op.unsupported_reason(at, *at.sizes.values())
     assert refused is not None and refused[0] == words
-    assert op.refuses(before, *before.sizes.values()) is None
+    assert op.unsupported_reason(before, *before.sizes.values()) is None
 
 
 GEMMS = [(name, kernel) for name, op in ops().items() if "gemm" in name for kernel in op.kernels]
@@ -123,9 +123,9 @@ def test_one_row_is_something_to_compute(name: str, kernel: str) -> None:
     fp8 = {"x_dtype": "fp8", "w_dtype": "fp8"} if name == "gemm_a8w8_blockscale" else {}
     for size in ("M", "N"):
         one = op.call_of("gfx950", **small | fp8)
-        assert "nothing" not in str(op.kernels[kernel].refuses(one))
+        assert "nothing" not in str(op.kernels[kernel].unsupported_reason(one))
         none = op.call_of("gfx950", **small | fp8 | {size: 0})
-        assert op.is_empty(none) or op.kernels[kernel].refuses(none) is not None
+        assert op.is_empty(none) or op.kernels[kernel].unsupported_reason(none) is not None
     assert not op.is_empty(op.call_of("gfx950", **small | fp8))
 
 
@@ -162,8 +162,8 @@ def test_the_rows_of_a_workgroup_end_at_2_gib(name: str, kernel: str, bits: int)
         ({"N": -(-(2**30) // rows), "M": 4, "K": 1024}, 1, f"{rows} rows of out"),
     ):
         at, before = _pair(ops()[name], "gfx950", given | fp8, back)
-        assert words in str(own.refuses(at)), given
-        assert words not in str(own.refuses(before)), given
+        assert words in str(own.unsupported_reason(at)), given
+        assert words not in str(own.unsupported_reason(before)), given
 
 
 # Op, tile, bytes of a stage's operands, and of what is widened where no instruction takes FP4.
@@ -191,7 +191,7 @@ def test_stages_of_triton_fit_in_lds(
         )
         buffers = max(1, stages - 1) if arch.startswith("gfx") else stages
         needed = stage * buffers + (0 if arch == "gfx950" else wide) + 1024
-        refused = own.refuses_config(c, config)
-        assert (refused is not None) == (needed > ROWS[arch].lds_bytes), (config, refused)
+        refused = own.unsupported_config_reason(c, config)
+        assert (refused is not None) == (needed > ARCH_SPECS[arch].lds_bytes), (config, refused)
         if refused is not None:
             assert str(needed) in refused

@@ -433,7 +433,7 @@ def test_a_decision_without_a_table_names_each_other_kernel_and_why() -> None:
     class Even(Kernel):
         name = "even"
 
-        def refuses(self, c: Call) -> str | None:
+        def unsupported_reason(self, c: Call) -> str | None:
             return "N is odd" if c.N % 2 else None
 
         def variant(self, c: Call, config: Any) -> RunOf:
@@ -442,7 +442,7 @@ def test_a_decision_without_a_table_names_each_other_kernel_and_why() -> None:
     class All(Even):
         name = "all"
 
-        def refuses(self, c: Call) -> str | None:
+        def unsupported_reason(self, c: Call) -> str | None:
             return None
 
     op = Op(unique("even"), "x: f32[N]\n-> out: f32[N]", kernels=(Even(), All()))
@@ -863,3 +863,33 @@ def test_describe_is_what_messages_say() -> None:
     with pytest.raises(ValueError, match=r"f: dtype must be bfloat16, got torch\.float32; convert"):
         guards.check_dtype("f", "dtype", torch.float32, (torch.bfloat16,))
     assert guards.describe(random(2)) == "[2] float32 on cpu" and rfops.__version__
+
+
+def test_methods_by_their_old_names() -> None:
+    """An op outside of rfops may say `refuses`; what it inherits is found by both names."""
+
+    class Old(Kernel):
+        name = "old"
+
+        def unsupported_reason(self, c: Call) -> str | None:
+            return super().unsupported_reason(c) or ("N is odd" if c.N % 2 else None)  # type: ignore[misc]
+
+        def variant(self, c: Call, config: Any) -> RunOf:
+            return lambda n: lambda out, x: torch.add(x, x, out=out)
+
+    class New(Old):
+        def unsupported_reason(self, c: Call) -> str | None:
+            return "never"
+
+    class OldOp(Op):
+        def unsupported_reason(self, c: Call, *sizes: int) -> tuple[str, str, str, str] | None:
+            return ("x", "of 4 at least", f"{sizes[0]}", "pad it") if sizes[0] < 4 else None
+
+    op = OldOp(unique("old"), "x: f32[N]\n-> out: f32[N]", kernels=(Old(),))
+    assert torch.equal(op.call(torch.ones(4), None), torch.full((4,), 2.0))
+    with pytest.raises(ValueError, match="old: N is odd"):
+        op.call(torch.ones(5), None)
+    with pytest.raises(ValueError, match="x must be of 4 at least, got 2; pad it"):
+        op.call(torch.ones(2), None)
+    assert New().unsupported_reason(op.call_of(N=4)) == "never"  # type: ignore[attr-defined]
+    assert op.forms(op.call_of(N=4)) == [([4], torch.float32)]  # type: ignore[attr-defined]

@@ -86,7 +86,7 @@ def _compare(
         is_own = other.name == kernel.name
         # Triton compiles for each kind of stride: once an argument has to do by default.
         is_slow = not other.is_hip and other.name in seen
-        if other.refuses(c) or (not every and (not is_own or is_slow)):
+        if other.unsupported_reason(c) or (not every and (not is_own or is_slow)):
             continue
         seen.add(other.name)
         chosen = config if is_own else other.default(c)

@@ -71,10 +71,10 @@ def die_on(name: str) -> Callable[[Path, str], None]:
 @pytest.mark.parametrize(
     ("owner", "name", "fault"),
     [
-        (shelf.Shelf, "publish", die),  # compiled, nothing more
+        (shelf.ArtifactCache, "publish", die),  # compiled, nothing more
         (records, "write_atomic", die_on("meta.json")),
-        (shelf.Shelf, "rename_in", die),
-        (shelf.Shelf, "_remember", die),  # renamed in, not in the index
+        (shelf.ArtifactCache, "rename_in", die),
+        (shelf.ArtifactCache, "_remember", die),  # renamed in, not in the index
         (shelf, "write_atomic", die_on("/index/")),
     ],
 )

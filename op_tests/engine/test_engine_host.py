@@ -6,8 +6,10 @@ import ctypes
 import json
 import logging
 import shlex
+import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +20,7 @@ from rfops.jit.build.spec import load_config, module_spec
 from rfops.jit.build.toolchain import host_toolchain
 from rfops.jit.cache.files import cache_root
 from rfops.jit.cache.shelf import Artifact
+from support import process
 
 SOURCES = {
     "lib/one.cpp": '#include "shared.h"\nextern "C" int one() { return kOne; }\n',
@@ -53,9 +56,9 @@ def compiled(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list
     steps: list[str] = []
     run_steps = ninja.run_steps
 
-    def watched(title: str, wanted: list[ninja.Step], stage: Path, done: set[str]) -> str:
+    def watched(title: str, wanted: list[ninja.Step], *rest: Any) -> str:
         steps.extend(step.output for step in wanted if step.output.endswith(".o"))
-        return run_steps(title, wanted, stage, done)
+        return run_steps(title, wanted, *rest)
 
     monkeypatch.setattr(ninja, "run_steps", watched)
 
@@ -130,6 +133,29 @@ def test_what_another_compiler_built_is_taken(
     assert compiled() == ["half", "one", "two"]
     monkeypatch.setenv("CXX", str(folder / "first"))
     assert compiled() == []
+
+
+BUILD_AND_DIE = """
+import os, signal, sys
+from pathlib import Path
+from rfops.jit.build import ninja
+from rfops.jit.build.host import build_host
+from rfops.jit.build.spec import module_spec
+def show(self, status):
+    if status.startswith("[3/"):
+        os.kill(os.getpid(), signal.SIGKILL)
+ninja._StatusLine.show = show
+build_host(module_spec("small", Path(sys.argv[1])))
+"""
+
+
+def test_a_build_that_is_killed_keeps_its_objects(
+    folder: Path, compiled: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each object is published when it is compiled: SIGKILL leaves no time for it afterwards."""
+    monkeypatch.setenv("RFOPS_JOBS", "1")
+    assert process.python(BUILD_AND_DIE, folder / "config.json").returncode == -signal.SIGKILL
+    assert len(compiled()) == 1
 
 
 @pytest.mark.parametrize("end", ["failure", "interrupt"])

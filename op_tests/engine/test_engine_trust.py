@@ -324,16 +324,18 @@ def test_what_is_loaded_is_what_was_checked(
     project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A file that changes hands between the check and the load: what was opened is looked at."""
-    find = shelf.Shelf.find
+    find = shelf.ArtifactCache.find
 
-    def find_and_open(self: shelf.Shelf, *args: object, **more: object) -> shelf.Artifact | None:
+    def find_and_open(
+        self: shelf.ArtifactCache, *args: object, **more: object
+    ) -> shelf.Artifact | None:
         found = find(self, *args, **more)  # type: ignore[arg-type]
         if found is not None:
             found.file.chmod(0o666)
         return found
 
     project.build()
-    monkeypatch.setattr(shelf.Shelf, "find", find_and_open)
+    monkeypatch.setattr(shelf.ArtifactCache, "find", find_and_open)
     with pytest.raises(rfops.ConfigError, match=r"module\.hsaco can be written by everybody"):
         project.op().bind("cpu")
 

@@ -196,7 +196,7 @@ def test_columns_beyond_4_gib(
     far = problem.with_(**{n: far_apart(getattr(problem, n).T, column).T for n in names})
     assert torch.equal(run(kernel, far, config), run(kernel, problem, config))
     far = problem.with_(**{n: far_apart(getattr(problem, n).T, column + 4).T for n in names})
-    reason = OP.kernels[kernel].refuses(call_for(far, torch.bfloat16))
+    reason = OP.kernels[kernel].unsupported_reason(call_for(far, torch.bfloat16))
     assert f"128 columns of {names[0]} are beyond signed 32-bit offsets" in str(reason)
 
 
@@ -294,7 +294,7 @@ def test_other_layouts_are_refused(variant: Variant) -> None:
     kernel = OP.kernels[variant.kernel]
 
     def reason(p: Problem) -> str | None:
-        return kernel.refuses(call_for(p, torch.bfloat16))
+        return kernel.unsupported_reason(call_for(p, torch.bfloat16))
 
     assert reason(problem) is None
     turned = problem.with_(w=problem.w.T.contiguous().T)
@@ -309,13 +309,17 @@ def test_other_layouts_are_refused(variant: Variant) -> None:
     call = call_for(problem, torch.bfloat16)
     other = {"gfx942": "gfx950", "gfx950": "gfx942"}[variant.arch]
     wrong = OP.call_of(other, M=4, N=64, K=256, x_dtype=problem.x.dtype, w_dtype=problem.w.dtype)
-    assert str(kernel.refuses(wrong)).startswith(("the matrix cores of", "no kernel for gfx942"))
-    assert "beyond signed 32-bit offsets" in str(kernel.refuses(call.with_sizes(K=2**26)))
+    assert str(kernel.unsupported_reason(wrong)).startswith(
+        ("the matrix cores of", "no kernel for gfx942")
+    )
+    assert "beyond signed 32-bit offsets" in str(
+        kernel.unsupported_reason(call.with_sizes(K=2**26))
+    )
 
 
 def test_a_split_beyond_k_is_refused(variant: Variant) -> None:
     if variant.config.split == 1:
-        assert OP.kernels[variant.kernel].refuses_config(call_for(problem_of(variant),
+        assert OP.kernels[variant.kernel].unsupported_config_reason(call_for(problem_of(variant),
             torch.bfloat16), variant.config) is None  # fmt: skip
         return
     problem = random_problem(8, 64, 128, variant.arch)
@@ -328,15 +332,20 @@ def test_few_rows_alone_are_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
     for arch in ("gfx942", "gfx950"):
         for m, reason in ((64, None), (65, "M=65 is above 64")):
             c = OP.call_of(arch, M=m, N=256, K=1024)
-            assert kernel.refuses(c) == reason
+            assert kernel.unsupported_reason(c) == reason
             assert (OP.route(c).backend == "stream") == (reason is None)
         large = {m: OP.order(OP.call_of(arch, M=m, N=5120, K=8192))[0] for m in (1, 48, 49, 64)}
         assert large[1] == large[48] == "stream" and "stream" not in (large[49], large[64])
     c = OP.call_of("gfx942", M=64, N=256, K=1024)
-    assert kernel.refuses_config(c, StreamConfig(3, 1, 1, 1)) == "M=64 is above 3 tiles of 16"
+    assert (
+        kernel.unsupported_config_reason(c, StreamConfig(3, 1, 1, 1))
+        == "M=64 is above 3 tiles of 16"
+    )
     large = StreamConfig(4, 2, 1, 8)
-    assert "bytes of LDS, a CU has 65536" in str(kernel.refuses_config(c, large))
-    assert kernel.refuses_config(OP.call_of("gfx950", M=64, N=256, K=1024), large) is None
+    assert "bytes of LDS, a CU has 65536" in str(kernel.unsupported_config_reason(c, large))
+    assert (
+        kernel.unsupported_config_reason(OP.call_of("gfx950", M=64, N=256, K=1024), large) is None
+    )
 
 
 @pytest.mark.parametrize(
@@ -408,7 +417,7 @@ def test_operands_beyond_4_gib(variant: Variant) -> None:
     assert_correct(got, problem)
     too_far = call_for(problem.with_(w=far_apart(problem.w[:2], row + 16)), torch.bfloat16)
     wanted = f"{kernel.max_rows} rows of w are beyond signed 32-bit offsets"
-    assert wanted in str(kernel.refuses(too_far))
+    assert wanted in str(kernel.unsupported_reason(too_far))
 
 
 def far_apart(tensor: torch.Tensor, row: int) -> torch.Tensor:

@@ -67,14 +67,14 @@ def test_any_strides(arch: str) -> None:
 )
 def test_refuses(arch: str, values: dict[str, Any], reason: str) -> None:
     c = OP.call_of(arch, **{"M": 4, "N": 64, "K": 256, **values})
-    assert reason in str(OP.kernels["triton"].refuses(c))
+    assert reason in str(OP.kernels["triton"].unsupported_reason(c))
 
 
 def test_configs_that_do_not_fit() -> None:
     c = OP.call_of("gfx942", M=128, N=256, K=1024)
     large = A8W8TritonConfig(128, 256, stages=3)
-    assert "LDS, gfx942 has 65536" in str(OP.kernels["triton"].refuses_config(c, large))
-    assert all(OP.kernels["triton"].refuses_config(c, one) is None
+    assert "LDS, gfx942 has 65536" in str(OP.kernels["triton"].unsupported_config_reason(c, large))
+    assert all(OP.kernels["triton"].unsupported_config_reason(c, one) is None
                for one in OP.kernels["triton"].candidates(c))  # fmt: skip
 
 
@@ -100,4 +100,4 @@ def test_the_default_fits_every_shape(arch: str) -> None:
     for m in (1, 16, 17, 64, 100, 1024, 6144):
         for n, k in ((512, 7168), (7168, 256), (36864, 7168), (1, 128)):
             c = OP.call_of(arch, M=m, N=n, K=k)
-            assert kernel.refuses_config(c, kernel.default(c)) is None
+            assert kernel.unsupported_config_reason(c, kernel.default(c)) is None

@@ -16,7 +16,7 @@ from rfops.dispatch.routing import config_text
 from rfops.dispatch.tuned_table import TABLES, Row
 from rfops.gemm.a16w8_blockscale import OP
 from rfops.gemm.kernels.a16w8.config import BmmConfig, RowsConfig, StagedConfig, TilesConfig
-from rfops.jit.arch import ROWS
+from rfops.jit.arch import ARCH_SPECS
 from support.calls import batched_call, batched_why
 from support.calls import batched_route as route
 
@@ -40,7 +40,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
             writer = csv.writer(stream)
             writer.writerow(TUNED.columns)
             for sizes, config, *arch in rows:
-                chip = ROWS[arch[0] if arch else "gfx950"]
+                chip = ARCH_SPECS[arch[0] if arch else "gfx950"]
                 text = OP.kernel_of(config).name, config_text(config)
                 writer.writerow([chip.name, chip.cus, *sizes, *text, 1.5, "", "measured", "a chip"])
         return file
@@ -55,7 +55,7 @@ def shipped(arch: str) -> dict[tuple[int | None, ...], Row]:
     return {row.sizes: row for row in TUNED.load().rows if row.arch == arch}
 
 
-@pytest.mark.parametrize("arch", ROWS)
+@pytest.mark.parametrize("arch", ARCH_SPECS)
 def test_shipped_rows(arch: str) -> None:
     """The published shapes are there; AMD's are what a shape without a row takes."""
     rows = shipped(arch)
@@ -171,7 +171,7 @@ def test_newer_nvidia_takes_sm_90s_rows() -> None:
 # ---------------------------------------------------------------- without a row
 
 
-@pytest.mark.parametrize("arch", ROWS)
+@pytest.mark.parametrize("arch", ARCH_SPECS)
 def test_every_shape_has_a_default(arch: str) -> None:
     """Of every kernel that takes it a config that it takes, whose tiles fit the shape and the
     chip's shared memory; the first in order takes it."""
@@ -180,11 +180,11 @@ def test_every_shape_has_a_default(arch: str) -> None:
     for shape in ((b, m, n, k) for b in (1, 128) for m in sizes for n in sizes for k in sizes):
         for dtype in (BF16, F16):
             c = batched_call(*shape, arch, dtype)
-            takers = [k for k in OP.kernels.values() if k.refuses(c) is None]
+            takers = [k for k in OP.kernels.values() if k.unsupported_reason(c) is None]
             assert OP.order(c)[0] in {kernel.name for kernel in takers}
             for kernel in takers:
                 config = kernel.default(c)
-                assert kernel.refuses_config(c, config) is None
+                assert kernel.unsupported_config_reason(c, config) is None
                 if isinstance(config, TilesConfig):
                     assert config.tile_m < max(2 * c.M, 32) and config.tile_k < max(2 * c.K, 64)
                     staged = config.tile_k * (config.tile_n + 2 * config.tile_m)
@@ -196,14 +196,16 @@ def test_every_shape_has_a_default(arch: str) -> None:
                     assert config.tile_k < 2 * max(c.K, 16)
 
 
-@pytest.mark.parametrize("arch", ROWS)
+@pytest.mark.parametrize("arch", ARCH_SPECS)
 def test_candidates_are_taken(arch: str) -> None:
     for shape in (*PUBLISHED, LARGE):
         c = batched_call(*shape, arch)
         for kernel in OP.kernels.values():
-            if kernel.refuses(c) is None:
+            if kernel.unsupported_reason(c) is None:
                 configs = list(kernel.candidates(c))
                 assert configs and kernel.default(c) in configs
-                assert all(kernel.refuses_config(c, config) is None for config in configs)
+                assert all(
+                    kernel.unsupported_config_reason(c, config) is None for config in configs
+                )
                 if arch == "sm_90" and kernel.name == OP.order(c)[0]:
                     assert len(set(configs)) > 5

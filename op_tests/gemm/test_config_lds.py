@@ -31,7 +31,7 @@ CONFIGS: list[tuple[str, str, Any, dict[str, Any]]] = [
 def test_lds_of_a_config(name: str, kernel: str, config: Any, more: dict[str, Any]) -> None:
     own = ops()[name].kernels[kernel]
     c = ops()[name].call_of("gfx950", M=16, N=2112, K=7168, **more)
-    assert own.refuses(c) is None and own.refuses_config(c, config) is None
+    assert own.unsupported_reason(c) is None and own.unsupported_config_reason(c, config) is None
     taken = lds_bytes(own.module, "gfx950", own.defines(c, config))
     said = config.lds_bytes
     if isinstance(config, Fp4StreamConfig):

@@ -15,7 +15,7 @@ import torch
 
 import rfops
 from rfops.dispatch import routing
-from rfops.dispatch.family import Family
+from rfops.dispatch.dynamic_plan import DynamicShapePlan
 from rfops.dispatch.kernel import Call
 from rfops.gemm import mxfp8 as op_module
 from rfops.gemm.kernels.mxfp8.gemv import GemvConfig
@@ -282,7 +282,7 @@ def test_a_familys_decisions_are_those_of_each_shape(
     for kernel in OP.kernels.values():
         made = functools.partial(_made, kernel.name)
         monkeypatch.setattr(kernel, "variant", made)
-    family = Family(OP, dense_call(1, 1, 32, dtype), None)
+    family = DynamicShapePlan(OP, dense_call(1, 1, 32, dtype), None)
     router = family.router
     random = torch.Generator().manual_seed(1)
     rows = [(m, n, k) for m in range(1, 9) for n in (479, 480, 496, 497) for k in (608, 640)]

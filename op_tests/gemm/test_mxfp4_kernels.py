@@ -252,7 +252,7 @@ def test_operands_beyond_4_gib(kernel: str, config: Any, size: tuple[int, int], 
     assert_correct(run(kernel, far, config), problem)
     too_far = problem.with_(w=far_apart(problem.w, row + 16))
     wanted = f"{its.max_rows} rows of w are beyond signed 32-bit offsets"
-    assert wanted in str(its.refuses(call_of(too_far)))
+    assert wanted in str(its.unsupported_reason(call_of(too_far)))
 
 
 @pytest.mark.sweep
@@ -388,9 +388,9 @@ def test_other_layouts_are_refused(variant: Variant, name: str) -> None:
     kernel = OPS[name].kernels[variant.kernel]
 
     def reason(p: Problem) -> str:
-        return str(kernel.refuses(call_of(p)))
+        return str(kernel.unsupported_reason(call_of(p)))
 
-    assert kernel.refuses(call_of(problem)) is None
+    assert kernel.unsupported_reason(call_of(problem)) is None
     if problem.sizes[2] > 32 and problem.sizes[1] > 1:
         turned = problem.with_(w=problem.w.T.contiguous().T)
         assert "elements of w do not lie side by side along K" in reason(turned)
@@ -398,9 +398,9 @@ def test_other_layouts_are_refused(variant: Variant, name: str) -> None:
     odd = torch.empty(rows, columns + 8, dtype=torch.uint8)[:, :columns]
     assert "rows of w do not begin at multiples of 16 bytes" in reason(problem.with_(w=odd))
     c = call_of(problem)
-    assert "beyond signed 32-bit offsets" in str(kernel.refuses(c.with_sizes(K=2**26)))
+    assert "beyond signed 32-bit offsets" in str(kernel.unsupported_reason(c.with_sizes(K=2**26)))
     wrong = OPS[name].call_of("gfx942", M=4, N=64, K=256)
-    assert "no kernel for gfx942" in str(kernel.refuses(wrong))
+    assert "no kernel for gfx942" in str(kernel.unsupported_reason(wrong))
 
 
 @pytest.mark.parametrize(
@@ -437,18 +437,24 @@ def test_configs_that_do_not_fit() -> None:
     problem = random_problem(40, 64, 128)
     kernels = OPS["gemm_a16wfp4"].kernels
     c = call_of(problem)
-    assert "above 1 tiles" in str(kernels["stream"].refuses_config(c, StreamConfig(1, 1, 1, 1)))
+    assert "above 1 tiles" in str(
+        kernels["stream"].unsupported_config_reason(c, StreamConfig(1, 1, 1, 1))
+    )
     for name, config in (
         ("tiles", TilesConfig(1, 1, 1, 4, 2)),
         ("deep", DeepConfig(64, 64, split=2)),
         ("loop", LoopConfig(128, 128, 2)),
     ):
-        assert "fewer than 2" in str(kernels[name].refuses_config(c, config))
+        assert "fewer than 2" in str(kernels[name].unsupported_config_reason(c, config))
     c = call_of(random_problem(40, 64, 288))
-    assert "K=288 is no multiple" in str(kernels["loop"].refuses_config(c, LoopConfig(256, 256)))
+    assert "K=288 is no multiple" in str(
+        kernels["loop"].unsupported_config_reason(c, LoopConfig(256, 256))
+    )
     wide = random_problem(40, 64, 256, bias=torch.float32)
     c, _ = OPS["gemm_a16wfp4"].check((*wide.args(torch.float32), None, None))
-    assert "a bias has no room" in str(kernels["loop"].refuses_config(c, LoopConfig(256, 256)))
+    assert "a bias has no room" in str(
+        kernels["loop"].unsupported_config_reason(c, LoopConfig(256, 256))
+    )
     c, _ = OPS["gemm_a16wfp4"].check((*wide.args(BF16), None, None))
-    assert kernels["loop"].refuses_config(c, LoopConfig(256, 256)) is None
-    assert "M=65 is above 64" in str(kernels["stream"].refuses(c.with_sizes(M=65)))
+    assert kernels["loop"].unsupported_config_reason(c, LoopConfig(256, 256)) is None
+    assert "M=65 is above 64" in str(kernels["stream"].unsupported_reason(c.with_sizes(M=65)))

@@ -115,7 +115,7 @@ def test_result_types_and_the_default(dtype: torch.dtype, arch: str) -> None:
 def test_refuses(arch: str, values: dict[str, Any], reason: str) -> None:
     op = OPS["gemm_a16wfp4"]
     c = op.call_of(arch, **{"M": 4, "N": 64, "K": 256, **values})
-    assert reason in str(op.kernels["triton"].refuses(c))
+    assert reason in str(op.kernels["triton"].unsupported_reason(c))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -123,8 +123,8 @@ def test_configs_that_do_not_fit(name: str) -> None:
     op = OPS[name]
     kernel, c = op.kernels["triton"], op.call_of("gfx942", M=128, N=256, K=1024)
     large = Mxfp4TritonConfig(128, 256, 256, stages=3)
-    assert "LDS, gfx942 has 65536" in str(kernel.refuses_config(c, large))
-    assert all(kernel.refuses_config(c, one) is None for one in kernel.candidates(c))
+    assert "LDS, gfx942 has 65536" in str(kernel.unsupported_config_reason(c, large))
+    assert all(kernel.unsupported_config_reason(c, one) is None for one in kernel.candidates(c))
 
 
 @pytest.mark.parametrize(
@@ -152,5 +152,5 @@ def test_the_default_fits_every_shape(arch: str, name: str) -> None:
     for m in (1, 16, 17, 64, 100, 1024, 6144):
         for n, k in ((512, 7168), (7168, 256), (36864, 7168), (1, 32)):
             c = op.call_of(arch, M=m, N=n, K=k)
-            assert kernel.refuses(c) is None
-            assert kernel.refuses_config(c, kernel.default(c)) is None
+            assert kernel.unsupported_reason(c) is None
+            assert kernel.unsupported_config_reason(c, kernel.default(c)) is None

@@ -223,7 +223,7 @@ def test_variants(fmt: Format, config: MxMoeConfig) -> None:
     problem = random_problem(fmt, 150, 1024, 512, 5, 2)
     ids = torch.tensor([[0, 1]] * 130 + [[1, 2]] * 19 + [[4, 4]], dtype=torch.int32)
     problem = problem.with_(topk_ids=ids)
-    if OPS[fmt.word].kernels["hip"].refuses_config(_call(problem), config):
+    if OPS[fmt.word].kernels["hip"].unsupported_config_reason(_call(problem), config):
         pytest.fail(f"{config} is not for this shape")
     got = problem.run("hip", config)
     assert_near(got, problem.exact)
@@ -620,7 +620,7 @@ def _check_padded_scales(fmt: Format, sizes: tuple[int, int], launches: str) -> 
     config = PADDED_BY[launches]
     problem = random_problem(fmt, 21, *sizes, 3, 2, num_shared=1)
     exact, problem = problem.exact, problem.shuffled()
-    assert OPS[fmt.word].kernels["hip"].refuses_config(_call(problem), config) is None
+    assert OPS[fmt.word].kernels["hip"].unsupported_config_reason(_call(problem), config) is None
     with rfops.vgpu.check() as checked, rfops.vgpu.profile() as p:
         got = problem.run("hip", config)
     assert [launch.kernel for launch in p.launches] == ["moe_mx_prepare", *launches.split()]
@@ -635,7 +635,7 @@ def test_padded_scales(word: str, launches: str) -> None:
     """By each kernel; padding, of rows and of columns, is NaN."""
     if word == "mxfp8" and "gate_up" in launches:
         c = _call(random_problem(MXFP8, 4, 256, 192, 3, 2).shuffled())
-        reason = OPS[word].kernels["hip"].refuses_config(c, PADDED_BY[launches])
+        reason = OPS[word].kernels["hip"].unsupported_config_reason(c, PADDED_BY[launches])
         assert reason is not None and "a ring wants all of MXFP4" in reason
         return
     sizes = (256, 704) if "gate_up" in launches else (320, 192) if word == "mxfp4" else (512, 160)
@@ -655,7 +655,7 @@ def test_padded_scales_of_widths(fmt: Format, sizes: tuple[int, int], launches: 
     )
     if is_refused:
         c = _call(random_problem(fmt, 4, *sizes, 3, 2).shuffled())
-        assert OPS[fmt.word].kernels["hip"].refuses_config(c, config) is not None
+        assert OPS[fmt.word].kernels["hip"].unsupported_config_reason(c, config) is not None
     else:
         _check_padded_scales(fmt, sizes, launches)
 
@@ -921,10 +921,10 @@ def test_configs_that_cannot_be(make: Any, message: str) -> None:
 def test_lists_beyond_offsets_are_refused() -> None:
     """Of 128 experts, whose rows and x, of one step, are still within theirs."""
     c = _call(random_problem(MXFP4, 4, 32, 32, 3, 2))
-    refuses = OPS["mxfp4"].kernels["hip"].refuses
-    assert refuses(c.with_sizes(M=2**23 - 1, E=128, R=128)) is None
+    unsupported_reason = OPS["mxfp4"].kernels["hip"].unsupported_reason
+    assert unsupported_reason(c.with_sizes(M=2**23 - 1, E=128, R=128)) is None
     wanted = "lists of 8388608 tokens for 128 experts"
-    assert wanted in refuses(c.with_sizes(M=2**23, E=128, R=128))
+    assert wanted in unsupported_reason(c.with_sizes(M=2**23, E=128, R=128))
 
 
 def test_configs_that_a_call_refuses() -> None:
@@ -932,32 +932,34 @@ def test_configs_that_a_call_refuses() -> None:
     kernel = OPS["mxfp4"].kernels["hip"]
     c = _call(random_problem(MXFP4, 300, 64, 256, 3, 20))
     fused = MxMoeConfig(1, 4, 1, 8, 1, 2, 16, 1)
-    assert "rows of 300 tokens by 16 columns do not fit" in kernel.refuses_config(c, fused)
+    assert "rows of 300 tokens by 16 columns do not fit" in kernel.unsupported_config_reason(
+        c, fused
+    )
     c = _call(random_problem(MXFP4, 3, 64, 1536, 3, 2))
-    assert "12 tiles are more than the 11" in kernel.refuses_config(c, fused)
-    assert kernel.refuses_config(c, replace(fused, slots=3)) is None
+    assert "12 tiles are more than the 11" in kernel.unsupported_config_reason(c, fused)
+    assert kernel.unsupported_config_reason(c, replace(fused, slots=3)) is None
     c = _call(random_problem(MXFP4, 1100, 64, 256, 3, 2))
-    assert "of 1100 tokens by 32 columns" in kernel.refuses_config(c, _sums(32, 4, 3))
+    assert "of 1100 tokens by 32 columns" in kernel.unsupported_config_reason(c, _sums(32, 4, 3))
     problem = random_problem(MXFP4, 3, 1024, 256, 3, 2)
     ring = MxMoeConfig(4, 4, 1, 4, 1, ring=1)
-    assert "a ring wants all of MXFP4 weights shuffled" in kernel.refuses_config(
+    assert "a ring wants all of MXFP4 weights shuffled" in kernel.unsupported_config_reason(
         _call(problem), ring
     )
-    assert kernel.refuses_config(_call(problem.shuffled()), ring) is None
+    assert kernel.unsupported_config_reason(_call(problem.shuffled()), ring) is None
     tail = random_problem(MXFP4, 3, 288, 256, 3, 2).shuffled()
-    assert "D in 256s" in kernel.refuses_config(_call(tail), ring)
+    assert "D in 256s" in kernel.unsupported_config_reason(_call(tail), ring)
     many = random_problem(MXFP4, 3, 256, 256, 65, 2).shuffled()
-    assert "up to 64 experts" in kernel.refuses_config(_call(many), ring)
+    assert "up to 64 experts" in kernel.unsupported_config_reason(_call(many), ring)
     ahead = MxMoeConfig(4, 4, 1, 4, 1, ahead=3)
     wanted = "want m_tiles=4, 8 or 9, D in 1024s, and all of MXFP4 weights shuffled"
-    assert wanted in kernel.refuses_config(_call(problem), ahead)
+    assert wanted in kernel.unsupported_config_reason(_call(problem), ahead)
     c = _call(problem.shuffled())
-    assert kernel.refuses_config(c, ahead) is None
-    assert wanted in kernel.refuses_config(c, replace(ahead, m_tiles=2))
+    assert kernel.unsupported_config_reason(c, ahead) is None
+    assert wanted in kernel.unsupported_config_reason(c, replace(ahead, m_tiles=2))
     c = _call(random_problem(MXFP4, 3, 512, 256, 3, 2).shuffled())
-    assert wanted in kernel.refuses_config(c, ahead)
+    assert wanted in kernel.unsupported_config_reason(c, ahead)
     c = _call(random_problem(MXFP8, 3, 1024, 256, 3, 2).shuffled())
-    assert wanted in OPS["mxfp8"].kernels["hip"].refuses_config(c, ahead)
+    assert wanted in OPS["mxfp8"].kernels["hip"].unsupported_config_reason(c, ahead)
 
 
 @pytest.mark.sweep

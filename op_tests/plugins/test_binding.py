@@ -237,11 +237,11 @@ def test_a_refused_call_is_not_tried_again(
     callee, tries = BY_TARGET["aiter.topk_softmax"], []
 
     @functools.wraps(compat.topk_softmax)
-    def refuses(*_args: Any, **_kwargs: Any) -> None:
+    def unsupported_reason(*_args: Any, **_kwargs: Any) -> None:
         tries.append(1)
         raise ValueError("topk_softmax: no")
 
-    monkeypatch.setattr(callee, "function", refuses)
+    monkeypatch.setattr(callee, "function", unsupported_reason)
     wrapped = callee.wrap(stand_in(callee.target, noted))
     args, kwargs, _ = CALLS[callee.target]()
     for _ in range(3):

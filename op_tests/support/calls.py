@@ -8,7 +8,7 @@ import torch
 
 from rfops.cli.why import text
 from rfops.dispatch.kernel import Call, Run
-from rfops.dispatch.routing import Route, chip
+from rfops.dispatch.routing import Decision, chip
 from rfops.dispatch.view import views_of
 from rfops.gemm.a16w8_blockscale import OP as BATCHED
 from rfops.gemm.mxfp8 import OP as DENSE
@@ -23,7 +23,7 @@ def dense_call(
     return DENSE.call_of(arch, cu_num, M=m, N=n, K=k, dtype=dtype)
 
 
-def route(m: int, n: int, k: int, dtype: torch.dtype = BF16, **chip: Any) -> Route:
+def route(m: int, n: int, k: int, dtype: torch.dtype = BF16, **chip: Any) -> Decision:
     return DENSE.route(dense_call(m, n, k, dtype, **chip))
 
 
@@ -47,7 +47,7 @@ def grouped_call(
     )  # fmt: skip
 
 
-def grouped_route(*args: Any, **others: Any) -> Route:
+def grouped_route(*args: Any, **others: Any) -> Decision:
     return GROUPED.route(grouped_call(*args, **others))
 
 
@@ -94,7 +94,7 @@ def batched_call(b: int, m: int, n: int, k: int, arch: str, x_dtype: torch.dtype
     return BATCHED.call_of(arch, B=b, M=m, N=n, K=k, x_dtype=x_dtype)
 
 
-def batched_route(*sizes: Any) -> Route:
+def batched_route(*sizes: Any) -> Decision:
     """Of b, m, n, k, arch and x's dtype."""
     return BATCHED.route(batched_call(*sizes))
 

@@ -263,10 +263,10 @@ class Made:
             self._as_block_table()
         self.passed: list[torch.Tensor | None] = [None] * self.op.num_passed
         if recipe.out:
-            forms = self.op.forms(problem.call)[: self.op.num_passed]
+            result_specs = self.op.result_specs(problem.call)[: self.op.num_passed]
             self.passed = [
                 view_of(torch.zeros(tuple(shape), dtype=dtype), recipe.out, rng)
-                for shape, dtype in forms
+                for shape, dtype in result_specs
             ]
 
     def _as_block_table(self) -> None:

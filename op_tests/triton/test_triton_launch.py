@@ -13,7 +13,7 @@ import torch
 from rfops import vgpu
 from rfops.dispatch.tuned_table import TABLES
 from rfops.gemm.kernels.mxfp8.triton import TritonGemm
-from rfops.jit.arch import ROWS
+from rfops.jit.arch import ARCH_SPECS
 from rfops.triton import launch, tiles
 from support.calls import dense_call
 from support.devices import ARCHS, device_of
@@ -32,7 +32,7 @@ def test_importing_does_not_import_triton() -> None:
     code = (
         "import sys, rfops\n"
         "from rfops.gemm.mxfp8 import OP\n"
-        "assert OP.kernels['triton'].refuses(OP.call_of(M=1, N=8, K=64)) is None\n"
+        "assert OP.kernels['triton'].unsupported_reason(OP.call_of(M=1, N=8, K=64)) is None\n"
         "sys.exit('triton' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
@@ -102,10 +102,10 @@ def test_the_driver_comes_back_after_an_error(device: torch.device) -> None:
 @pytest.mark.parametrize("name", ["gemm_mxfp8_triton", "grouped_gemm_mxfp8_triton"])
 def test_every_arch_has_a_tile_for_all(name: str) -> None:
     rows = TABLES[name].load().rows
-    assert {row.arch for row in rows if row.sizes == (None, None, None)} == set(ROWS)
+    assert {row.arch for row in rows if row.sizes == (None, None, None)} == set(ARCH_SPECS)
     for row in rows:
         is_dense = not name.startswith("grouped")
-        assert tiles.of(row).refuses(is_dense, row.arch) is None, row
+        assert tiles.of(row).unsupported_reason(is_dense, row.arch) is None, row
 
 
 def test_tiles_between_the_bounds() -> None:

@@ -229,16 +229,16 @@ def test_experts_beyond_4_gib(device: torch.device) -> None:
 
 
 def test_refusals() -> None:
-    def refuses(*sizes: int, arch: str) -> str | None:
-        return TritonGemm().refuses(dense_call(*sizes, arch=arch))
+    def unsupported_reason(*sizes: int, arch: str) -> str | None:
+        return TritonGemm().unsupported_reason(dense_call(*sizes, arch=arch))
 
-    assert refuses(1, 8, 64, arch="gfx950") is None
-    assert refuses(1, 8, 64, arch="sm_100") is None
-    assert "K=40 is not a positive multiple of 32" in refuses(1, 8, 40, arch="gfx950")
-    assert "no tiles for gfx90a" in refuses(1, 8, 64, arch="gfx90a")
-    assert "no tiles for sm_80" in refuses(1, 8, 64, arch="sm_80")
-    assert "at most" in refuses(2**31, 8, 64, arch="gfx950")
-    assert "K=0" in str(TritonGrouped().refuses(grouped_call(1, 8, 0, 1, 1, 1)))
+    assert unsupported_reason(1, 8, 64, arch="gfx950") is None
+    assert unsupported_reason(1, 8, 64, arch="sm_100") is None
+    assert "K=40 is not a positive multiple of 32" in unsupported_reason(1, 8, 40, arch="gfx950")
+    assert "no tiles for gfx90a" in unsupported_reason(1, 8, 64, arch="gfx90a")
+    assert "no tiles for sm_80" in unsupported_reason(1, 8, 64, arch="sm_80")
+    assert "at most" in unsupported_reason(2**31, 8, 64, arch="gfx950")
+    assert "K=0" in str(TritonGrouped().unsupported_reason(grouped_call(1, 8, 0, 1, 1, 1)))
 
 
 def test_prepare_refuses_too() -> None:
@@ -282,8 +282,8 @@ def test_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
         importlib.util, "find_spec", lambda name: None if name == "triton" else find(name)
     )
     try:
-        reason = TritonGemm().refuses(dense_call(1, 8, 64))
+        reason = TritonGemm().unsupported_reason(dense_call(1, 8, 64))
         assert reason is not None and reason.startswith("triton is not installed (pip install")
-        assert TritonGrouped().refuses(grouped_call(1, 8, 64, 1, 1, 1)) == reason
+        assert TritonGrouped().unsupported_reason(grouped_call(1, 8, 64, 1, 1, 1)) == reason
     finally:
         launch.missing.cache_clear()

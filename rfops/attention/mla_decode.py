@@ -30,7 +30,7 @@ from rfops.dispatch.guards import check_int
 from rfops.dispatch.heuristic import ceil, coarse
 from rfops.dispatch.kernel import Call, Kernel, RunOf
 from rfops.dispatch.op import Op
-from rfops.dispatch.problem import Draw, grid
+from rfops.dispatch.problem import InputGenerator, grid
 from rfops.jit.errors import show
 
 from .mla_decode_flow import COLUMNS, Flow, is_table
@@ -64,7 +64,7 @@ class Torch(Kernel):
 
 
 class _MlaDecode(Op):
-    def refuses(self, c: Call, *sizes: int) -> tuple[str, str, str, str] | None:
+    def unsupported_reason(self, c: Call, *sizes: int) -> tuple[str, str, str, str] | None:
         b, t, _h, s, _pages, page, ends, width = sizes
         is_ragged = c.has("qo_indptr")
         if is_ragged and ends != b + 1:
@@ -114,7 +114,7 @@ class _MlaDecode(Op):
     def roundings(self, c: Call) -> int:
         return int(2 * (D_QK + c.S))
 
-    def fit(self, c: Call, draw: Draw) -> Mapping[str, Any]:
+    def fit(self, c: Call, draw: InputGenerator) -> Mapping[str, Any]:
         """Sequences of equal length, pages in any order; a scale as quantisers leave it; q of about
         1, and FP8 without a scale below 2, as scores of hundreds leave weights that no P of FP8
         has."""
@@ -260,9 +260,23 @@ def mla_decode(
         if kv_lens is None and isinstance(kv_indices, torch.Tensor) and kv_indices.dim() == 2:
             OP.fail(*NO_LENS)
     return call(
-        q, kv, bounds, kv_indices, sm_scale, batch, has_table, qo_len, causal, kv_lens, kv_scale,
-        q_scale, lse, qo_indptr, out, config,
-    )  # fmt: skip
+        q,
+        kv,
+        bounds,
+        kv_indices,
+        sm_scale,
+        batch,
+        has_table,
+        qo_len,
+        causal,
+        kv_lens,
+        kv_scale,
+        q_scale,
+        lse,
+        qo_indptr,
+        out,
+        config,
+    )
 
 
 mla_decode.supports = OP.supports  # type: ignore[attr-defined]

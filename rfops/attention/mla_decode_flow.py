@@ -15,7 +15,7 @@ from rfops.dispatch.heuristic import ceil, coarse
 from rfops.dispatch.kernel import Call, Kernel, Run, RunOf
 from rfops.dispatch.workspace import SPLIT, with_partials
 from rfops.jit import compile_ops, f32, u32
-from rfops.jit.arch import ROWS
+from rfops.jit.arch import ARCH_SPECS
 
 COLUMNS = 16  # of a workgroup
 D_V = 512
@@ -51,8 +51,13 @@ def _defines(
     rope: bool = False,
     ragged: bool = False,
 ) -> dict[str, int]:
-    flags = {"KV_FP8": kv != _BF16, "Q_FP8": q != _BF16, "PAGED": page > 1, "ROPE": rope,
-             "RAGGED": ragged}  # fmt: skip
+    flags = {
+        "KV_FP8": kv != _BF16,
+        "Q_FP8": q != _BF16,
+        "PAGED": page > 1,
+        "ROPE": rope,
+        "RAGGED": ragged,
+    }
     return {**{name: int(flag) for name, flag in flags.items()}, "LEAST": least, "TURNS": TURNS}
 
 
@@ -112,8 +117,8 @@ class Flow(Kernel):
     columns, least, short = COLUMNS, LEAST, SHORT
     words = D_V + 8  # of a column of a part: its sums, and totals of four waves
 
-    def refuses(self, c: Call) -> str | None:
-        if reason := self.refuses_arch(c):
+    def unsupported_reason(self, c: Call) -> str | None:
+        if reason := self.unsupported_arch_reason(c):
             return reason
         for name in ("q", "kv"):
             dtype = getattr(c, f"{name}_dtype")
@@ -149,7 +154,7 @@ class Flow(Kernel):
             return self.Config(workers, self.short if is_short else self.least)
         groups = max(1, ceil(c.H * c.qo_len, self.columns))
         workers = c.cu_num // groups
-        xcds = ROWS[c.arch].xcds
+        xcds = ARCH_SPECS[c.arch].xcds
         if groups > 1 and workers > xcds:
             workers -= workers % xcds
         is_short = coarse(c.S, 1) * c.page < workers * self.least  # as calls share a decision
@@ -171,9 +176,15 @@ class Flow(Kernel):
         launch = bound.prepare((256, 1, 1), (*self.arguments, *angles, *SPLIT))
 
         def run_of(
-            batch: int, rows: int, heads: int, _entries: int, _pages: int, page: int, _ends: int,
+            batch: int,
+            rows: int,
+            heads: int,
+            _entries: int,
+            _pages: int,
+            page: int,
+            _ends: int,
             width: int,
-        ) -> Run:  # fmt: skip
+        ) -> Run:
             workers = config.workers
             columns = rows if is_ragged else c.qo_len * heads
             groups = 1 if is_ragged else ceil(columns, self.columns)
@@ -181,10 +192,16 @@ class Flow(Kernel):
             unseen = int(c.causal) if is_ragged else (c.qo_len - 1) * c.causal
             slots = groups * workers * 2
             run = launch(
-                (groups * workers, 1, 1), batch=batch, workers=workers, page_shift=shift,
-                width=width * has_table, sm_scale=c.sm_scale, columns=columns, heads=heads,
+                (groups * workers, 1, 1),
+                batch=batch,
+                workers=workers,
+                page_shift=shift,
+                width=width * has_table,
+                sm_scale=c.sm_scale,
+                columns=columns,
+                heads=heads,
                 unseen=unseen,
-            )  # fmt: skip
+            )
             words = slots * self.columns * self.words
             return with_partials(run, c.device, words, LEVELS * slots * 8)
 

@@ -54,11 +54,11 @@ class Shared(Flow):
     columns, least, short = 128, LEAST, LEAST
     words = D_V // 2 + D_V // 32 + 2  # sums in fp16, their units, totals
 
-    def refuses(self, c: Call) -> str | None:
+    def unsupported_reason(self, c: Call) -> str | None:
         columns = c.H * c.qo_len
         if 0 < columns <= WAVE_COLUMNS:
             return f"{columns} columns: for one wave of four; flow takes up to {WAVE_COLUMNS}"
-        return super().refuses(c)
+        return super().unsupported_reason(c)
 
 
 class SharedFp8(Shared):
@@ -69,8 +69,8 @@ class SharedFp8(Shared):
     source: ClassVar[Any] = staticmethod(mla_decode_shared_fp8)
     error = 2.0**-4 * 2.14  # P in e4m3, in the sum above and the one below: 2 / (1 - 2^-4)
 
-    def refuses(self, c: Call) -> str | None:
-        if reason := super().refuses(c):
+    def unsupported_reason(self, c: Call) -> str | None:
+        if reason := super().unsupported_reason(c):
             return reason
         if c.arch not in self.archs:
             return f"no kernel for {c.arch}, only for {', '.join(self.archs)}"

@@ -12,7 +12,7 @@ from rfops.dispatch.heuristic import ceil
 from rfops.dispatch.kernel import Call, Kernel, Run, RunOf
 from rfops.dispatch.tuned_table import serving
 from rfops.dispatch.workspace import Workspace
-from rfops.jit.arch import ROWS
+from rfops.jit.arch import ARCH_SPECS
 from rfops.quantization.fp8_blockscale import FNUZ
 from rfops.triton import launch
 from rfops.triton.bound import BoundTriton
@@ -50,12 +50,12 @@ class TritonMla(Kernel):
     Config = MlaTritonConfig
     error = 2.0**-8  # P in bf16
 
-    def refuses(self, c: Call) -> str | None:
+    def unsupported_reason(self, c: Call) -> str | None:
         reason = launch.missing()
         if reason is not None:
             return reason
         if serving(c.arch) is None:
-            return f"no tiles for {c.arch}: {', '.join(ROWS)} and later NVIDIA GPUs have some"
+            return f"no tiles for {c.arch}: {', '.join(ARCH_SPECS)} and later NVIDIA GPUs have some"
         for name in ("q", "kv"):
             dtype = getattr(c, f"{name}_dtype")
             if dtype not in (_BF16, fp8_of(c.arch)):
@@ -71,7 +71,7 @@ class TritonMla(Kernel):
         quickest on an H200, and half of it on AMD's, whose LDS is less."""
         columns = c.H * c.qo_len
         block_m = 16 if columns <= 16 else 32
-        chip = ROWS[serving(c.arch) or "sm_90"]
+        chip = ARCH_SPECS[serving(c.arch) or "sm_90"]
         programs = max(1, min(c.B * ceil(columns, block_m), c.B + ceil(c.T * c.H, block_m)))
         tokens = c.S * c.page // max(1, c.B)
         splits = max(1, min(MAX_SPLITS, 2 * chip.cus // programs, tokens // 64))
@@ -107,9 +107,15 @@ class TritonMla(Kernel):
         has_table = is_table(c)
 
         def run_of(
-            batch: int, rows: int, heads: int, _entries: int, _pages: int, page: int, _ends: int,
+            batch: int,
+            rows: int,
+            heads: int,
+            _entries: int,
+            _pages: int,
+            page: int,
+            _ends: int,
             width: int,
-        ) -> Run:  # fmt: skip
+        ) -> Run:
             columns, splits = c.qo_len * heads, config.splits
             hidden = int(c.causal) if c.has("qo_indptr") else (c.qo_len - 1) * c.causal
             run_part = launch_part(
@@ -141,9 +147,20 @@ class TritonMla(Kernel):
             ) -> None:
                 sums, stats = scratch() if splits > 1 else (None, None)
                 run_part(
-                    out, _bytes(q), _bytes(kv), kv_indptr, kv_indices, kv_lens, kv_scale, q_scale,
-                    lse, qo_indptr, angles, sums, stats,
-                )  # fmt: skip
+                    out,
+                    _bytes(q),
+                    _bytes(kv),
+                    kv_indptr,
+                    kv_indices,
+                    kv_lens,
+                    kv_scale,
+                    q_scale,
+                    lse,
+                    qo_indptr,
+                    angles,
+                    sums,
+                    stats,
+                )
                 if splits > 1:
                     run_add(out, lse, sums, stats, kv_scale, qo_indptr)
 

@@ -47,10 +47,27 @@ def rotate(low, high, cos, sin):
 
 @triton.jit
 def _attend(
-    acc, row_max, row_sum, q_v, q_rope, q_low, q_high, kv, pages, angles, page, scale, begin, end,
-    kv_end, BLOCK_N: tl.constexpr, MASKED: tl.constexpr, KV_FP8: tl.constexpr, FNUZ: tl.constexpr,
+    acc,
+    row_max,
+    row_sum,
+    q_v,
+    q_rope,
+    q_low,
+    q_high,
+    kv,
+    pages,
+    angles,
+    page,
+    scale,
+    begin,
+    end,
+    kv_end,
+    BLOCK_N: tl.constexpr,
+    MASKED: tl.constexpr,
+    KV_FP8: tl.constexpr,
+    FNUZ: tl.constexpr,
     STAGES: tl.constexpr,
-):  # fmt: skip
+):
     """Add the tokens begin .. end - 1. With MASKED a row sees those before its `kv_end` alone: NaN
     and inf among the values of tokens that some row does not see are zeros, as 0 times them is NaN;
     a row that sees such a token has a P of NaN, or of 0 where its score is -inf. STAGES: None is
@@ -98,11 +115,34 @@ def _attend(
 
 @triton.jit
 def part(
-    out, lse, sums, stats, q, kv, kv_indptr, kv_indices, kv_lens, kv_scale, q_scale, angles,
-    qo_indptr, columns, rows, heads, hidden, page, width, splits,
-    SM_SCALE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr,
-    KV_FP8: tl.constexpr, Q_FP8: tl.constexpr, FNUZ: tl.constexpr,
-):  # fmt: skip
+    out,
+    lse,
+    sums,
+    stats,
+    q,
+    kv,
+    kv_indptr,
+    kv_indices,
+    kv_lens,
+    kv_scale,
+    q_scale,
+    angles,
+    qo_indptr,
+    columns,
+    rows,
+    heads,
+    hidden,
+    page,
+    width,
+    splits,
+    SM_SCALE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    KV_FP8: tl.constexpr,
+    Q_FP8: tl.constexpr,
+    FNUZ: tl.constexpr,
+):
     """sums: fp32 [rows of out, splits, 512], stats: [rows, splits, 2]; of one split out, lse.
     `hidden` is how many of the last tokens a sequence's first query does not see; with qo_indptr
     sequences have some number of queries each, and it says causal. Without CAUSAL it is 0."""
@@ -147,8 +187,9 @@ def part(
     v, rope = tl.arange(0, V), V + tl.arange(0, ROPE)
     low = V + tl.arange(0, HALF)
     q_row = (first_row + column) * KEY
-    q_v = _wide(tl.load(q + q_row[:, None] + v[None, :], mask=is_column[:, None], other=0),
-                Q_FP8, FNUZ)  # fmt: skip
+    q_v = _wide(
+        tl.load(q + q_row[:, None] + v[None, :], mask=is_column[:, None], other=0), Q_FP8, FNUZ
+    )
     q_rope = None
     q_low = None
     q_high = None
@@ -163,15 +204,51 @@ def part(
     row_max = tl.full((BLOCK_M,), -1e30, tl.float32)
     row_sum = tl.zeros((BLOCK_M,), tl.float32)
     acc, row_max, row_sum = _attend(
-        acc, row_max, row_sum, q_v, q_rope, q_low, q_high, kv, pages, angles, page, scale, first,
-        common_end, None, BLOCK_N, False, KV_FP8, FNUZ, None,
-    )  # fmt: skip
+        acc,
+        row_max,
+        row_sum,
+        q_v,
+        q_rope,
+        q_low,
+        q_high,
+        kv,
+        pages,
+        angles,
+        page,
+        scale,
+        first,
+        common_end,
+        None,
+        BLOCK_N,
+        False,
+        KV_FP8,
+        FNUZ,
+        None,
+    )
     if CAUSAL:
         kv_end = tl.minimum(end, length - tl.maximum(hidden - column // heads, 0))
         acc, row_max, row_sum = _attend(
-            acc, row_max, row_sum, q_v, q_rope, q_low, q_high, kv, pages, angles, page, scale,
-            tl.maximum(first, common_end), end, kv_end, TAIL, True, KV_FP8, FNUZ, 1,
-        )  # fmt: skip
+            acc,
+            row_max,
+            row_sum,
+            q_v,
+            q_rope,
+            q_low,
+            q_high,
+            kv,
+            pages,
+            angles,
+            page,
+            scale,
+            tl.maximum(first, common_end),
+            end,
+            kv_end,
+            TAIL,
+            True,
+            KV_FP8,
+            FNUZ,
+            1,
+        )
 
     row = first_row + column
     if sums is not None:
@@ -191,7 +268,7 @@ def part(
 @triton.jit
 def add_splits(
     out, lse, sums, stats, kv_scale, qo_indptr, splits, batch, heads, SPLITS: tl.constexpr
-):  # fmt: skip
+):
     """One row of out, which some sequence has; SPLITS is a power of two."""
     row = tl.program_id(0).to(tl.int64)
     if qo_indptr is not None:

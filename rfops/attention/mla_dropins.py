@@ -41,8 +41,12 @@ def _refuse_others(name: str, others: Mapping[str, Any]) -> None:
 
 
 _NEUTRAL: Mapping[str, Any] = {
-    "cp_world_size": 1, "cp_rank": 0, "topk": -1, "is_sparse": False, "is_fp8_kvcache": False,
-}  # fmt: skip
+    "cp_world_size": 1,
+    "cp_rank": 0,
+    "topk": -1,
+    "is_sparse": False,
+    "is_fp8_kvcache": False,
+}
 
 
 def _as_int32(name: str, argument: str, tensor: Tensor, count: int | None = None) -> Tensor:
@@ -119,9 +123,20 @@ def mla_decode_fwd(
     lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device) if return_lse else None
     scale = D_QK**-0.5 if sm_scale is None else sm_scale
     mla_decode(
-        q, kv, kv_indptr, kv_indices, scale, qo_indptr=qo_indptr, max_qo_len=max_seqlen_q,
-        causal=causal, kv_lens=lens, kv_scale=kv_scale, q_scale=q_scale, out=o, lse=lse,
-    )  # fmt: skip
+        q,
+        kv,
+        kv_indptr,
+        kv_indices,
+        scale,
+        qo_indptr=qo_indptr,
+        max_qo_len=max_seqlen_q,
+        causal=causal,
+        kv_lens=lens,
+        kv_scale=kv_scale,
+        q_scale=q_scale,
+        out=o,
+        lse=lse,
+    )
     return None, lse
 
 
@@ -216,9 +231,14 @@ def flash_mla_with_kvcache(
     batch, length, heads, _ = q.shape
     lse = torch.empty((batch * length, heads), dtype=torch.float32, device=q.device)
     out = mla_decode(
-        q.flatten(0, 1), k_cache, None, _as_int32(name, "block_table", block_table),
+        q.flatten(0, 1),
+        k_cache,
+        None,
+        _as_int32(name, "block_table", block_table),
         D_QK**-0.5 if softmax_scale is None else softmax_scale,
-        qo_len=length, causal=causal, kv_lens=_as_int32(name, "cache_seqlens", cache_seqlens),
+        qo_len=length,
+        causal=causal,
+        kv_lens=_as_int32(name, "cache_seqlens", cache_seqlens),
         lse=lse,
-    )  # fmt: skip
+    )
     return out.view(batch, length, heads, D_V), lse.view(batch, length, heads).mT

@@ -44,8 +44,12 @@ class BatchMLAPagedAttentionWrapper:
         self.device = float_workspace_buffer.device
         self._kept = (kv_indptr, kv_indices, kv_len_arr) if use_cuda_graph else None
         if self._kept and any(buffer is None for buffer in self._kept):
-            _refuse("kv_indptr, kv_indices and kv_len_arr", "given with use_cuda_graph", None,
-                    "pass buffers for all of them")  # fmt: skip
+            _refuse(
+                "kv_indptr, kv_indices and kv_len_arr",
+                "given with use_cuda_graph",
+                None,
+                "pass buffers for all of them",
+            )
         self._kept_queries = qo_indptr if use_cuda_graph else None
         self._lists: tuple[Tensor, Tensor, Tensor] | None = None
 
@@ -98,8 +102,12 @@ class BatchMLAPagedAttentionWrapper:
         if self._kept is None:
             return qo_indptr.to(self.device)
         if self._kept_queries is None:
-            _refuse("qo_indptr", "given to the constructor with use_cuda_graph", counts,
-                    "pass a buffer for it, or as many rows for each sequence")  # fmt: skip
+            _refuse(
+                "qo_indptr",
+                "given to the constructor with use_cuda_graph",
+                counts,
+                "pass a buffer for it, or as many rows for each sequence",
+            )
             raise AssertionError
         kept = self._kept_queries[: len(qo_indptr)]
         return kept.copy_(qo_indptr)
@@ -127,12 +135,16 @@ class BatchMLAPagedAttentionWrapper:
             _refuse("plan", "called before run", None, "call it")
             raise AssertionError
         for argument, value in {
-            "profiler_buffer": profiler_buffer, "kv_len": kv_len, "page_table": page_table
-        }.items():  # fmt: skip
+            "profiler_buffer": profiler_buffer,
+            "kv_len": kv_len,
+            "page_table": page_table,
+        }.items():
             if value is not None:
                 _refuse(argument, "None", value)
-        for argument, tensor, dtype in (("q_nope", q_nope, self._dtypes[0]),
-                                        ("ckv_cache", ckv_cache, self._dtypes[1])):  # fmt: skip
+        for argument, tensor, dtype in (
+            ("q_nope", q_nope, self._dtypes[0]),
+            ("ckv_cache", ckv_cache, self._dtypes[1]),
+        ):
             if tensor.dtype != dtype:
                 _refuse(argument, f"{dtype}, as planned", tensor.dtype, "plan for it")
         q = _together(q_nope, q_pe)
@@ -141,19 +153,30 @@ class BatchMLAPagedAttentionWrapper:
             _refuse("q_nope", f"of {self._heads} heads, as planned", q.shape[1], "plan for it")
         kv = _together(ckv_cache, kpe_cache)
         if kv is None or kv.shape[1] != self._page:
-            _refuse("ckv_cache, kpe_cache", f"[..., :512] and [..., 512:] of one cache [pages, "
-                    f"page_size={self._page}, 576]", [list(ckv_cache.shape), list(kpe_cache.shape)],
-                    "allocate one, and pass views of it")  # fmt: skip
+            _refuse(
+                "ckv_cache, kpe_cache",
+                f"[..., :512] and [..., 512:] of one cache [pages, page_size={self._page}, 576]",
+                [list(ckv_cache.shape), list(kpe_cache.shape)],
+                "allocate one, and pass views of it",
+            )
             raise AssertionError
         own = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device) if return_lse else None
         bounds, indices, lens = self._lists
         is_uniform = self._queries is None
         out = mla_decode(
-            q, kv.unsqueeze(2), bounds, indices, self._scale,
-            qo_len=self._qo_len if is_uniform else 1, qo_indptr=self._queries,
+            q,
+            kv.unsqueeze(2),
+            bounds,
+            indices,
+            self._scale,
+            qo_len=self._qo_len if is_uniform else 1,
+            qo_indptr=self._queries,
             max_qo_len=None if is_uniform else self._qo_len,
-            causal=self._causal, kv_lens=lens, out=out, lse=own,
-        )  # fmt: skip
+            causal=self._causal,
+            kv_lens=lens,
+            out=out,
+            lse=own,
+        )
         if own is None:
             return out
         base = own if return_lse_base_on_e else own.mul_(1 / math.log(2))

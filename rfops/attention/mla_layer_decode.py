@@ -27,7 +27,7 @@ from torch.compiler import is_dynamo_compiling
 
 from rfops.dispatch.kernel import Call, Kernel, RunOf
 from rfops.dispatch.op import Op
-from rfops.dispatch.problem import Draw, grid
+from rfops.dispatch.problem import InputGenerator, grid
 
 from .mla_layer_decode_hip import HipLayer
 from .mla_layer_decode_triton import TritonLayer
@@ -47,7 +47,7 @@ class Torch(Kernel):
 
 
 class _MlaLayerDecode(Op):
-    def refuses(self, c: Call, *sizes: int) -> tuple[str, str, str, str] | None:
+    def unsupported_reason(self, c: Call, *sizes: int) -> tuple[str, str, str, str] | None:
         found = dict(zip(self.declaration.sizes, sizes, strict=True))
         v, rows, start = found["V"], found["L"], found["start"]
         if v % V:
@@ -73,12 +73,19 @@ class _MlaLayerDecode(Op):
         sizes.setdefault("U", sizes["V"] // V * (NOPE + V))
         sizes.setdefault("A", sizes["L"])
 
-    def fit(self, c: Call, draw: Draw) -> Mapping[str, Any]:
+    def fit(self, c: Call, draw: InputGenerator) -> Mapping[str, Any]:
         """Weights whose products are about 1."""
-        weights = {"q_down": (c.R, c.D), "q_up": (c.Q, c.R), "kv_down": (CACHE_ROW, c.D),
-                   "kv_up": (c.U, LATENT), "o": (c.D, c.V)}  # fmt: skip
-        fitted = {name: draw.floats(shape, BF16) / max(shape[1], 1) ** 0.5
-                  for name, shape in weights.items()}  # fmt: skip
+        weights = {
+            "q_down": (c.R, c.D),
+            "q_up": (c.Q, c.R),
+            "kv_down": (CACHE_ROW, c.D),
+            "kv_up": (c.U, LATENT),
+            "o": (c.D, c.V),
+        }
+        fitted = {
+            name: draw.floats(shape, BF16) / max(shape[1], 1) ** 0.5
+            for name, shape in weights.items()
+        }
         return {**fitted, "angles": rope_angles(c.A, device=c.device)}
 
     def flops(self, c: Call) -> int:
@@ -212,9 +219,13 @@ def _mm(a: Tensor, w: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _appended(
-    x: Tensor, cache: Tensor, start: int, kv_down: Tensor, positions: Tensor | None,
+    x: Tensor,
+    cache: Tensor,
+    start: int,
+    kv_down: Tensor,
+    positions: Tensor | None,
     dtype: torch.dtype,
-) -> tuple[Tensor, list[int]]:  # fmt: skip
+) -> tuple[Tensor, list[int]]:
     """Writes the new rows; x as rows, and the lengths, read back to the host."""
     rows = x.reshape(-1, x.shape[-1])
     places = [start] * len(rows) if positions is None else positions.tolist()
@@ -233,9 +244,18 @@ def _queries(
 
 
 def run_torch(
-    start: int, out: Tensor, x: Tensor, cache: Tensor, q_down: Tensor, q_up: Tensor,
-    kv_down: Tensor, kv_up: Tensor, o: Tensor, angles: Tensor, positions: Tensor | None,
-) -> None:  # fmt: skip
+    start: int,
+    out: Tensor,
+    x: Tensor,
+    cache: Tensor,
+    q_down: Tensor,
+    q_up: Tensor,
+    kv_down: Tensor,
+    kv_up: Tensor,
+    o: Tensor,
+    angles: Tensor,
+    positions: Tensor | None,
+) -> None:
     """Any device, a sequence after the other. Reads positions back: synchronises with a GPU."""
     rows, lens = _appended(x, cache, start, kv_down, positions, BF16)
     nope, roped = _queries(rows, q_down, q_up, angles, lens, BF16)
@@ -255,10 +275,18 @@ def run_torch(
 
 
 def mla_layer_decode_ref(
-    x: Tensor, cache: Tensor, start: int, q_down: Tensor, q_up: Tensor, kv_down: Tensor,
-    kv_up: Tensor, o: Tensor, angles: Tensor, positions: Tensor | None = None,
+    x: Tensor,
+    cache: Tensor,
+    start: int,
+    q_down: Tensor,
+    q_up: Tensor,
+    kv_down: Tensor,
+    kv_up: Tensor,
+    o: Tensor,
+    angles: Tensor,
+    positions: Tensor | None = None,
     dtype: torch.dtype = torch.float32,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """The formula of `mla_layer_decode` as models state it, k and v of every token and head, in
     `dtype`; on any device. Writes the cache, whose rows are bf16."""
     rows, lens = _appended(x, cache, start, kv_down, positions, dtype)

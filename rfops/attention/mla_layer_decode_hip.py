@@ -24,7 +24,7 @@ from rfops.dispatch.heuristic import ceil
 from rfops.dispatch.kernel import Call, Kernel, Run, RunOf
 from rfops.dispatch.steps import Step, run_steps
 from rfops.jit import compile_ops, u32
-from rfops.jit.arch import ROWS
+from rfops.jit.arch import ARCH_SPECS
 
 from .mla_layer_parts import (
     CACHE_ROW,
@@ -126,7 +126,7 @@ def down_product(c: Call) -> Product:
     64 in 14.7, and 256 by 128 in 20.7."""
     stage, widths = DOWN, [64, 128]
     if c.B > FEW_ROWS:  # two buffers of x and w
-        room = ROWS[c.arch].lds_bytes // (4 * STEP) - 64
+        room = ARCH_SPECS[c.arch].lds_bytes // (4 * STEP) - 64
         stage, widths = DOWN_WIDE, [n for n in (64, 96, 128) if n <= room]
     made = (Product(stage, c.R, c.D, n, c.D, n_other=CACHE_ROW, most_m=4) for n in widths)
     return _busiest(c, *made)
@@ -138,7 +138,7 @@ def out_product(c: Call) -> Product:
     if c.B <= FEW_ROWS:
         return Product(OUT, c.D, c.V, 64)
     wide = (48, 64) if c.B <= WIDE_ROWS else (96, 112)
-    lds = ROWS[c.arch].lds_bytes
+    lds = ARCH_SPECS[c.arch].lds_bytes
     made = (Product(WIDE, c.D, c.V, n, chunk=2 if 4 * n * 2 * STEP <= lds else 1) for n in wide)
     return _busiest(c, *made)
 
@@ -177,14 +177,23 @@ def _defines(arch: str) -> list[list[dict[str, int]]]:
     """DeepSeek-V3's, of one sequence and of 128."""
     made = []
     for m in (1, 128):
-        c = Call(arch, ROWS[arch].cus, torch.device("cpu"),
-                 {"B": m, "D": 7168, "R": 1536, "Q": 24576, "V": 16384}, {}, {})  # fmt: skip
+        c = Call(
+            arch,
+            ARCH_SPECS[arch].cus,
+            torch.device("cpu"),
+            {"B": m, "D": 7168, "R": 1536, "Q": 24576, "V": 16384},
+            {},
+            {},
+        )
         made.append([p.defines(m, c.cu_num) for p in products(c)])
     return made
 
 
-@compile_ops("mla_layer_decode", kernel="mla_layer_decode",
-             variants=lambda arch: [*_defines(arch)[0][:2], _defines(arch)[1][1]])  # fmt: skip
+@compile_ops(
+    "mla_layer_decode",
+    kernel="mla_layer_decode",
+    variants=lambda arch: [*_defines(arch)[0][:2], _defines(arch)[1][1]],
+)
 def mla_layer_decode_kernel(
     out: Tensor,
     x: Tensor,
@@ -212,8 +221,11 @@ def mla_layer_decode_kernel(
     """csrc/attention/mla_layer_decode.hip: the shapes stand there."""
 
 
-@compile_ops("mla_layer_decode_down", kernel="mla_layer_decode_down",
-             variants=lambda arch: [_defines(arch)[1][0]])  # fmt: skip
+@compile_ops(
+    "mla_layer_decode_down",
+    kernel="mla_layer_decode_down",
+    variants=lambda arch: [_defines(arch)[1][0]],
+)
 def mla_layer_decode_down(
     x: Tensor,
     w: Tensor,
@@ -240,7 +252,7 @@ def mla_layer_decode_down(
 @compile_ops(
     "mla_layer_decode_query",
     kernel="mla_layer_decode_query",
-    variants=lambda arch: [query_defines(m, 128, 1536, ROWS[arch].cus) for m in (1, 32)],
+    variants=lambda arch: [query_defines(m, 128, 1536, ARCH_SPECS[arch].cus) for m in (1, 32)],
 )
 def mla_layer_decode_query(
     q: Tensor,
@@ -277,8 +289,11 @@ def mla_layer_decode_query_wide(
     """csrc/attention/mla_layer_decode_query_wide.hip: the shapes stand there."""
 
 
-@compile_ops("mla_layer_decode_out", kernel="mla_layer_decode_out",
-             variants=lambda arch: [_defines(arch)[0][2]])  # fmt: skip
+@compile_ops(
+    "mla_layer_decode_out",
+    kernel="mla_layer_decode_out",
+    variants=lambda arch: [_defines(arch)[0][2]],
+)
 def mla_layer_decode_out(
     out: Tensor,
     x: Tensor,
@@ -292,8 +307,11 @@ def mla_layer_decode_out(
     """csrc/attention/mla_layer_decode_out.hip: the shapes stand there."""
 
 
-@compile_ops("mla_layer_decode_wide", kernel="mla_layer_decode_wide",
-             variants=lambda arch: [_defines(arch)[1][2]])  # fmt: skip
+@compile_ops(
+    "mla_layer_decode_wide",
+    kernel="mla_layer_decode_wide",
+    variants=lambda arch: [_defines(arch)[1][2]],
+)
 def mla_layer_decode_wide(
     out: Tensor,
     x: Tensor,
@@ -310,19 +328,30 @@ def mla_layer_decode_wide(
 class HipLayer(Kernel):
     name = "hip"
     module = "mla_layer_decode"
-    more_modules = ("mla_layer_decode_down", "mla_layer_decode_query",
-                    "mla_layer_decode_query_wide", "mla_layer_decode_out", "mla_layer_decode_wide",
-                    "mla_decode_flow", "mla_decode_shared")  # fmt: skip
+    more_modules = (
+        "mla_layer_decode_down",
+        "mla_layer_decode_query",
+        "mla_layer_decode_query_wide",
+        "mla_layer_decode_out",
+        "mla_layer_decode_wide",
+        "mla_decode_flow",
+        "mla_decode_shared",
+    )
     error = 2.0**-6  # five roundings to bf16, and P
 
-    def refuses(self, c: Call) -> str | None:
-        if reason := self.refuses_arch(c):
+    def unsupported_reason(self, c: Call) -> str | None:
+        if reason := self.unsupported_arch_reason(c):
             return reason
         if c.D % PIECE or c.R % PIECE:
             return f"D={c.D}, R={c.R}: no multiples of {PIECE}"
         rows = ceil(c.B, TILE) * TILE
-        for count, row in ((8 * TILE, c.D), (8 * TILE, c.V * LATENT // V), (rows, c.R), (rows, c.V),
-                           (c.L, ROPE)):  # fmt: skip
+        for count, row in (
+            (8 * TILE, c.D),
+            (8 * TILE, c.V * LATENT // V),
+            (rows, c.R),
+            (rows, c.V),
+            (c.L, ROPE),
+        ):
             if 2 * count * row >= MAX_BYTES:
                 return f"{count} rows of an operand are beyond signed 32-bit offsets (2 GiB)"
         if c.B * c.L >= 2**31:
@@ -353,8 +382,11 @@ class HipLayer(Kernel):
                 _down(c, down),
                 _query(c, query),
                 attention(c, page, hip=True),
-                _product(c, value, {"out": "value", "x": "latent", "w": "kv_up",
-                                    **dict.fromkeys(_OF_DOWN)}),
+                _product(
+                    c,
+                    value,
+                    {"out": "value", "x": "latent", "w": "kv_up", **dict.fromkeys(_OF_DOWN)},
+                ),
                 _out(c, out),
             ],
             arch=c.arch,
@@ -369,7 +401,7 @@ class HipLayer(Kernel):
             },
             zeros={"counts": max(tiles)},
             outer=True,
-        )  # fmt: skip
+        )
 
 
 def page_of(c: Call) -> int:
@@ -384,11 +416,26 @@ _OF_DOWN = ("cache", "w_other", "positions", "lens", "table")
 
 def _product(c: Call, p: Product, tensors: Mapping[str, str | None]) -> Step:
     return Step(
-        mla_layer_decode_kernel, p.defines(c.B, c.cu_num), THREADS, p.groups(c.B, c.cu_num),
-        {"m": c.B, "n": p.n, "n_other": p.n_other, "heads": p.heads, "k": p.k, "x_row": p.x_row,
-         "x_head": p.x_head, "w_first": p.w_first, "w_head": p.w_head, "start": c.start,
-         "cache_rows": c.L, "width": c.L // page_of(c), **tensors},
-    )  # fmt: skip
+        mla_layer_decode_kernel,
+        p.defines(c.B, c.cu_num),
+        THREADS,
+        p.groups(c.B, c.cu_num),
+        {
+            "m": c.B,
+            "n": p.n,
+            "n_other": p.n_other,
+            "heads": p.heads,
+            "k": p.k,
+            "x_row": p.x_row,
+            "x_head": p.x_head,
+            "w_first": p.w_first,
+            "w_head": p.w_head,
+            "start": c.start,
+            "cache_rows": c.L,
+            "width": c.L // page_of(c),
+            **tensors,
+        },
+    )
 
 
 def _down(c: Call, p: Product) -> Step:
@@ -397,10 +444,22 @@ def _down(c: Call, p: Product) -> Step:
     if p.stage != DOWN_WIDE:
         return _product(c, p, tensors)
     return Step(
-        mla_layer_decode_down, p.defines(c.B, c.cu_num), 2 * THREADS, p.groups(c.B, c.cu_num),
-        {"m": c.B, "n": p.n, "n_other": p.n_other, "k": p.k, "x_row": p.x_row, "start": c.start,
-         "cache_rows": c.L, "width": c.L // page_of(c), **tensors},
-    )  # fmt: skip
+        mla_layer_decode_down,
+        p.defines(c.B, c.cu_num),
+        2 * THREADS,
+        p.groups(c.B, c.cu_num),
+        {
+            "m": c.B,
+            "n": p.n,
+            "n_other": p.n_other,
+            "k": p.k,
+            "x_row": p.x_row,
+            "start": c.start,
+            "cache_rows": c.L,
+            "width": c.L // page_of(c),
+            **tensors,
+        },
+    )
 
 
 def _query(c: Call, defines: Mapping[str, int]) -> Step:
@@ -417,7 +476,9 @@ def _out(c: Call, p: Product) -> Step:
     """The layer's result from the values of all heads."""
     is_wide = p.stage == WIDE
     return Step(
-        mla_layer_decode_wide if is_wide else mla_layer_decode_out, p.defines(c.B, c.cu_num),
-        2 * THREADS if is_wide else THREADS, p.groups(c.B, c.cu_num),
+        mla_layer_decode_wide if is_wide else mla_layer_decode_out,
+        p.defines(c.B, c.cu_num),
+        2 * THREADS if is_wide else THREADS,
+        p.groups(c.B, c.cu_num),
         {"m": c.B, "n": p.n, "k": p.k, "x": "value", "w": "o"},
-    )  # fmt: skip
+    )

@@ -12,7 +12,7 @@ from rfops.dispatch.heuristic import ceil
 from rfops.dispatch.kernel import Call, Kernel, Run, RunOf
 from rfops.dispatch.steps import NestedRun, run_steps
 from rfops.dispatch.tuned_table import serving
-from rfops.jit.arch import ROWS
+from rfops.jit.arch import ARCH_SPECS
 from rfops.triton import launch
 from rfops.triton.bound import BoundTriton, TritonStep
 
@@ -60,19 +60,19 @@ class TritonLayer(Kernel):
     Config = LayerTritonConfig
     error = 2.0**-6  # five roundings to bf16, and P
 
-    def refuses(self, c: Call) -> str | None:
+    def unsupported_reason(self, c: Call) -> str | None:
         reason = launch.missing()
         if reason is not None:
             return reason
         if serving(c.arch) is None:
-            return f"no tiles for {c.arch}: {', '.join(ROWS)} and later NVIDIA GPUs have some"
+            return f"no tiles for {c.arch}: {', '.join(ARCH_SPECS)} and later NVIDIA GPUs have some"
         if c.B * c.L >= 2**31 or c.V * LATENT // V * c.B >= 2**31:
             return f"a cache of {c.B * c.L} rows, or {c.V // V} heads, are beyond 32-bit offsets"
         kernel, reason = attention_kernel(attention_call(c, c.L), hip=False)
         return None if kernel is not None else f"its attention is not taken: {reason}"
 
-    def refuses_config(self, c: Call, config: LayerTritonConfig) -> str | None:
-        chip = ROWS[serving(c.arch) or "sm_90"]
+    def unsupported_config_reason(self, c: Call, config: LayerTritonConfig) -> str | None:
+        chip = ARCH_SPECS[serving(c.arch) or "sm_90"]
         own = config.lds_bytes(c.arch, _block_m(c.B))
         return None if own <= chip.lds_bytes else f"{own} bytes of LDS, {c.arch} has less"
 
@@ -90,7 +90,7 @@ class TritonLayer(Kernel):
             for warps in (4, 8)
             for stages in (2, 3, 4)
         ]
-        fit = (config for config in made if self.refuses_config(c, config) is None)
+        fit = (config for config in made if self.unsupported_config_reason(c, config) is None)
         return [first, *(config for config in fit if config != first)]
 
     def variant(self, c: Call, config: LayerTritonConfig) -> RunOf:
@@ -133,45 +133,86 @@ def _steps(c: Call, config: LayerTritonConfig) -> list[TritonStep | NestedRun]:
         bound("down", tile),
         grid=(ceil(c.R, block_n) + ceil(CACHE_ROW, block_n), along_m, 1),
         arguments={
-            "out": "q_lora", "w": "q_down", "w_other": "kv_down",
-            "m": c.B, "n": c.R, "k": c.D, "start": c.start, "cache_rows": c.L,
+            "out": "q_lora",
+            "w": "q_down",
+            "w_other": "kv_down",
+            "m": c.B,
+            "n": c.R,
+            "k": c.D,
+            "start": c.start,
+            "cache_rows": c.L,
         },
-    )  # fmt: skip
+    )
     query = TritonStep(
         bound("query", {"BLOCK_M": block_m, "BLOCK_K": config.block_k}),
         grid=(heads * (NOPE + ROPE) // 64, along_m, 1),
         arguments={
-            "x": "q_lora", "w": "q_up", "m": c.B, "heads": heads, "k": c.R, "start": c.start,
+            "x": "q_lora",
+            "w": "q_up",
+            "m": c.B,
+            "heads": heads,
+            "k": c.R,
+            "start": c.start,
         },
-    )  # fmt: skip
+    )
     of_heads = bound("product", {**tile, "BLOCK_N": 64, "BLOCK_K": min(64, config.block_k)})
     absorb = TritonStep(
         of_heads,
         grid=(LATENT // 64, along_m, heads),
         arguments={
-            "out": "q", "x": "nope", "w": "kv_up", "m": c.B, "n": LATENT, "k": NOPE,
-            "x_row": heads * NOPE, "x_head": NOPE,
-            "w_first": 0, "w_head": _UP, "w_n": 1, "w_k": LATENT,
-            "out_row": heads * CACHE_ROW, "out_head": CACHE_ROW,
+            "out": "q",
+            "x": "nope",
+            "w": "kv_up",
+            "m": c.B,
+            "n": LATENT,
+            "k": NOPE,
+            "x_row": heads * NOPE,
+            "x_head": NOPE,
+            "w_first": 0,
+            "w_head": _UP,
+            "w_n": 1,
+            "w_k": LATENT,
+            "out_row": heads * CACHE_ROW,
+            "out_head": CACHE_ROW,
         },
-    )  # fmt: skip
+    )
     values = TritonStep(
         of_heads,
         grid=(V // 64, along_m, heads),
         arguments={
-            "out": "value", "x": "latent", "w": "kv_up", "m": c.B, "n": V, "k": LATENT,
-            "x_row": heads * LATENT, "x_head": LATENT,
-            "w_first": NOPE * LATENT, "w_head": _UP, "w_n": LATENT, "w_k": 1,
-            "out_row": c.V, "out_head": V,
+            "out": "value",
+            "x": "latent",
+            "w": "kv_up",
+            "m": c.B,
+            "n": V,
+            "k": LATENT,
+            "x_row": heads * LATENT,
+            "x_head": LATENT,
+            "w_first": NOPE * LATENT,
+            "w_head": _UP,
+            "w_n": LATENT,
+            "w_k": 1,
+            "out_row": c.V,
+            "out_head": V,
         },
-    )  # fmt: skip
+    )
     last = TritonStep(
         bound("product", tile),
         grid=(ceil(c.D, block_n), along_m, 1),
         arguments={
-            "x": "value", "w": "o", "m": c.B, "n": c.D, "k": c.V,
-            "x_row": c.V, "x_head": 0, "w_first": 0, "w_head": 0, "w_n": c.V, "w_k": 1,
-            "out_row": c.D, "out_head": 0,
+            "x": "value",
+            "w": "o",
+            "m": c.B,
+            "n": c.D,
+            "k": c.V,
+            "x_row": c.V,
+            "x_head": 0,
+            "w_first": 0,
+            "w_head": 0,
+            "w_n": c.V,
+            "w_k": 1,
+            "out_row": c.D,
+            "out_head": 0,
         },
-    )  # fmt: skip
+    )
     return [down, query, absorb, attention(c, c.L, hip=False), values, last]

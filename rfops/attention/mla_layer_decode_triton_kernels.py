@@ -23,8 +23,21 @@ CACHE_ROW = tl.constexpr(576)
 
 
 @triton.jit
-def _rows(x, w, row, column, rows, columns, k, x_row, w_n, w_k,
-          BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):  # fmt: skip
+def _rows(
+    x,
+    w,
+    row,
+    column,
+    rows,
+    columns,
+    k,
+    x_row,
+    w_n,
+    w_k,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
     """The sums of rows of x by rows of w."""
     at_k = tl.arange(0, BLOCK_K)
     x_at = x + row.to(tl.int64)[:, None] * x_row + at_k[None, :]
@@ -49,9 +62,23 @@ def _positions(positions, start, row, m):
 
 @triton.jit
 def down(
-    out, cache, x, w, w_other, positions, lens, table, m, n, k, start, cache_rows,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
+    out,
+    cache,
+    x,
+    w,
+    w_other,
+    positions,
+    lens,
+    table,
+    m,
+    n,
+    k,
+    start,
+    cache_rows,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
     """out: [m, n], then rows of the cache by w_other; lengths, and a block table of one page a
     sequence."""
     row = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -77,9 +104,19 @@ def down(
 
 @triton.jit
 def query(
-    nope, q, x, w, angles, positions, m, heads, k, start,
-    BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
+    nope,
+    q,
+    x,
+    w,
+    angles,
+    positions,
+    m,
+    heads,
+    k,
+    start,
+    BLOCK_M: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
     """64 columns of a head: of nope [m, heads, 128], or rotated in q [m, heads, 576]."""
     row = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
     head, part = tl.program_id(0) // 3, tl.program_id(0) % 3
@@ -105,14 +142,42 @@ def query(
 
 @triton.jit
 def product(
-    out, x, w, m, n, k, x_row, x_head, w_first, w_head, w_n, w_k, out_row, out_head,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
+    out,
+    x,
+    w,
+    m,
+    n,
+    k,
+    x_row,
+    x_head,
+    w_first,
+    w_head,
+    w_n,
+    w_k,
+    out_row,
+    out_head,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
     """w: [n, k] of a head, in any strides, from w_first on."""
     row = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
     column = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     head = tl.program_id(2).to(tl.int64)
-    acc = _rows(x + head * x_head, w + w_first + head * w_head, row, column, m, n, k, x_row, w_n,
-                w_k, BLOCK_M, BLOCK_N, BLOCK_K)  # fmt: skip
+    acc = _rows(
+        x + head * x_head,
+        w + w_first + head * w_head,
+        row,
+        column,
+        m,
+        n,
+        k,
+        x_row,
+        w_n,
+        w_k,
+        BLOCK_M,
+        BLOCK_N,
+        BLOCK_K,
+    )
     to = out + head * out_head + row.to(tl.int64)[:, None] * out_row + column[None, :]
     tl.store(to, acc.to(tl.bfloat16), mask=(row < m)[:, None] & (column < n)[None, :])

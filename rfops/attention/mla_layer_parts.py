@@ -24,12 +24,28 @@ _BF16 = torch.bfloat16
 def attention_call(c: Call, page: int) -> Call:
     """That of mla_decode on a layer's cache in pages of `page`, by a block table."""
     pages = c.L // page
-    sizes = {"B": c.B, "T": c.B, "H": c.V // V, "S": c.B * pages, "P": c.B * pages, "page": page,
-             "ends": c.B, "W": pages}  # fmt: skip
-    values: Mapping[str, Any] = {"sm_scale": SM_SCALE, "qo_len": 1, "causal": True,
-                                 "q_dtype": _BF16, "kv_dtype": _BF16}  # fmt: skip
-    shapes = {"kv_indices": ((c.B, pages), torch.int32), "kv_lens": ((c.B,), torch.int32),
-              "angles": ((c.A, ROPE), _BF16)}  # fmt: skip
+    sizes = {
+        "B": c.B,
+        "T": c.B,
+        "H": c.V // V,
+        "S": c.B * pages,
+        "P": c.B * pages,
+        "page": page,
+        "ends": c.B,
+        "W": pages,
+    }
+    values: Mapping[str, Any] = {
+        "sm_scale": SM_SCALE,
+        "qo_len": 1,
+        "causal": True,
+        "q_dtype": _BF16,
+        "kv_dtype": _BF16,
+    }
+    shapes = {
+        "kv_indices": ((c.B, pages), torch.int32),
+        "kv_lens": ((c.B,), torch.int32),
+        "angles": ((c.A, ROPE), _BF16),
+    }
     tensors = {name: View.dense(*shape, c.device) for name, shape in shapes.items()}
     return Call(c.arch, c.cu_num, c.device, sizes, values, tensors)
 
@@ -41,7 +57,7 @@ def attention_kernel(of: Call, *, hip: bool) -> tuple[Kernel | None, str]:
     for name in (*order, *(n for n in mla_decode.OP.kernels if n not in order)):
         kernel = mla_decode.OP.kernels[name]
         if turns(kernel) and kernel.is_hip == hip:
-            reason = kernel.refuses(of)
+            reason = kernel.unsupported_reason(of)
             if reason is None:
                 return kernel, ""
             reasons.append(f"{kernel.name}: {reason}")
@@ -56,7 +72,10 @@ def attention(c: Call, page: int, *, hip: bool) -> NestedRun:
     assert kernel is not None, reason
     run = kernel.variant(of, kernel.default(of))(*of.sizes.values())
     sources = {
-        "out": "latent", "kv": "cache", "kv_indptr": "lens", "kv_indices": "table",
+        "out": "latent",
+        "kv": "cache",
+        "kv_indptr": "lens",
+        "kv_indices": "table",
         "kv_lens": "lens",
-    }  # fmt: skip
+    }
     return NestedRun(run, (*kernel.arguments, "angles"), sources)

@@ -116,13 +116,23 @@ def _harness(of: Problem) -> dict[str, Any]:
         raise RuntimeError("the evaluator compares: not part of an entry")
 
     def generated(*_: Any, **__: Any) -> Any:
-        raise RuntimeError("generate_input: an entry that makes a case's inputs itself has its "
-                           "results before it is called")  # fmt: skip
+        raise RuntimeError(
+            "generate_input: an entry that makes a case's inputs itself has its "
+            "results before it is called"
+        )
 
-    return {**classes, "input_t": Any, "output_t": Any, "TestSpec": dict, "set_seed": seed,
-            "make_match_reference": lambda *_, **__: compared, "match_reference": compared,
-            "verbose_allclose": compared, "generate_input": generated,
-            "ref_kernel": of.reference}  # fmt: skip
+    return {
+        **classes,
+        "input_t": Any,
+        "output_t": Any,
+        "TestSpec": dict,
+        "set_seed": seed,
+        "make_match_reference": lambda *_, **__: compared,
+        "match_reference": compared,
+        "verbose_allclose": compared,
+        "generate_input": generated,
+        "ref_kernel": of.reference,
+    }
 
 
 def _one(of: Problem, kernel: Any, call: dict[str, Any], job: dict[str, Any], reply: Any) -> None:

@@ -108,9 +108,12 @@ def mixed_mla(data: Any) -> tuple[Any, dict[str, Any]]:
     kv, kv_scale = kv_data["fp8"]
     kv = kv.view(-1, 1, 1, kv.shape[-1])  # pages of one token
     tensors = {
-        "q": q, "kv": kv, "kv_indptr": kv_indptr, "kv_indices": order(kv.shape[0], kv.device),
+        "q": q,
+        "kv": kv,
+        "kv_indptr": kv_indptr,
+        "kv_indices": order(kv.shape[0], kv.device),
         "kv_scale": kv_scale,
-    }  # fmt: skip
+    }
     return (config["batch_size"], config["q_seq_len"], kv.shape[0]), tensors
 
 
@@ -124,9 +127,14 @@ def _call_mixed_mla(t: dict[str, Any], data: Any) -> object:
 
     config = data[4]
     return mla_decode(
-        t["q"], t["kv"], t["kv_indptr"], t["kv_indices"], config["sm_scale"],
-        qo_len=config["q_seq_len"], kv_scale=t["kv_scale"],
-    )  # fmt: skip
+        t["q"],
+        t["kv"],
+        t["kv_indptr"],
+        t["kv_indices"],
+        config["sm_scale"],
+        qo_len=config["q_seq_len"],
+        kv_scale=t["kv_scale"],
+    )
 
 
 # ---------------------------------------------------------------- amd-moe-mxfp4
@@ -138,9 +146,14 @@ def moe_mxfp4(data: Any) -> tuple[Any, dict[str, Any]]:
     x = torch.nn.functional.pad(x, (0, padding)) if padding else x
     sizes = (*x.shape, w2.shape[2] * 2, w1.shape[0], topk_ids.shape[1])
     tensors = {
-        "x": x, "w1": w1, "w2": w2, "w1_scale": w1_scale, "w2_scale": w2_scale,
-        "topk_weights": topk_weights, "topk_ids": topk_ids,
-    }  # fmt: skip
+        "x": x,
+        "w1": w1,
+        "w2": w2,
+        "w1_scale": w1_scale,
+        "w2_scale": w2_scale,
+        "topk_weights": topk_weights,
+        "topk_ids": topk_ids,
+    }
     return sizes, tensors
 
 
@@ -155,9 +168,16 @@ def _call_moe_mxfp4(t: dict[str, Any], _data: Any) -> object:
     w1, w2 = (Shuffled(t[name], "16x16") for name in ("w1", "w2"))
     w1_scale, w2_scale = (Shuffled(t[name], "32x8") for name in ("w1_scale", "w2_scale"))
     return fused_moe(
-        t["x"], w1, w2, t["topk_weights"], t["topk_ids"], quant="mxfp4", w1_scale=w1_scale,
-        w2_scale=w2_scale, rounding="even",
-    )  # fmt: skip
+        t["x"],
+        w1,
+        w2,
+        t["topk_weights"],
+        t["topk_ids"],
+        quant="mxfp4",
+        w1_scale=w1_scale,
+        w2_scale=w2_scale,
+        rounding="even",
+    )
 
 
 # ---------------------------------------------------------------- amd-mla-decode
@@ -167,11 +187,15 @@ def mla_decode(data: Any) -> tuple[Any, dict[str, Any]]:
     config, x, kv_cache = data
     cache = kv_cache.data
     tensors = {
-        "x": x, "cache": cache, "q_down": config.Q_proj_down_weight,
-        "q_up": config.Q_proj_up_weight, "kv_down": config.KV_proj_down_weight,
-        "kv_up": config.KV_proj_up_weight, "o": config.wo_weight,
+        "x": x,
+        "cache": cache,
+        "q_down": config.Q_proj_down_weight,
+        "q_up": config.Q_proj_up_weight,
+        "kv_down": config.KV_proj_down_weight,
+        "kv_up": config.KV_proj_up_weight,
+        "o": config.wo_weight,
         "angles": angles(cache.shape[1], cache.device),
-    }  # fmt: skip
+    }
     return (x.shape[0], kv_cache.seq_len, x.shape[2], config.n_heads), tensors
 
 
@@ -197,17 +221,18 @@ def _call_mla_decode(t: dict[str, Any], data: Any) -> object:
 ROWS = {
     "amd-fp8-mm": Row(fp8_mm, is_out, "rfops.gemm.a8w8_blockscale", _call_fp8_mm),
     "amd-mixture-of-experts": Row(
-        mixture_of_experts, as_x, "rfops.moe.fused_moe_tables", _call_mixture_of_experts,
+        mixture_of_experts,
+        as_x,
+        "rfops.moe.fused_moe_tables",
+        _call_mixture_of_experts,
         (shared_of,),
     ),
     "amd-mxfp4-mm": Row(mxfp4_mm, is_out, "rfops.gemm.a16wfp4", _call_mxfp4_mm),
     "amd-mla-decode": Row(
         mla_decode, with_cache, "rfops.attention.mla_layer_decode", _call_mla_decode, (angles,)
     ),
-    "amd-moe-mxfp4": Row(
-        moe_mxfp4, without_padding, "rfops.moe.fused_moe_mxfp4", _call_moe_mxfp4
-    ),
+    "amd-moe-mxfp4": Row(moe_mxfp4, without_padding, "rfops.moe.fused_moe_mxfp4", _call_moe_mxfp4),
     "amd-mixed-mla": Row(
         mixed_mla, is_out, "rfops.attention.mla_decode", _call_mixed_mla, (order,)
     ),
-}  # fmt: skip
+}

@@ -70,8 +70,14 @@ class Call(msgspec.Struct):
         return [{"case": self.case}, {"case": again}]
 
 
-def evaluate(of: Problem, submission: Path, cases: list[Case], limits: Limits,
-             env: dict[str, str], root: Path | None = None) -> Iterator[Verdict]:  # fmt: skip
+def evaluate(
+    of: Problem,
+    submission: Path,
+    cases: list[Case],
+    limits: Limits,
+    env: dict[str, str],
+    root: Path | None = None,
+) -> Iterator[Verdict]:
     """A verdict a case, as they come. `env`: of the entry's process; `root`: a folder whose own
     problem it is."""
     calls: list[Call] = []
@@ -106,8 +112,15 @@ def refused(text: str) -> str:
 class _Runner:
     """The entry's process, started when a call needs one, and the judging of its replies."""
 
-    def __init__(self, of: Problem, submission: Path, limits: Limits, env: dict[str, str],
-                 folder: Path, root: Path | None) -> None:  # fmt: skip
+    def __init__(
+        self,
+        of: Problem,
+        submission: Path,
+        limits: Limits,
+        env: dict[str, str],
+        folder: Path,
+        root: Path | None,
+    ) -> None:
         self.root = None if root is None else str(root.absolute())
         self.of, self.submission, self.limits, self.env = of, submission, limits, env
         self.folder = folder
@@ -120,12 +133,14 @@ class _Runner:
 
     def start(self, calls: list[Call]) -> None:
         job = {
-            "problem": self.of.name, "root": self.root,
+            "problem": self.of.name,
+            "root": self.root,
             "submission": str(self.submission.absolute()),
-            "folder": str(self.folder), "on_gpu": self.limits.on_gpu,
+            "folder": str(self.folder),
+            "on_gpu": self.limits.on_gpu,
             "evaluator": os.getpid(),
             "calls": [{"at": call.at, "inputs": call.inputs} for call in calls],
-        }  # fmt: skip
+        }
         file = self.folder / "job.json"
         file.write_text(json.dumps(job), encoding="utf-8")
         reading, writing = os.pipe()

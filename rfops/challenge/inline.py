@@ -33,9 +33,15 @@ SHIM = paths.CSRC / "hip_shim"
 _HOST_ENTRY = "host-x86_64-unknown-linux-gnu-"
 _PAGE = 4096
 _REFUSED = {
-    "hipblas": "hipBLAS", "rocblas": "rocBLAS", "rocwmma": "rocWMMA", "ck/": "Composable Kernel",
-    "ck_tile": "Composable Kernel", "hipcub": "hipCUB", "rocprim": "rocPRIM", "miopen": "MIOpen",
-}  # fmt: skip
+    "hipblas": "hipBLAS",
+    "rocblas": "rocBLAS",
+    "rocwmma": "rocWMMA",
+    "ck/": "Composable Kernel",
+    "ck_tile": "Composable Kernel",
+    "hipcub": "hipCUB",
+    "rocprim": "rocPRIM",
+    "miopen": "MIOpen",
+}
 
 
 class CannotBuild(RuntimeError):
@@ -183,8 +189,9 @@ def _hip_object(name: str, text: str, flags: list[str], arch: str, folder: Path)
     _zig(*common, "-O3", *flags, "--cuda-device-only", *_bitcode(), "-S", source, "-o", assembly)
     _zig("clang", "--target=amdgcn-amd-amdhsa", f"-mcpu={arch}", "-c", assembly, "-o", elf)
     _zig("ld.lld", "-shared", elf, "-o", code)
-    fat.write_bytes(_bundle([(_HOST_ENTRY, b""), (f"hipv4-amdgcn-amd-amdhsa--{arch}",
-                                                  code.read_bytes())]))  # fmt: skip
+    fat.write_bytes(
+        _bundle([(_HOST_ENTRY, b""), (f"hipv4-amdgcn-amd-amdhsa--{arch}", code.read_bytes())])
+    )
     holds = ("-Xclang", "-fcuda-include-gpubinary", "-Xclang", fat)
     _zig(*common, *flags, *_FOR_HOST, "-O1", "-fPIC", *holds, "-c", source, "-o", output)
     return output
@@ -193,14 +200,33 @@ def _hip_object(name: str, text: str, flags: list[str], arch: str, folder: Path)
 def check_for_host(source: Path, flags: list[str], arch: str) -> None:
     """What the host's half of a HIP source has to say, in a second: without torch's headers, and
     nothing is made of it."""
-    _zig(*_clang_for(arch), f"-I{SHIM}", f"-I{_amd() / 'include'}", *flags, *_FOR_HOST,
-         "-fsyntax-only", source)  # fmt: skip
+    _zig(
+        *_clang_for(arch),
+        f"-I{SHIM}",
+        f"-I{_amd() / 'include'}",
+        *flags,
+        *_FOR_HOST,
+        "-fsyntax-only",
+        source,
+    )
 
 
 def _clang_for(arch: str) -> list[str]:
-    return ["clang", "-x", "hip", f"--offload-arch={arch}", "-nogpuinc", "-nogpulib", *_CXX, "-w",
-            "-resource-dir", str(_zig_folder() / "lib"), "-include", str(SHIM / "wrapper.h"),
-            "-ferror-limit=5"]  # fmt: skip
+    return [
+        "clang",
+        "-x",
+        "hip",
+        f"--offload-arch={arch}",
+        "-nogpuinc",
+        "-nogpulib",
+        *_CXX,
+        "-w",
+        "-resource-dir",
+        str(_zig_folder() / "lib"),
+        "-include",
+        str(SHIM / "wrapper.h"),
+        "-ferror-limit=5",
+    ]
 
 
 _FOR_HOST = ("--target=x86_64-linux-gnu", "--cuda-host-only")
@@ -210,14 +236,21 @@ _CXX = ("-std=c++20", "-D_GLIBCXX_USE_CXX11_ABI=1")
 
 
 def _defines(name: str) -> list[str]:
-    return [f"-DTORCH_EXTENSION_NAME={name}", "-DTORCH_API_INCLUDE_EXTENSION_H",
-            "-D__HIP_PLATFORM_AMD__=1", "-DUSE_ROCM=1"]  # fmt: skip
+    return [
+        f"-DTORCH_EXTENSION_NAME={name}",
+        "-DTORCH_API_INCLUDE_EXTENSION_H",
+        "-D__HIP_PLATFORM_AMD__=1",
+        "-DUSE_ROCM=1",
+    ]
 
 
 def _include_flags() -> list[str]:
     torch_include = Path(torch.__file__).parent / "include"
-    system = [torch_include, torch_include / "torch/csrc/api/include",
-              Path(sysconfig.get_paths()["include"])]  # fmt: skip
+    system = [
+        torch_include,
+        torch_include / "torch/csrc/api/include",
+        Path(sysconfig.get_paths()["include"]),
+    ]
     return [f"-I{SHIM}", f"-I{_amd() / 'include'}", *(f"-isystem{folder}" for folder in system)]
 
 
@@ -247,8 +280,15 @@ def _zig(*words: str | Path) -> str:
 
 
 def _run(words: list[str]) -> str:
-    done = subprocess.run(words, capture_output=True, text=True, errors="replace", check=False,
-                          stdin=subprocess.DEVNULL, env=toolchain.environment())  # fmt: skip
+    done = subprocess.run(
+        words,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
+        stdin=subprocess.DEVNULL,
+        env=toolchain.environment(),
+    )
     output = done.stdout + done.stderr
     if done.returncode != 0:
         errors = [line for line in output.splitlines() if "error" in line or "undefined" in line]

@@ -43,10 +43,17 @@ def data_of(case: Case, q: torch.Tensor, kv: torch.Tensor) -> Any:
     wide[: kv.shape[0], : QK // 32] = e8m0  # padded as aiter's quantiser leaves it
     steps = torch.arange(case["batchsize"] + 1, dtype=torch.int32)
     config = {
-        "batch_size": case["batchsize"], "num_heads": HEADS, "num_kv_heads": 1,
-        "qk_head_dim": QK, "kv_lora_rank": V, "qk_rope_head_dim": QK - V, "v_head_dim": V,
-        "q_seq_len": case["qseqlen"], "kv_seq_len": case["kvseqlen"], "sm_scale": SCALE,
-    }  # fmt: skip
+        "batch_size": case["batchsize"],
+        "num_heads": HEADS,
+        "num_kv_heads": 1,
+        "qk_head_dim": QK,
+        "kv_lora_rank": V,
+        "qk_rope_head_dim": QK - V,
+        "v_head_dim": V,
+        "q_seq_len": case["qseqlen"],
+        "kv_seq_len": case["kvseqlen"],
+        "sm_scale": SCALE,
+    }
     kv_data = {
         "bf16": kv,
         "fp8": (fp8, scale.reshape(1)),
@@ -84,8 +91,9 @@ def probes(case: Case) -> list[Probe]:
     """Needles in each sixteenth of the keys, at its first and its last."""
     gen, bs, keys = generator(case), case["batchsize"], case["kvseqlen"]
     kv = torch.randn(bs * keys, 1, QK, generator=gen).bfloat16()
-    at = sorted({min(keys - 1, keys * part // 16 + off) for part in range(17) for off in (0, -1)}
-                - {-1})  # fmt: skip
+    at = sorted(
+        {min(keys - 1, keys * part // 16 + off) for part in range(17) for off in (0, -1)} - {-1}
+    )
     found = []
     for first in range(0, len(at), HEADS):
         needles = at[first : first + HEADS]
@@ -103,8 +111,14 @@ PROBLEM = Problem(
     arch="gfx950",
     tests=_cases((4, 1024, 4220), (32, 1024, 5412), (64, 8192, 1360), (256, 8192, 9826)),
     benchmarks=_cases(
-        (4, 1024, 4217), (4, 8192, 4220), (32, 1024, 5412), (32, 8192, 5415),
-        (64, 1024, 1357), (64, 8192, 1360), (256, 1024, 9823), (256, 8192, 9826),
+        (4, 1024, 4217),
+        (4, 8192, 4220),
+        (32, 1024, 5412),
+        (32, 8192, 5415),
+        (64, 1024, 1357),
+        (64, 8192, 1360),
+        (256, 1024, 9823),
+        (256, 8192, 9826),
     ),
     generate=generate,
     reference=lambda data: of_fp8(data).bfloat16(),
@@ -116,4 +130,4 @@ PROBLEM = Problem(
     bound=4e-2,  # FP8 probabilities 3e-2 and bf16's rounding; half of the keys left out is 0.4
     cold=True,
     probes=probes,
-)  # fmt: skip
+)

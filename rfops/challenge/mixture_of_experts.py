@@ -14,8 +14,16 @@ from torch.nn.functional import silu
 
 from rfops.challenge.problem import Case, Problem, generator, smaller
 
-NAMES = ("dhidden", "dexpert", "nroutedexperts", "nsharedexperts", "nexpertspertoken", "bs",
-         "seqlen", "seed")  # fmt: skip
+NAMES = (
+    "dhidden",
+    "dexpert",
+    "nroutedexperts",
+    "nsharedexperts",
+    "nexpertspertoken",
+    "bs",
+    "seqlen",
+    "seed",
+)
 
 
 def _cases(*sizes: tuple[int, ...]) -> tuple[Case, ...]:
@@ -38,11 +46,14 @@ def generate(case: Case) -> Any:
         weights[f"{name}.1.weight"] = weight(d, width, fan=width)
         weights[f"{name}.2.weight"] = weight(width, d, fan=d)
     config = {
-        "d_hidden": d, "d_expert": i, "n_routed_experts": experts,
+        "d_hidden": d,
+        "d_expert": i,
+        "n_routed_experts": experts,
         "n_shared_experts": case["nsharedexperts"],
         "n_experts_per_token": case["nexpertspertoken"],
-        "batch_size": case["bs"], "seq_len": case["seqlen"],
-    }  # fmt: skip
+        "batch_size": case["bs"],
+        "seq_len": case["seqlen"],
+    }
     return x, weights, config
 
 

@@ -81,13 +81,23 @@ def generate(case: Case) -> Any:
         return torch.randn(n, k, generator=gen).to(BF16) / math.sqrt(k)
 
     config = Config(
-        batch_size=bs, dim=dim, n_heads=heads, q_lora_rank=dq, kv_lora_rank=LORA,
-        qk_nope_head_dim=NOPE, qk_rope_head_dim=ROPE, v_head_dim=V, seq_len=1,
-        max_seq_len=shape[1], kv_cache_shape=shape,
-        Q_proj_down_weight=weight(dq, dim), KV_proj_down_weight=weight(LORA + ROPE, dim),
+        batch_size=bs,
+        dim=dim,
+        n_heads=heads,
+        q_lora_rank=dq,
+        kv_lora_rank=LORA,
+        qk_nope_head_dim=NOPE,
+        qk_rope_head_dim=ROPE,
+        v_head_dim=V,
+        seq_len=1,
+        max_seq_len=shape[1],
+        kv_cache_shape=shape,
+        Q_proj_down_weight=weight(dq, dim),
+        KV_proj_down_weight=weight(LORA + ROPE, dim),
         Q_proj_up_weight=weight((NOPE + ROPE) * heads, dq),
-        KV_proj_up_weight=weight((NOPE + V) * heads, LORA), wo_weight=weight(dim, V * heads),
-    )  # fmt: skip
+        KV_proj_up_weight=weight((NOPE + V) * heads, LORA),
+        wo_weight=weight(dim, V * heads),
+    )
     x = torch.randn(bs, 1, dim, generator=gen).to(BF16)
     cache = KVCache(shape)
     cache(torch.randn(bs, case["prefill"], LORA + ROPE, generator=gen).to(BF16))
@@ -163,8 +173,12 @@ def exact(data: Any) -> torch.Tensor:
 
 def _shrink(case: Case) -> Case:
     prefill = min(case["prefill"], 128)
-    return {**smaller(batchsize=2, dim=256, dq=128)(case), "prefill": prefill, "heads": 16,
-            "rows": 160}  # fmt: skip
+    return {
+        **smaller(batchsize=2, dim=256, dq=128)(case),
+        "prefill": prefill,
+        "heads": 16,
+        "rows": 160,
+    }
 
 
 PROBLEM = Problem(

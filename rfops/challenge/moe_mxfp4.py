@@ -20,8 +20,7 @@ from rfops.challenge.problem import Case, Problem, generator, smaller
 from rfops.quantization.shuffle import shuffle_scale, shuffle_weight
 
 PAD = 256
-NAMES = ("dhidden", "dexpert", "nroutedexperts", "nexpertspertoken", "nsharedexperts", "bs",
-         "seed")  # fmt: skip
+NAMES = ("dhidden", "dexpert", "nroutedexperts", "nexpertspertoken", "nsharedexperts", "bs", "seed")
 
 
 def _cases(*sizes: tuple[int, int, int, int, int, int]) -> tuple[Case, ...]:
@@ -51,12 +50,16 @@ def generate(case: Case) -> Any:
     w1, s1 = weights(2 * i, d, case["dhidden"])
     w2, s2 = weights(d, i, case["dexpert"])
     config = {
-        "d_hidden": case["dhidden"], "d_expert": case["dexpert"], "d_hidden_pad": d,
-        "d_expert_pad": i, "n_routed_experts": routed,
+        "d_hidden": case["dhidden"],
+        "d_expert": case["dexpert"],
+        "d_hidden_pad": d,
+        "d_expert_pad": i,
+        "n_routed_experts": routed,
         "n_shared_experts": case["nsharedexperts"],
         "n_experts_per_token": case["nexpertspertoken"],
-        "total_top_k": topk_ids.shape[1], "bs": bs,
-    }  # fmt: skip
+        "total_top_k": topk_ids.shape[1],
+        "bs": bs,
+    }
     shuffled = [shuffle_weight(t).data for t in (w1, w2)]
     scales = [shuffle_scale(t).data for t in (s1, s2)]
     return (x, w1, w2, s1, s2, *shuffled, *scales, topk_weights, topk_ids, config)
@@ -84,12 +87,18 @@ def layer(data: Any) -> torch.Tensor:
 PROBLEM = Problem(
     name="amd-moe-mxfp4",
     arch="gfx950",
-    tests=_cases((4096, 1024, 256, 8, 8, 9371), (7168, 2048, 32, 8, 32, 2291),
-                 (4096, 1536, 64, 6, 128, 81934)),
+    tests=_cases(
+        (4096, 1024, 256, 8, 8, 9371),
+        (7168, 2048, 32, 8, 32, 2291),
+        (4096, 1536, 64, 6, 128, 81934),
+    ),
     benchmarks=_cases(
-        (7168, 256, 256, 8, 16, 9371), (7168, 256, 256, 8, 128, 2291),
-        (7168, 256, 256, 8, 512, 81934), (7168, 512, 32, 8, 16, 2291),
-        (7168, 512, 32, 8, 128, 81934), (7168, 512, 32, 8, 512, 81934),
+        (7168, 256, 256, 8, 16, 9371),
+        (7168, 256, 256, 8, 128, 2291),
+        (7168, 256, 256, 8, 512, 81934),
+        (7168, 512, 32, 8, 16, 2291),
+        (7168, 512, 32, 8, 128, 81934),
+        (7168, 512, 32, 8, 512, 81934),
         (7168, 2048, 32, 8, 512, 81934),
     ),
     generate=generate,
@@ -100,4 +109,4 @@ PROBLEM = Problem(
     truths=lambda _, expected: {"the layer": tensors_of(expected)[0]},
     bound=5e-2,  # aiter's second quantisation may round scales up: 3e-2; a wrong expert is 0.3
     cold=True,
-)  # fmt: skip
+)

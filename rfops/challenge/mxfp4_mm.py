@@ -34,10 +34,17 @@ def exact(data: Any) -> torch.Tensor:
 PROBLEM = Problem(
     name="amd-mxfp4-mm",
     arch="gfx950",
-    tests=_cases((8, 2112, 7168, 124), (16, 3072, 1536, 6635), (64, 3072, 1536, 45),
-                 (256, 2880, 512, 78)),
-    benchmarks=_cases((4, 2880, 512, 4565), (16, 2112, 7168, 15), (32, 4096, 512, 457),
-                      (32, 2880, 512, 54), (64, 7168, 2048, 687), (256, 3072, 1536, 7856)),
+    tests=_cases(
+        (8, 2112, 7168, 124), (16, 3072, 1536, 6635), (64, 3072, 1536, 45), (256, 2880, 512, 78)
+    ),
+    benchmarks=_cases(
+        (4, 2880, 512, 4565),
+        (16, 2112, 7168, 15),
+        (32, 4096, 512, 457),
+        (32, 2880, 512, 54),
+        (64, 7168, 2048, 687),
+        (256, 3072, 1536, 7856),
+    ),
     generate=generate,
     reference=lambda data: exact(data).bfloat16(),
     shrink=smaller(m=64, n=192, k=512),
@@ -46,4 +53,4 @@ PROBLEM = Problem(
     truths=lambda data, _: {"the product": exact(data)},
     bound=4e-3,  # bf16's rounding: a block quantised otherwise is 0.1 of its part
     cold=True,
-)  # fmt: skip
+)

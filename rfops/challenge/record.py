@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rfops.dispatch.family import Family
+from rfops.dispatch.dynamic_plan import DynamicShapePlan
 from rfops.dispatch.op import Op
 from rfops.jit import CompiledOp, settings
 from rfops.jit.launch.bind import bound_by
@@ -120,9 +120,9 @@ class Recorder:
         if passed[0] is None:
             self._made = results[0]
             self._result = tuple(results[0].shape), results[0].dtype
-        kernel, _, config = op.decide(c, Family(op, c, config).router, config)
+        kernel, _, config = op.decide(c, DynamicShapePlan(op, c, config).router, config)
         if not kernel.is_hip:
-            reasons = {n: k.refuses(c) for n, k in op.kernels.items() if k.is_hip}
+            reasons = {n: k.unsupported_reason(c) for n, k in op.kernels.items() if k.is_hip}
             raise ValueError(f"{op.name} {c} on {c.arch} goes to {kernel.name}, no HIP: {reasons}")
         run = op.finish_run(c, kernel.variant(c, config)(*c.sizes.values()))
         tensors = [args[at] for at in op._tensors_at]

@@ -29,17 +29,28 @@ class Ended(NamedTuple):
 class Sandbox:
     """A process and all that it starts; `poll` looks after it, `end` ends all of it."""
 
-    def __init__(self, words: Sequence[str], env: Mapping[str, str], output: Path, memory: int,
-                 pass_fds: Sequence[int] = ()) -> None:  # fmt: skip
+    def __init__(
+        self,
+        words: Sequence[str],
+        env: Mapping[str, str],
+        output: Path,
+        memory: int,
+        pass_fds: Sequence[int] = (),
+    ) -> None:
         if ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
             raise OSError("prctl(PR_SET_CHILD_SUBREAPER) failed: forked processes would be lost")
         self.memory, self.why = memory, ""
         self._others = set(_processes().children(os.getpid()))
         with output.open("wb") as stream:
             self.process = subprocess.Popen(
-                words, env=dict(env), stdin=subprocess.DEVNULL, stdout=stream, stderr=stream,
-                start_new_session=True, pass_fds=pass_fds,
-            )  # fmt: skip
+                words,
+                env=dict(env),
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=stream,
+                start_new_session=True,
+                pass_fds=pass_fds,
+            )
 
     def poll(self) -> bool:
         """Whether it runs and keeps its limits; else `why` says what it did."""

@@ -144,33 +144,50 @@ def _layout(variant: Variant) -> str:
 
 
 def _head(of: Problem, form: str, row: Row, about: str) -> str:
-    return "\n".join([
-        f"#!POPCORN leaderboard {of.name}",
-        f"#!POPCORN gpus {GPUS[of.arch]}",
-        '"""' + f"{of.name} for {of.arch} by {row.op.name} of rfops {rfops.__version__}.",
-        "",
-        *textwrap.wrap(f"Written by `{about}`: change rfops and write it again.", _WIDTH),
-        "",
-        *textwrap.wrap(_SAYS[form], _WIDTH),
-        '"""',
-        "",
-        *_IMPORTS[form],
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            f"#!POPCORN leaderboard {of.name}",
+            f"#!POPCORN gpus {GPUS[of.arch]}",
+            '"""' + f"{of.name} for {of.arch} by {row.op.name} of rfops {rfops.__version__}.",
+            "",
+            *textwrap.wrap(f"Written by `{about}`: change rfops and write it again.", _WIDTH),
+            "",
+            *textwrap.wrap(_SAYS[form], _WIDTH),
+            '"""',
+            "",
+            *_IMPORTS[form],
+        ]
+    )
 
 
 _IMPORTS = {
     "load_inline": (
-        "import ctypes", "import functools", "import os", "import re", "import struct",
-        "from collections.abc import Callable, Mapping", "from typing import Any", "",
-        "import torch", "from task import input_t, output_t",
+        "import ctypes",
+        "import functools",
+        "import os",
+        "import re",
+        "import struct",
+        "from collections.abc import Callable, Mapping",
+        "from typing import Any",
+        "",
+        "import torch",
+        "from task import input_t, output_t",
         "from torch.utils.cpp_extension import load_inline",
     ),
     "module": (
-        "import base64", "import ctypes", "import functools", "import re", "import struct",
-        "from collections.abc import Callable, Mapping", "from pathlib import Path",
-        "from typing import Any", "", "import torch", "from task import input_t, output_t",
+        "import base64",
+        "import ctypes",
+        "import functools",
+        "import re",
+        "import struct",
+        "from collections.abc import Callable, Mapping",
+        "from pathlib import Path",
+        "from typing import Any",
+        "",
+        "import torch",
+        "from task import input_t, output_t",
     ),
-}  # fmt: skip
+}
 _SAYS = {
     "load_inline": "PLANS has what is launched for each size, KERNELS the kernels with the "
     "constants that were chosen for them, SOURCES their text; torch's load_inline builds them when "
@@ -206,17 +223,25 @@ def _tables(kernels: _Kernels, plans: Mapping[Any, tuple[Plan, dict[str, Any]]],
         if plan.result is not None:
             shape, dtype = plan.result
             result["result"] = shape, str(dtype).removeprefix("torch.")
-        shown[sizes] = {**result, "strides": strides, "scratch": dict(plan.scratch),
-                        "launches": launches}  # fmt: skip
-    return "\n".join([
-        _RULE + " plans", "",
-        "# A kernel: its source, the constants that are compiled in, and a code of Python's struct",
-        "# for each argument.",
-        f"KERNELS = {_literal(kernels.table(form))}", "",
-        "# Of each size: the strides of its inputs, scratch memory in bytes, and the launches in",
-        "# their order: kernel, grid, block, arguments.",
-        f"PLANS = {_literal(shown)}",
-    ])  # fmt: skip
+        shown[sizes] = {
+            **result,
+            "strides": strides,
+            "scratch": dict(plan.scratch),
+            "launches": launches,
+        }
+    return "\n".join(
+        [
+            _RULE + " plans",
+            "",
+            "# A kernel: its source, the constants that are compiled in, and a code of Python's",
+            "# struct for each argument.",
+            f"KERNELS = {_literal(kernels.table(form))}",
+            "",
+            "# Of each size: the strides of its inputs, scratch memory in bytes, and the launches",
+            "# in their order: kernel, grid, block, arguments.",
+            f"PLANS = {_literal(shown)}",
+        ]
+    )
 
 
 def _argument(value: Any) -> Any:
@@ -289,7 +314,8 @@ _ENDS = {
 
 class Folded:
     """The sources of modules without their includes, and the headers, which each of them names in
-    the order in which it includes them."""
+    the order in which it includes them. A header that is included behind code, which defines types
+    for it, is pasted where it is included."""
 
     def __init__(self, specs: Iterable[ModuleSpec]) -> None:
         self.headers: dict[str, str] = {}
@@ -306,14 +332,19 @@ class Folded:
             }
 
     def _fold(self, file: Path, names: list[str]) -> str:
-        lines = []
+        lines: list[str] = []
+        is_behind_code = False
         for line in file.read_text(encoding="utf-8").splitlines():
             included = re.fullmatch(r'\s*#include "([\w./]+)".*', line)
             if included is None:
                 lines.append(line)
+                is_behind_code |= not line.lstrip().startswith(("//", "#")) and bool(line.strip())
             elif included[1] not in names:
                 files = (folder / included[1] for folder in (paths.CSRC / "include", paths.CSRC))
                 text = self._fold(next(f for f in files if f.is_file()), names)
+                if is_behind_code:
+                    lines += text.splitlines()
+                    continue
                 names.append(included[1])
                 self.headers[included[1]] = text
         return "\n".join(line for line in lines if line != "#pragma once").strip() + "\n"
@@ -328,13 +359,15 @@ class Folded:
         sources = []
         for name, source in self.sources.items():
             fields = "\n".join(
-                f'        "{field}": ' + (_raw(value) if field == "text" else
-                                          _literal(value, " " * 8, len(field) + 4)) + ","
+                f'        "{field}": '
+                + (_raw(value) if field == "text" else _literal(value, " " * 8, len(field) + 4))
+                + ","
                 for field, value in source.items()
-            )  # fmt: skip
+            )
             sources.append(f'    "{name}": {{\n{fields}\n    }},')
-        return "\n".join([_RULE + " sources", "", "HEADERS = {", *headers, "}", "",
-                          "SOURCES = {", *sources, "}"])  # fmt: skip
+        return "\n".join(
+            [_RULE + " sources", "", "HEADERS = {", *headers, "}", "", "SOURCES = {", *sources, "}"]
+        )
 
 
 def _symbols(module: str) -> list[str]:
@@ -357,8 +390,11 @@ def _reworded(text: str) -> str:
 
 
 def _without(text: str) -> str:
-    for word, instead in ((WORD, INSTEAD), (WORD.capitalize(), INSTEAD.capitalize()),
-                          (WORD.upper(), INSTEAD.upper())):  # fmt: skip
+    for word, instead in (
+        (WORD, INSTEAD),
+        (WORD.capitalize(), INSTEAD.capitalize()),
+        (WORD.upper(), INSTEAD.upper()),
+    ):
         text = text.replace(word, instead)
     return text
 

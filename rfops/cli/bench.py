@@ -5,15 +5,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import csv
 import datetime
 import functools
 import importlib.util
-import math
 import platform
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
 import torch
@@ -30,8 +29,20 @@ from rfops.dispatch.problem import call_on
 
 Row = dict[str, Any]
 QUICK = 3  # shapes of the quick subset
-COLUMNS = ("shape", "kernel", "us", "kind", "floor us", "bound", "share", "TB/s", "TFLOPS",
-           "peer us", "published", "source")  # fmt: skip
+COLUMNS = (
+    "shape",
+    "kernel",
+    "us",
+    "kind",
+    "floor us",
+    "bound",
+    "share",
+    "TB/s",
+    "TFLOPS",
+    "peer us",
+    "published",
+    "source",
+)
 
 
 def add_shapes(parser: argparse.ArgumentParser, op: Op) -> None:
@@ -39,9 +50,13 @@ def add_shapes(parser: argparse.ArgumentParser, op: Op) -> None:
     default = f"default: {next(iter(op.shapes))}" if op.shapes else "this op has none"
     parser.add_argument("--set", nargs="+", choices=op.shapes, default=[], help=default)
     parser.add_argument(
-        "--shape", nargs="+", action="append", default=[], metavar="VALUE",
+        "--shape",
+        nargs="+",
+        action="append",
+        default=[],
+        metavar="VALUE",
         help=f"one shape: {' '.join(op.asked)}, as numbers or as {op.asked[0]}=4; values by name",
-    )  # fmt: skip
+    )
     parser.add_argument("--device", type=torch.device, help="default: the GPU, or cpu if none")
 
 
@@ -51,8 +66,11 @@ def add_arguments(parser: argparse.ArgumentParser, op: Op) -> None:
     parser.add_argument("--csv", type=Path, help="write all figures there")
     parser.add_argument("--plot", type=Path, help="draw times and floors there (needs matplotlib)")
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--quick", action="store_true", help=f"the {QUICK} smallest shapes, which "
-                       "is the default on the virtual GPU")  # fmt: skip
+    which.add_argument(
+        "--quick",
+        action="store_true",
+        help=f"the {QUICK} smallest shapes, which is the default on the virtual GPU",
+    )
     which.add_argument("--all", action="store_true", help="every shape of the set there too")
     executor.add_arguments(parser)
 
@@ -126,10 +144,16 @@ def bench(
     kernel, rule, config = op.decide(c, None, None)
     least = cost.floor(op, c)
     row: Row = {
-        "op": op.name, "shape": label(op, shape), "kernel": kernel.name, "rule": rule,
+        "op": op.name,
+        "shape": label(op, shape),
+        "kernel": kernel.name,
+        "rule": rule,
         "config": routing.config_text(config) if config is not None else "",
-        "floor us": least.us, "bound": least.bound, "bytes": least.bytes, "flops": least.flops,
-    }  # fmt: skip
+        "floor us": least.us,
+        "bound": least.bound,
+        "bytes": least.bytes,
+        "flops": least.flops,
+    }
     found = op.published(c)
     if found:
         figures, row["source"] = found
@@ -141,7 +165,7 @@ def bench(
     wrong = []
     for name in ("", *others):
         backend = name or kernel.name
-        if name and op.kernels[name].refuses(c) is not None:
+        if name and op.kernels[name].unsupported_reason(c) is not None:
             continue
         try:
             done = cost.measure(sets, backend, route=not name)
@@ -160,7 +184,7 @@ def label(op: Op, shape: dict[str, Any]) -> str:
     return " ".join([why.sizes_text(op, op.call_of(**shape)), *words])
 
 
-def _figures(done: cost.Cost, least: cost.Floor) -> Row:
+def _figures(done: cost.Cost, least: cost.Roofline) -> Row:
     row = {"us": done.us, "kind": done.kind, "spread": done.spread, **done.counters}
     if done.us:
         row |= {"TB/s": least.bytes / done.us / 1e6, "TFLOPS": least.flops / done.us / 1e6}
@@ -212,8 +236,11 @@ class _Table:
         self.others, self.rows, self.wrong = others, list[Row](), list[str]()
         columns = (*COLUMNS[:3], *[f"{name} us" for name in others], *COLUMNS[3:])
         self.widths = {name: max(len(name), 7) for name in columns}
-        self.widths |= {"shape": max(len(label(op, shape)) for shape in shapes),
-                        "kernel": max(map(len, op.kernels)), "kind": 9}  # fmt: skip
+        self.widths |= {
+            "shape": max(len(label(op, shape)) for shape in shapes),
+            "kernel": max(map(len, op.kernels)),
+            "kind": 9,
+        }
         print("  ".join(name.ljust(width) for name, width in self.widths.items()))
 
     def __call__(self, row: Row, errors: list[str]) -> None:
@@ -236,11 +263,14 @@ def bench_on(
     """The same by the workers of an executor; rows are printed as they come, and kept in order."""
     show, places = _Table(op, shapes, options.kernel), list[int]()
     tasks = [
-        Task(f"{op.name} {label(op, shape)}", "rfops.cli.bench:bench_task",
-             (op.name, shape, device.type, options.kernel, loaded()),
-             1.0 + op.flops(op.call_of(**shape)) / 1e9)
+        Task(
+            f"{op.name} {label(op, shape)}",
+            "rfops.cli.bench:bench_task",
+            (op.name, shape, device.type, options.kernel, loaded()),
+            1.0 + op.flops(op.call_of(**shape)) / 1e9,
+        )
         for shape in shapes
-    ]  # fmt: skip
+    ]
 
     def done(number: int, outcome: Outcome, progress: str) -> None:
         lost = {"op": op.name, "shape": label(op, shapes[number])}
@@ -274,35 +304,39 @@ def _cell(row: Row, name: str) -> str:
 
 def summary(rows: Sequence[Row], others: Sequence[str] = ()) -> list[str]:
     """Geometric means, the best and the slowest shape, beside the floor and beside others."""
-    timed = [row for row in rows if row.get("us")]
-    if not timed:
+    import pandas as pd
+
+    beside = [f"{name} us" for name in ("published", "peer", *others)]
+    columns = ["shape", "kind", "us", "share", *beside]
+    table = pd.DataFrame(rows, columns=columns)
+    table[columns[2:]] = table[columns[2:]].apply(pd.to_numeric, errors="coerce")
+    timed = table[table["us"] > 0]
+    if timed.empty:
         return ["no time: nothing was launched, or nothing was right"]
-    kinds = ", ".join(sorted({row["kind"] for row in timed}))
-    lines = [f"geometric mean {_mean([r['us'] for r in timed]):.3g} us of {len(timed)} ({kinds})"]
-    placed = sorted((row for row in timed if row.get("share")), key=lambda row: row["share"])
-    if placed:
-        slow, best = (f"{row['share']:.1%} at {row['shape']}" for row in (placed[0], placed[-1]))
-        share = _mean([row["share"] for row in placed])
+    kinds = ", ".join(sorted(timed["kind"].unique()))
+    lines = [f"geometric mean {geometric_mean(timed['us']):.3g} us of {len(timed)} ({kinds})"]
+    placed = timed[timed["share"] > 0].sort_values("share", kind="stable")
+    if len(placed):
+        first, last = placed.iloc[0], placed.iloc[-1]
+        slow, best = (f"{row['share']:.1%} at {row['shape']}" for row in (first, last))
+        share = geometric_mean(placed["share"])
         lines.append(f"share of the floor {share:.1%}; best {best}, slowest {slow}")
-    for name in ("published", "peer", *others):
-        # An estimate beside somebody's measurement is for reading, not for a ratio.
-        fair = [row for row in timed if name != "published" or row["kind"] == "measured"]
-        ratios = [row[f"{name} us"] / row["us"] for row in fair if row.get(f"{name} us")]
-        if ratios:
-            lines.append(f"{name} over this: {_mean(ratios):.2f} (geometric mean of {len(ratios)})")
+    # An estimate beside somebody's measurement is for reading, not for a ratio.
+    timed.loc[timed["kind"] != "measured", "published us"] = float("nan")
+    for name in beside:
+        ratios = (timed[name] / timed["us"])[timed[name] > 0]
+        if len(ratios):
+            mean = geometric_mean(ratios)
+            lines.append(f"{name[:-3]} over this: {mean:.2f} (geometric mean of {len(ratios)})")
     return lines
 
 
-def _mean(values: Sequence[float]) -> float:
-    return math.exp(sum(map(math.log, values)) / len(values))
-
-
 def write_csv(file: Path, rows: Sequence[Row], device: str) -> None:
-    columns = dict.fromkeys(["op", *COLUMNS[:-1]] + [name for row in rows for name in row])
-    with file.open("w", newline="", encoding="utf-8") as stream:
-        writer = csv.DictWriter(stream, [*columns, "device"], restval="", lineterminator="\n")
-        writer.writeheader()
-        writer.writerows({**row, "device": device} for row in rows)
+    import pandas as pd
+
+    table = pd.DataFrame(rows, dtype=object)  # a whole number stays one beside an empty cell
+    table = table.reindex(columns=[*dict.fromkeys(["op", *COLUMNS[:-1], *table.columns])])
+    table.assign(device=device).to_csv(file, index=False, lineterminator="\n")
 
 
 def plot(file: Path, op: Op, rows: Sequence[Row]) -> None:

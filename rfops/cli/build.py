@@ -41,9 +41,13 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     build.add_argument("--manifest", type=Path, help="build what a run used, as it was recorded")
     build.add_argument("--config", type=Path, help="another compiler_config.json")
     build.add_argument(
-        "-D", dest="defines", action="append", default=[], metavar="NAME=VALUE",
+        "-D",
+        dest="defines",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
         help="build this variant and not those that the op declares",
-    )  # fmt: skip
+    )
     build.add_argument("-j", dest="jobs", type=int, default=0, help="compilers at once, at most")
     executor.add_arguments(build)
     build.set_defaults(command=run)

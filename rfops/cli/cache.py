@@ -34,9 +34,11 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     import_ = actions.add_parser("import", help="add an exported file's entries; trust its source")
     import_.add_argument("file", type=Path)
     import_.add_argument(
-        "--max-size", type=_size, default=archive.MAX_BYTES,
+        "--max-size",
+        type=_size,
+        default=archive.MAX_BYTES,
         help="most bytes that it may unpack to, or as 500M, 10G; default: 1G",
-    )  # fmt: skip
+    )
     import_.set_defaults(command=_import)
 
     gc = actions.add_parser("gc", help="remove what is damaged, then what was used longest ago")

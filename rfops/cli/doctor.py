@@ -119,8 +119,13 @@ def _engines() -> dict[str, dict[str, Any]]:
         wrapped, why = _wrapped(name, has_aiter) if version else ([], "not installed")
         absent = ((target, symbols.missing(target)) for target in wrapped if "." in target)
         missing = [f"{target}: {text}" for target, text in absent if text]
-        found[name] = {"version": version, "aiter": has_aiter, "wraps": wrapped, "why": why,
-                       "missing": missing}  # fmt: skip
+        found[name] = {
+            "version": version,
+            "aiter": has_aiter,
+            "wraps": wrapped,
+            "why": why,
+            "missing": missing,
+        }
     return found
 
 

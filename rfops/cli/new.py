@@ -107,8 +107,9 @@ def _texts(options: argparse.Namespace) -> dict[str, str]:
         "NAME": options.op,
     }
     files = {file.stem: file for file in TEMPLATES.glob("*.txt")}
-    return {stem: fill(file.read_text(encoding="utf-8"), given, words)
-            for stem, file in files.items()}  # fmt: skip
+    return {
+        stem: fill(file.read_text(encoding="utf-8"), given, words) for stem, file in files.items()
+    }
 
 
 def _signature(name: str, results: list[str], inputs: list[str]) -> str:
@@ -183,8 +184,10 @@ def public_text() -> str:
     """rfops/public.py as it must be."""
     modules = public_names()
     imports = [_statement(f"    from rfops.{m} import ", names) for m, names in modules.items()]
-    known = [_statement(f'    "{m}": ', [f'"{n}"' for n in names], "()", ",")
-             for m, names in modules.items()]  # fmt: skip
+    known = [
+        _statement(f'    "{m}": ', [f'"{n}"' for n in names], "()", ",")
+        for m, names in modules.items()
+    ]
     names = sorted((n for of in modules.values() for n in of), key=_natural)
     listed = "".join(f'    "{name}",\n' for name in [*names, "vgpu"])
     return _PUBLIC.format("\n".join(imports), "\n".join(known), listed)

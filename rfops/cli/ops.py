@@ -13,6 +13,14 @@ COMMANDS = {
     "bench": "check and time an op over its published shapes, beside the floor and others",
     "tune": "fill an op's tuned table",
 }
+# What may stand in an op's place: a module with main(words), and what it does.
+OTHERS = {
+    "bench": {"timing": ("timing.command", "the model of time against published times")},
+    "tune": {
+        "blaslt": ("tune_blaslt", "hipBLASLt's algorithms"),
+        "merge": ("tune_merge", "merge tuned tables of two machines"),
+    },
+}
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -24,21 +32,16 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    if given.name == "bench" and given.words[:1] == ["timing"]:
-        from rfops.cli.timing import command as timing
-
-        return timing.main(given.words[1:])
-    if given.name == "tune" and given.words[:1] == ["blaslt"]:
-        from rfops.cli import tune_blaslt
-
-        return tune_blaslt.main(given.words[1:])
+    others = OTHERS.get(given.name, {})
+    if given.words and given.words[0] in others:
+        module, _ = others[given.words[0]]
+        code: int = importlib.import_module(f"rfops.cli.{module}").main(given.words[1:])
+        return code
     if given.words in ([], ["-h"], ["--help"]):
         print(f"usage: rfops {given.name} OP ...\n\n{COMMANDS[given.name]}\n\nOP, --help after it:")
         print("\n".join(f"  {name}" for name in op_names(given.name == "tune")))
-        if given.name == "bench":
-            print("\nor timing: the model of time against published times")
-        if given.name == "tune":
-            print("\nor blaslt: hipBLASLt's algorithms")
+        for word, (_, text) in others.items():
+            print(f"\nor {word}: {text}")
         return 0
     with_ops()
     from rfops.dispatch.op import ops

@@ -31,10 +31,18 @@ def add_arguments(parser: argparse.ArgumentParser, op: Op) -> None:
     add("--timing", action="store_true", help="time, its bound and stalls; not the counters")
     add("--part", help=f"time on it: {', '.join(settings.PARTS)}; default: RFOPS_VGPU_PART's")
     add("--annotate", action="store_true", help="time, and stalls beside each instruction")
-    add("--trace", metavar="FILE", type=Path, help="time, and a timeline of one compute unit, for "
-        "Perfetto or chrome://tracing")  # fmt: skip
-    add("--html", metavar="FILE", type=Path, help="time, and a page: code with stalls, timeline, "
-        "roofline")  # fmt: skip
+    add(
+        "--trace",
+        metavar="FILE",
+        type=Path,
+        help="time, and a timeline of one compute unit, for Perfetto or chrome://tracing",
+    )
+    add(
+        "--html",
+        metavar="FILE",
+        type=Path,
+        help="time, and a page: code with stalls, timeline, roofline",
+    )
 
 
 def run(op: Op, options: argparse.Namespace) -> int:

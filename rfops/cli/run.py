@@ -26,11 +26,13 @@ NOT_FOUND, NOT_EXECUTABLE, SIGNALLED = 127, 126, 128  # as a shell has them
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
-        "run", help="a program on the virtual GPU, and what its kernels did",
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
+        "run",
+        help="a program on the virtual GPU, and what its kernels did",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
         usage="rfops run [--arch ARCH] [--part PART] [--check] [--timing] [--trace FILE] "
-              "[--html FILE] -- COMMAND ...",
-    )  # fmt: skip
+        "[--html FILE] -- COMMAND ...",
+    )
     more = parser.add_argument
     more("--arch", help="gfx942 or gfx950; default: RFOPS_VGPU_ARCH's")
     more("--part", help=f"{', '.join(settings.PARTS)}; default: by architecture")
@@ -93,12 +95,18 @@ def _tell(options: argparse.Namespace, folder: Path, words: list[str], status: i
     end = f"exit status {status}" if status >= 0 else f"ended by {_signal(-status)}"
     print(f"rfops run: {shlex.join(words)}: {end}", file=sys.stderr)
     if -status in _CRASHES and found.kernels and not options.check:
-        print("rfops run: a kernel that writes outside its memory can end a program so: "
-              "rfops run --check names the instruction", file=sys.stderr)  # fmt: skip
+        print(
+            "rfops run: a kernel that writes outside its memory can end a program so: "
+            "rfops run --check names the instruction",
+            file=sys.stderr,
+        )
     print(report.text(found, why=options.timing, checked=options.check), file=sys.stderr)
     if found.left_out and (options.trace or options.html):
-        print(f"rfops run: of {len(found.different)} different launches {len(found.followed)} "
-              "are followed", file=sys.stderr)  # fmt: skip
+        print(
+            f"rfops run: of {len(found.different)} different launches {len(found.followed)} "
+            "are followed",
+            file=sys.stderr,
+        )
     if options.trace:
         made = timeline.trace([one.time for one in found.followed], ISSUES)
         options.trace.write_text(json.dumps(made), encoding="utf-8")

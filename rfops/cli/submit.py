@@ -19,11 +19,19 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     add = parser.add_argument
     add("problem", help="amd-fp8-mm and so on")
     add("-o", "--output", type=Path, required=True, metavar="FILE", help="the file to write")
-    add("--form", choices=FORMS, default=FORMS[0],
-        help="kernels: sources for load_inline (default), or code objects too")  # fmt: skip
-    add("--case", action="append", default=[],
+    add(
+        "--form",
+        choices=FORMS,
+        default=FORMS[0],
+        help="kernels: sources for load_inline (default), or code objects too",
+    )
+    add(
+        "--case",
+        action="append",
+        default=[],
         help="'m: 64; n: 64; k: 128; seed: 1', besides the official ones and the reduced ones of "
-        "`rfops eval --shrink`")  # fmt: skip
+        "`rfops eval --shrink`",
+    )
     add("--official", action="store_true", help="without the reduced cases: a smaller file")
     parser.set_defaults(command=run)
 

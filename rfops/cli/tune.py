@@ -50,8 +50,11 @@ def add_arguments(parser: argparse.ArgumentParser, op: Op) -> None:
     parser.add_argument("--out", type=Path, help="folder of the table; default: RFOPS_CONFIGS")
     add_shapes(parser, op)
     parser.add_argument("--untuned", type=Path, help="a file that RFOPS_RECORD_UNTUNED wrote")
-    parser.add_argument("--top", type=int, help="variants a kernel; default: 4 if virtual, 24 of "
-                        "those that a model ranks, else all")  # fmt: skip
+    parser.add_argument(
+        "--top",
+        type=int,
+        help="variants a kernel; default: 4 if virtual, 24 of those that a model ranks, else all",
+    )
     parser.add_argument("--force", action="store_true", help="tune again what the file has")
     own = [name for name, kernel in op.kernels.items() if kernel.tuned]
     parser.add_argument("--defaults", choices=own, help="fill this kernel's own table instead")
@@ -75,8 +78,10 @@ def run(op: Op, options: argparse.Namespace) -> int:
             return tune_defaults(op, options.defaults, todo, folder, device, options.top)
         return tune_all([(op, c) for c in todo], folder, device, options.top, options.force)
     except KeyboardInterrupt:
-        print("rfops: interrupted; what is done is in the table, run it again to go on",
-              file=sys.stderr)  # fmt: skip
+        print(
+            "rfops: interrupted; what is done is in the table, run it again to go on",
+            file=sys.stderr,
+        )
         return 130
 
 
@@ -111,11 +116,15 @@ def trials(
     c = on_device(c, device)
     sets: list[Problem] = []
     for backend, kernel in op.kernels.items():
-        if kernel.Config is None or only not in ("", backend) or kernel.refuses(c) is not None:
+        if (
+            kernel.Config is None
+            or only not in ("", backend)
+            or kernel.unsupported_reason(c) is not None
+        ):
             continue
         sets = sets or cost.problems(op, c, device)
         count = top or (4 if device.type == "cpu" else 24 if kernel.is_ranked else None)
-        found = (v for v in kernel.candidates(c) if kernel.refuses_config(c, v) is None)
+        found = (v for v in kernel.candidates(c) if kernel.unsupported_config_reason(c, v) is None)
         configs = list(islice(dict.fromkeys([kernel.default(c), *found]), count))
         if device.type != "cpu" and not kernel.is_hip:
             compile_ahead(op, c, backend, configs)
@@ -182,8 +191,9 @@ def again(op: Op, c: Call, tried: Sequence[Trial], failed: Failed) -> list[Trial
     times = {trial: [trial.us] for trial in best}
     for _ in range(2):
         for trial in best:
-            it = measure(sets, trial.backend, op.kernels[trial.backend].settled(c, trial.config),
-                         failed)  # fmt: skip
+            it = measure(
+                sets, trial.backend, op.kernels[trial.backend].settled(c, trial.config), failed
+            )
             times[trial] += [it.us] if it else []
     return [replace(trial, us=statistics.median(times[trial])) for trial in best]
 
@@ -213,10 +223,12 @@ def row_of(query: Query, tried: Sequence[Trial], source: str) -> dict[str, Any]:
     if kernels[kept.backend].is_hip and "triton_us" in figures:
         figures["speedup"] = figures["triton_us"] / kept.us
     return {
-        "arch": query.arch, "cu_num": query.cu_num, **dict(query.sizes),
+        "arch": query.arch,
+        "cu_num": query.cu_num,
+        **dict(query.sizes),
         **_choice(kept.backend, kept.config, kept.us, kept.origin, source),
         "figures": " ".join(f"{name}={value:.4g}" for name, value in figures.items()),
-    }  # fmt: skip
+    }
 
 
 def _choice(kernel: str, config: Any, us: float, origin: str, source: str) -> dict[str, str]:
@@ -311,11 +323,14 @@ def tune_on(
     left = [c for c in calls if options.force or not file.has(op, c)]
     print(f"{len(calls) - len(left)} of {len(calls)} shapes were done before")
     tasks = [
-        Task(f"{op.name} {_shape(op, c)}", "rfops.cli.tune:tune_task",
-             (op.name, {**c.values, **c.sizes}, device.type, options.top, loaded()),
-             1.0 + op.flops(c) / 1e9)
+        Task(
+            f"{op.name} {_shape(op, c)}",
+            "rfops.cli.tune:tune_task",
+            (op.name, {**c.values, **c.sizes}, device.type, options.top, loaded()),
+            1.0 + op.flops(c) / 1e9,
+        )
         for c in left
-    ]  # fmt: skip
+    ]
 
     def done(number: int, outcome: Outcome, progress: str) -> None:
         row, said, failures = outcome.result or (None, "", ())
@@ -347,9 +362,13 @@ def tune_task(
 
 
 def tune_defaults(
-    op: Op, name: str, todo: Sequence[Call], folder: Path, device: torch.device,
+    op: Op,
+    name: str,
+    todo: Sequence[Call],
+    folder: Path,
+    device: torch.device,
     top: int | None = None,
-) -> int:  # fmt: skip
+) -> int:
     """Tune the rows of a kernel's own table that these shapes hit."""
     failed, kernel = _Failures(device), op.kernels[name]
     assert kernel.tuned is not None, f"{name} has no table of its own"
@@ -358,7 +377,7 @@ def tune_defaults(
     file = File(folder, kernel.tuned)
     try:
         for c in (on_device(c, device) for c in todo):
-            if kernel.refuses(c) is None:
+            if kernel.unsupported_reason(c) is None:
                 times = {}
                 for trial in trials(op, c, device, top, failed, name):
                     times[trial.config], origin = trial.us, trial.origin

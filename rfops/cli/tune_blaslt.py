@@ -29,10 +29,23 @@ def main(words: list[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="rfops tune blaslt", description=__doc__)
     add = parser.add_argument
-    add("--shape", nargs=3, type=int, action="append", default=[], metavar=("M", "N", "K"),
-        help="a linear layer, y [M, N] = x [M, K] @ w [N, K]^T")  # fmt: skip
-    add("--group", nargs=3, action="append", default=[], metavar=("M,M,...", "N", "K"),
-        help="a group of them, of so many rows each")  # fmt: skip
+    add(
+        "--shape",
+        nargs=3,
+        type=int,
+        action="append",
+        default=[],
+        metavar=("M", "N", "K"),
+        help="a linear layer, y [M, N] = x [M, K] @ w [N, K]^T",
+    )
+    add(
+        "--group",
+        nargs=3,
+        action="append",
+        default=[],
+        metavar=("M,M,...", "N", "K"),
+        help="a group of them, of so many rows each",
+    )
     add("--dtype", choices=("bf16", "f16", "f32"), default="bf16")
     add("--out", type=Path, required=True, metavar="FOLDER", help="its blaslt.csv gets a row each")
     add("--runs", type=int, default=20)

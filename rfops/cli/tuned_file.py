@@ -1,13 +1,12 @@
-"""A tuned table that `rfops tune` fills: rows are merged into the file, under a lock."""
+"""Files of tuned tables that `rfops tune` fills and merges: rows as a DataFrame of text."""
 
 from __future__ import annotations
 
-import csv
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rfops.dispatch import tuned_table
 from rfops.dispatch.kernel import Call
@@ -15,7 +14,37 @@ from rfops.dispatch.op import Op
 from rfops.dispatch.tuned_table import Tuned
 from rfops.jit.cache import lock
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 Key = tuple[str, ...]
+
+
+def read(path: Path, tuned: Tuned) -> pd.DataFrame:
+    """The rows of a file of this table, every cell checked; empty cells are "". Raises
+    ConfigError."""
+    import pandas as pd
+
+    list(tuned_table.read(path, tuned.name))
+    rows = pd.read_csv(path, dtype=str, keep_default_na=False, encoding="utf-8-sig")
+    numbers = ["cu_num", *tuned.sizes]
+    rows[numbers] = rows[numbers].replace(r"^0+(?=\d)", "", regex=True)  # 08 is the key 8
+    return rows[[*tuned.columns]]
+
+
+def write(path: Path, rows: pd.DataFrame) -> None:
+    """Aside, synced, renamed in: a reader sees the old file or the new one."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", newline="", encoding="utf-8") as stream:
+            rows.to_csv(stream, index=False, lineterminator="\n")
+            stream.flush()
+            os.fsync(stream.fileno())
+        Path(name).chmod(0o644)
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
 
 
 class File:
@@ -28,52 +57,41 @@ class File:
         self.order: Mapping[Key, int] = {}  # of rows that come in another; empty: as they come
         self.rows()
 
-    def rows(self) -> list[Mapping[str, Any]]:
+    def rows(self) -> pd.DataFrame:
         """As the file has them now."""
-        if not self.path.is_file():
-            return []
-        list(tuned_table.read(self.path, self.tuned.name))  # every cell checked
-        with self.path.open(newline="", encoding="utf-8-sig") as stream:
-            return list(csv.DictReader(stream))
+        import pandas as pd
+
+        if self.path.is_file():
+            return read(self.path, self.tuned)
+        return pd.DataFrame(columns=self.tuned.columns, dtype=str)
 
     def key_of(self, row: Mapping[str, Any]) -> Key:
-        cells = [row.get(column, "") for column in self.tuned.keys]
+        cells = [row.get(column) for column in self.tuned.keys]
         return tuple("" if cell is None else str(cell) for cell in cells)
 
     def key_of_call(self, op: Op, c: Call) -> Key:
         cells = {"arch": c.arch, "cu_num": c.cu_num}
         return self.key_of(cells | dict(zip(self.tuned.sizes, op.table_sizes(c), strict=True)))
 
+    def _deciding(self, rows: pd.DataFrame, key: Key) -> list[int]:
+        """The rows of a key that name a kernel."""
+        of_key = (rows[[*self.tuned.keys]] == [*key]).all(axis=1)
+        return list(rows.index[of_key & (rows["kernel"] != "")])
+
     def has(self, op: Op, c: Call) -> bool:
         """Whether a row names a kernel for the call, whichever process has written it."""
-        key = self.key_of_call(op, c)
-        return any(row["kernel"] and self.key_of(row) == key for row in self.rows())
+        return bool(self._deciding(self.rows(), self.key_of_call(op, c)))
 
     def add(self, row: Mapping[str, Any]) -> None:
         """Merge a row that names a kernel. It replaces those of its key that name one; rows of
         others' figures stay."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        key = self.key_of(row)
         with lock.folder(self.path.parent):
             rows = self.rows()
-            old = [i for i, r in enumerate(rows) if r["kernel"] and self.key_of(r) == key]
-            at = old[0] if old else len(rows)
-            kept = [r for i, r in enumerate(rows) if i not in old]
-            self._write([*kept[:at], row, *kept[at:]])
-
-    def _write(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Aside, synced, renamed in: a reader sees the old file or the new one."""
-        handle, name = tempfile.mkstemp(dir=self.path.parent, prefix=f".{self.path.name}.")
-        try:
-            with os.fdopen(handle, "w", newline="", encoding="utf-8") as stream:
-                columns = self.tuned.columns
-                writer = csv.DictWriter(stream, columns, restval="", lineterminator="\n")
-                writer.writeheader()
-                writer.writerows(sorted(rows, key=lambda r: self.order.get(self.key_of(r), -1)))
-                stream.flush()
-                os.fsync(stream.fileno())
-            Path(name).chmod(0o644)
-            Path(name).replace(self.path)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
+            first, *others = [*self._deciding(rows, self.key_of(row)), len(rows)]
+            rows.loc[first] = [
+                "" if (cell := row.get(column)) is None else str(cell) for column in rows.columns
+            ]
+            rows = rows.drop(others, errors="ignore")
+            places = rows.apply(lambda r: self.order.get(self.key_of(r), -1), axis=1)
+            write(self.path, rows.loc[places.sort_values(kind="stable").index])

@@ -11,7 +11,7 @@ from typing import Any
 from rfops.dispatch.declare import DTYPES, TensorArg, ValueArg
 from rfops.dispatch.kernel import Call, Kernel
 from rfops.dispatch.op import Op, ops
-from rfops.jit.arch import ARCHS, ROWS
+from rfops.jit.arch import ARCH_SPECS, ARCHS
 from rfops.jit.build.explain import explain
 from rfops.jit.policy import manifest
 from rfops.jit.policy.manifest import Wanted
@@ -31,8 +31,9 @@ def add_call(parser: argparse.ArgumentParser, op: Op) -> None:
             if not arg.size:
                 _add_value(parser, arg.name, arg, given.values[arg.name])
         elif arg.optional:
-            parser.add_argument(_option(arg.name), dest=arg.name, action="store_true",
-                                help="is given")  # fmt: skip
+            parser.add_argument(
+                _option(arg.name), dest=arg.name, action="store_true", help="is given"
+            )
         elif len(arg.dtypes) > 1 and "u8" not in _names(arg):
             name = f"{arg.name}_dtype"
             usual = f"default: {_names(arg)[0]}, or what the architecture's kernels take"
@@ -47,8 +48,14 @@ def _add_value(parser: argparse.ArgumentParser, name: str, arg: ValueArg, defaul
         return
     choices = _names(arg) if arg.kind == "dtype" else arg.words or None
     kind = int if arg.kind == "int" else float if arg.kind == "float" else str
-    parser.add_argument(_option(name), dest=name, type=kind, choices=choices, default=_NAMES.get(
-        default, default), help="default: %(default)s")  # fmt: skip
+    parser.add_argument(
+        _option(name),
+        dest=name,
+        type=kind,
+        choices=choices,
+        default=_NAMES.get(default, default),
+        help="default: %(default)s",
+    )
 
 
 _NAMES: dict[object, str] = {dtypes[0]: name for name, dtypes in DTYPES.items() if len(dtypes) == 1}
@@ -67,7 +74,7 @@ def call_of(op: Op, options: argparse.Namespace, any_size: bool = False) -> Call
     ValueError."""
     if not re.fullmatch(r"gfx\d\w+|sm_\d+", options.arch):
         raise ValueError(f"--arch {options.arch}: expected gfx950, gfx942, sm_90 or the like")
-    known = ROWS
+    known = ARCH_SPECS
     if options.cu_num is None and options.arch not in known and options.arch.startswith("gfx"):
         raise ValueError(f"--arch {options.arch}: say --cu-num too; known are {', '.join(ARCHS)}")
     given = vars(options)
@@ -104,7 +111,7 @@ def text(op: Op, c: Call) -> str:
     chosen = op.route(c)
     kernel = op.kernels[chosen.backend]
     config = op.parse_config(kernel, chosen.config, chosen.row)
-    if config is None or kernel.refuses_config(c, config):
+    if config is None or kernel.unsupported_config_reason(c, config):
         config = kernel.default(c)
     kind = "a HIP kernel" if kernel.is_hip else "no HIP kernel"
     said = chosen.config or (f"its default, {config}" if config is not None else "its own")
@@ -123,7 +130,7 @@ def text(op: Op, c: Call) -> str:
     lines += [(name, words) for name, words in kernel.notes(c, config).items()]
     for name, other in op.kernels.items():
         if name != chosen.backend:
-            reason = other.refuses(c) or chosen.refused.get(name, "comes last")
+            reason = other.unsupported_reason(c) or chosen.refused.get(name, "comes last")
             lines.append((f"not {name}", reason))
     if kernel.is_hip:
         lines += _variant(kernel, c, config)

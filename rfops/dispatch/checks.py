@@ -147,9 +147,14 @@ class Checked:
         guard.fail(size, wanted, f"{size}={guard.sizes[size]}", self.hint(size, "change it"))
 
     def _check_leading(
-        self, guard: Guard, arg: TensorArg, tensor: Any, labels: list[str],
-        dtypes: tuple[torch.dtype, ...], way: str,
-    ) -> None:  # fmt: skip
+        self,
+        guard: Guard,
+        arg: TensorArg,
+        tensor: Any,
+        labels: list[str],
+        dtypes: tuple[torch.dtype, ...],
+        way: str,
+    ) -> None:
         """A tensor of any leading dimensions; those of a result are its leader's."""
         size, *rest = labels
         if not isinstance(tensor, torch.Tensor) or tensor.dim() < len(rest):

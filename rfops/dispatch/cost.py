@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from rfops import vgpu
-from rfops.jit.arch import ROWS
+from rfops.jit.arch import ARCH_SPECS
 
 from .kernel import Call
 from .op import Op
@@ -35,7 +35,7 @@ class Cost:
 
 
 @dataclass(frozen=True)
-class Floor:
+class Roofline:
     """Bytes once over HBM and flops at the matrix units' peak, both the vendor's; `us` is 0 for an
     architecture without a row."""
 
@@ -55,17 +55,17 @@ def problems(op: Op, c: Call, device: torch.device) -> list[Problem]:
     return [first, *(Problem(op, c, seed) for seed in range(1, count))]
 
 
-def floor(op: Op, c: Call) -> Floor:
+def floor(op: Op, c: Call) -> Roofline:
     """Of a call with its tensors."""
-    num_bytes, flops, arch = op.traffic(c), op.flops(c), ROWS.get(c.arch)
+    num_bytes, flops, arch = op.traffic(c), op.flops(c), ARCH_SPECS.get(c.arch)
     if arch is None:
-        return Floor(num_bytes, flops, 0.0, "unknown")
+        return Roofline(num_bytes, flops, 0.0, "unknown")
     unit = op.product_type(c)
     times = {"bytes": num_bytes / arch.hbm_peak_tb_s / 1e6}
     if unit in arch.matrix_tflops:
         times["flops"] = flops / arch.matrix_tflops[unit] / 1e6
     bound = max(times, key=lambda name: times[name])
-    return Floor(num_bytes, flops, times[bound], bound)
+    return Roofline(num_bytes, flops, times[bound], bound)
 
 
 def measure(sets: Sequence[Problem], backend: str, config: Any = None, route: bool = False) -> Cost:
@@ -98,7 +98,7 @@ def peer(sets: Sequence[Problem]) -> tuple[str, float] | None:
     return (made[0][0], time_graph(calls).us) if made and made[0] else None
 
 
-def _counters(records: Sequence[Any], least: Floor) -> dict[str, float]:
+def _counters(records: Sequence[Any], least: Roofline) -> dict[str, float]:
     """Of all launches of a call; ratios are to what the work needs at least."""
 
     def total(*path: str) -> float:

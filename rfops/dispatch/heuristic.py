@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeVar, overload
 
 import numpy as np
 
-from rfops.jit.arch import MAX_WAVES, REGISTERS, ROWS, Arch
+from rfops.jit.arch import ARCH_SPECS, MAX_WAVES, REGISTERS, Arch
 
 from .kernel import Call, Kernel
 
@@ -125,12 +125,12 @@ class Ranked(Kernel):
     @functools.lru_cache(maxsize=2048)  # noqa: B019 # kernels live as long as the process
     def _best(self, key: tuple[int, ...]) -> Any:
         table = self.space(*key)
-        return table.best(self.work(table, *key).costs(ROWS["gfx950"]))
+        return table.best(self.work(table, *key).costs(ARCH_SPECS["gfx950"]))
 
     def candidates(self, c: Call) -> list[Any]:
         key = self.key(c)
         table = self.space(*key)
-        return table.ranked(self.work(table, *key).costs(ROWS["gfx950"]))
+        return table.ranked(self.work(table, *key).costs(ARCH_SPECS["gfx950"]))
 
 
 def prebuilt(op: str, kernel: str, **each: Iterable[Any]) -> Callable[[str], list[Any]]:
@@ -142,9 +142,14 @@ def prebuilt(op: str, kernel: str, **each: Iterable[Any]) -> Callable[[str], lis
 
         one = ops()[op].kernels[kernel]
         shapes = next(iter(ops()[op].shapes.values()))
-        shapes = [{**s, **dict(zip(each, v, strict=True))} for s in shapes
-                  for v in itertools.product(*each.values())]  # fmt: skip
-        calls = [c for c in (ops()[op].call_of(**s) for s in shapes) if one.refuses(c) is None]
+        shapes = [
+            {**s, **dict(zip(each, v, strict=True))}
+            for s in shapes
+            for v in itertools.product(*each.values())
+        ]
+        calls = [
+            c for c in (ops()[op].call_of(**s) for s in shapes) if one.unsupported_reason(c) is None
+        ]
         found = [one.defines(c, one.default(c)) or {} for c in calls]
         return [dict(pairs) for pairs in dict.fromkeys(tuple(d.items()) for d in found)]
 

@@ -8,17 +8,23 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
+from rfops.moved import add_method_aliases
+
 from .checks import Checked, flat
 from .declare import DTYPES, TensorArg
 from .kernel import Call, Kernel, Run
 from .tuned_table import Tuned, getter
 
 if TYPE_CHECKING:
-    from .problem import Draw
+    from .problem import InputGenerator
 
 
-_PRODUCT = {d: u for u, names in (("fp8", ("e4m3", "e4m3fnuz")), ("bf16", ("bf16", "f16")))
-            for name in names for d in DTYPES[name]}  # fmt: skip
+_PRODUCT = {
+    d: u
+    for u, names in (("fp8", ("e4m3", "e4m3fnuz")), ("bf16", ("bf16", "f16")))
+    for name in names
+    for d in DTYPES[name]
+}
 
 
 class Hooks(Checked):
@@ -30,6 +36,10 @@ class Hooks(Checked):
 
     # As torch.library.register_vmap takes it; without one torch goes row by row, and warns.
     vmap: Callable[..., Any] | None = None
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        add_method_aliases(cls)
 
     def result_sizes(self, c: Call) -> Mapping[str, int]:
         """The sizes that results have, where they are not all of the inputs'."""
@@ -49,7 +59,7 @@ class Hooks(Checked):
         """What a plan launches, where that is more than the kernel's own launch."""
         return run
 
-    def refuses(self, c: Call, *sizes: int) -> tuple[str, str, str, str] | None:
+    def unsupported_reason(self, c: Call, *sizes: int) -> tuple[str, str, str, str] | None:
         """What sizes must be to each other, in a call like `c` but for them: a refusal's argument,
         expected, got and way out; None if they fit."""
         return None
@@ -71,7 +81,7 @@ class Hooks(Checked):
 
     # ------------------------------------------------------------ bench and tune
 
-    def fit(self, c: Call, draw: Draw) -> Mapping[str, Any]:
+    def fit(self, c: Call, draw: InputGenerator) -> Mapping[str, Any]:
         """Of random inputs by name, those that must fit each other; the rest is drawn by dtype."""
         return {}
 
@@ -95,7 +105,7 @@ class Hooks(Checked):
 
     def traffic(self, c: Call) -> int:
         """Bytes that must move at least: inputs and results once each."""
-        moved = sum(math.prod(shape) * dtype.itemsize for shape, dtype in self.forms(c))
+        moved = sum(math.prod(shape) * dtype.itemsize for shape, dtype in self.result_specs(c))
         for arg in self.declaration.tensors:
             if not arg.ignored:
                 own = sum(t.nbytes for _, t in flat({arg.name: c.tensors[arg.name]}))
@@ -109,7 +119,7 @@ class Hooks(Checked):
 
     # ------------------------------------------------------------ what follows from it
 
-    def forms(self, c: Call) -> list[tuple[Sequence[int], torch.dtype]]:
+    def result_specs(self, c: Call) -> list[tuple[Sequence[int], torch.dtype]]:
         """Shape and dtype of each result."""
         found: list[tuple[Sequence[int], torch.dtype]] = []
         sizes = self.result_sizes(c)
@@ -140,6 +150,9 @@ class Hooks(Checked):
         if any(arg.name == name for arg in self.declaration.tensors):
             return int(c.has(name))
         return int(getattr(c, name))
+
+
+add_method_aliases(Hooks)
 
 
 def _nothing(*_args: object) -> None:

@@ -12,6 +12,7 @@ import torch
 from rfops.jit import ConfigError, paths
 from rfops.jit.arch import ARCHS
 from rfops.jit.forks import importing
+from rfops.moved import add_method_aliases
 
 from .routing import parse_config, warn_unfit
 from .tuned_table import Row, Tuned
@@ -111,15 +112,18 @@ class Kernel:
     tuned: ClassVar[Tuned | None] = None  # its own table of defaults
     # The tensors of a launch: the op's results, then its inputs. Set by the op that has the kernel.
     arguments: tuple[str, ...] = ()
-    # Sizes of which `refuses` and `refuses_config` say no more than that they are too large: where
-    # the kernel takes a call, it takes it with each of them smaller. A family does not ask again.
+    # Sizes of which `unsupported_reason` and `unsupported_config_reason` say no more than that they
+    # are too large: where the kernel takes a call, it takes it with each of them smaller. A
+    # dynamic-shape plan does not ask again.
     limits: ClassVar[str] = ""
     # Beside the rounding of fp32 sums, how far a result may be off, as a share of its |products|.
     error: ClassVar[float] = 0.0
 
     def __init_subclass__(cls) -> None:
-        """`config` is an old name of `compiler_config`, which ops outside of rfops may set."""
+        """`config` is an old name of `compiler_config`, which ops outside of rfops may set; so are
+        those of some methods."""
         super().__init_subclass__()
+        add_method_aliases(cls)
         if isinstance(old := vars(cls).get("config"), Path):
             cls.compiler_config = old
             del cls.config
@@ -135,15 +139,15 @@ class Kernel:
     def error_on(self, _arch: str) -> float:
         return self.error
 
-    def refuses(self, c: Call) -> str | None:
+    def unsupported_reason(self, c: Call) -> str | None:
         """Why it does not take the call, in words; None if it does."""
-        return self.refuses_arch(c)
+        return self.unsupported_arch_reason(c)
 
     def module_of(self, _arch: str) -> str:
         """The module of an architecture: `module`, but where some have another one."""
         return self.module
 
-    def refuses_arch(self, c: Call) -> str | None:
+    def unsupported_arch_reason(self, c: Call) -> str | None:
         """That of a HIP kernel whose module is not for the architecture."""
         return self._without_arch(c.arch) if self.module else None
 
@@ -160,7 +164,7 @@ class Kernel:
             None if has(arch) else f"no kernel for {arch}, only for {', '.join(filter(has, ARCHS))}"
         )
 
-    def refuses_config(self, c: Call, config: Any) -> str | None:
+    def unsupported_config_reason(self, c: Call, config: Any) -> str | None:
         """Why this variant does not take a call that the kernel takes; None if it does."""
         return None
 
@@ -180,7 +184,7 @@ class Kernel:
 
         def takes(row: Row) -> bool:
             config = parse_config(kind, row.config, row)
-            reason = self.refuses_config(c, config) or self.unsuited(c, config)
+            reason = self.unsupported_config_reason(c, config) or self.unsuited(c, config)
             if reason is not None and row.is_own:
                 op = row.file.stem.removesuffix(f"_{self.name}")
                 warn_unfit(op, row, sizes, c.arch, reason)
@@ -216,3 +220,6 @@ class Kernel:
     @property
     def is_hip(self) -> bool:
         return bool(self.module)
+
+
+add_method_aliases(Kernel)

@@ -26,16 +26,16 @@ from torch.compiler import is_dynamo_compiling
 from rfops.dispatch import routing, tuned_table
 from rfops.dispatch.guards import Guard, kind_of
 from rfops.dispatch.registration import must_dispatch
-from rfops.dispatch.routing import Route, Router
+from rfops.dispatch.routing import Decision, KernelSelector
 from rfops.dispatch.tuned_table import Row
 from rfops.jit import Plans, UnsupportedArch
-from rfops.jit.arch import ROWS
+from rfops.jit.arch import ARCH_SPECS
 from rfops.jit.errors import show
 from rfops.later import import_ops
 
 from .checks import flat
 from .declare import Declaration, ValueArg, fp8_of
-from .family import Family
+from .dynamic_plan import DynamicShapePlan
 from .first_run import first_run
 from .hooks import Hooks
 from .kernel import Call, Kernel, Run
@@ -194,7 +194,7 @@ class Op(Hooks):
         if self.is_empty(c):
             plan = self.plan_of(c, self.run_empty(c))
         else:
-            family = Family(self, c, config)
+            family = DynamicShapePlan(self, c, config)
             made = family(*[c.sizes[name] for name in self.declaration.sizes])
             assert made is not None, "the checks have looked at the sizes"
             plan = made
@@ -205,15 +205,15 @@ class Op(Hooks):
     def plan_of(self, c: Call, run: Run) -> tuple[Any, ...]:
         """(run, make): `make` fills in the results that are None; (run, dtype, device, *sizes) of
         one result, which is made without Python."""
-        run, forms, device = self.finish_run(c, run), self.forms(c), c.device
+        run, result_specs, device = self.finish_run(c, run), self.result_specs(c), c.device
         if self.makes_one:
-            ((shape, dtype),) = forms
+            ((shape, dtype),) = result_specs
             return run, dtype, device, *shape
-        return run, lambda *passed: self._collected(_filled(forms, device, passed))
+        return run, lambda *passed: self._collected(_filled(result_specs, device, passed))
 
     def make_results(self, c: Call, device: torch.device | str | None = None) -> list[torch.Tensor]:
         """New ones, without a value."""
-        return list(_filled(self.forms(c), device or c.device))
+        return list(_filled(self.result_specs(c), device or c.device))
 
     # ------------------------------------------------------------ the checks
 
@@ -256,7 +256,7 @@ class Op(Hooks):
         self._check_fit(c)
 
     def _check_fit(self, c: Call) -> None:
-        refusal = self.refuses(c, *c.sizes.values())
+        refusal = self.unsupported_reason(c, *c.sizes.values())
         if refusal is not None:
             self.fail(*refusal)
 
@@ -289,7 +289,7 @@ class Op(Hooks):
         self.assume(sizes, values)
         sizes = {name: sizes[name] for name in d.sizes}
         values |= {arg.name: sizes[arg.size] for arg in d.values if arg.size}
-        units = cu_num or ROWS.get(arch, ROWS["sm_90"]).cus
+        units = cu_num or ARCH_SPECS.get(arch, ARCH_SPECS["sm_90"]).cus
         return Call(arch, units, torch.device("cpu"), sizes, values, {})
 
     def kernel_of(self, config: Any) -> Kernel:
@@ -301,35 +301,41 @@ class Op(Hooks):
         self.fail("config", f"one of {kinds}", show(config), "pass one of these")
         raise AssertionError
 
-    def route(self, c: Call, router: Router | None = None) -> Route:
+    def route(self, c: Call, router: KernelSelector | None = None) -> Decision:
         """The kernel that a call gets, and why. Raises ConfigError, ValueError."""
         if self.tuned is None:
-            refused = {name: k.refuses(c) for name, k in self.kernels.items()}
+            refused = {name: k.unsupported_reason(c) for name, k in self.kernels.items()}
             first = next((name for name, reason in refused.items() if reason is None), "none")
             self._must_have(first, c)
             others = {n: r or f"{first} comes first" for n, r in refused.items() if n != first}
-            return Route(first, "first", words=lambda: ("the first that takes the call", others))
-        router = router or Router(self.tuned, c.arch, c.cu_num)
+            return Decision(first, "first", words=lambda: ("the first that takes the call", others))
+        router = router or KernelSelector(self.tuned, c.arch, c.cu_num)
 
-        def refuses(name: str, row: Row | None) -> str | None:
+        def unsupported_reason(name: str, row: Row | None) -> str | None:
             kernel = self.kernels[name]
-            reason = kernel.refuses(c)
+            reason = kernel.unsupported_reason(c)
             if reason is None and row is not None and row.config:
-                reason = kernel.refuses_config(c, self.parse_config(kernel, row.config, row))
+                reason = kernel.unsupported_config_reason(
+                    c, self.parse_config(kernel, row.config, row)
+                )
             return reason
 
         order = self.order(c)
         left = [name for name in self.kernels if name not in order]
-        chosen = router.choose(self.table_sizes(c), order, left, refuses, self.untuned(c))
+        chosen = router.choose(
+            self.table_sizes(c), order, left, unsupported_reason, self.untuned(c)
+        )
         self._must_have(chosen.backend, c)
         return chosen
 
     def _must_have(self, backend: str, c: Call) -> None:
         if backend not in self.kernels:
-            reasons = "; ".join(f"{n}: {k.refuses(c)}" for n, k in self.kernels.items())
+            reasons = "; ".join(f"{n}: {k.unsupported_reason(c)}" for n, k in self.kernels.items())
             raise ValueError(f"{self.name}: no kernel takes {c} on {c.arch}: {reasons}")
 
-    def decide(self, c: Call, router: Router | None, config: Any) -> tuple[Kernel, str, Any]:
+    def decide(
+        self, c: Call, router: KernelSelector | None, config: Any
+    ) -> tuple[Kernel, str, Any]:
         """Kernel, rule and variant of a call; of the route, or of the caller's config."""
         if config is None:
             chosen = self.route(c, router)
@@ -338,7 +344,7 @@ class Op(Hooks):
             config = self.parse_config(kernel, chosen.config, chosen.row)
             return kernel, chosen.rule, kernel.default(c) if config is None else config
         kernel = self.kernel_of(config)
-        reason = kernel.refuses(c) or kernel.refuses_config(c, config)
+        reason = kernel.unsupported_reason(c) or kernel.unsupported_config_reason(c, config)
         if reason:
             wanted = f"of a kernel that takes {c} on {c.arch}"
             self.fail("config", wanted, f"{config}, and {reason}", "pass another or none")
@@ -353,7 +359,9 @@ class Op(Hooks):
     def prepare(self, backend: str, c: Call, config: Any = None) -> Run:
         """The launch of one call by a kernel; without a config by its default."""
         kernel = self.kernels[backend]
-        reason = kernel.refuses(c) or (config is not None and kernel.refuses_config(c, config))
+        reason = kernel.unsupported_reason(c) or (
+            config is not None and kernel.unsupported_config_reason(c, config)
+        )
         if reason:
             raise ValueError(f"{self.name}: {backend} does not take {c} on {c.arch}: {reason}")
         run_of = kernel.variant(c, kernel.default(c) if config is None else config)
@@ -395,7 +403,7 @@ class Op(Hooks):
         except (ValueError, UnsupportedArch):
             return False
         kernels = self.kernels.values() if backend is None else (self.kernels[backend],)
-        return any(kernel.refuses(c) is None for kernel in kernels)
+        return any(kernel.unsupported_reason(c) is None for kernel in kernels)
 
     # ------------------------------------------------------------ torch.ops.rfops
 
@@ -446,16 +454,18 @@ class Op(Hooks):
 
 
 def _filled(
-    forms: Sequence[tuple[Sequence[int], torch.dtype]],
+    result_specs: Sequence[tuple[Sequence[int], torch.dtype]],
     device: torch.device | str,
     passed: Sequence[torch.Tensor | None] = (),
 ) -> tuple[torch.Tensor, ...]:
     """The results of these forms: those that are passed, else new ones without a value."""
-    given = passed or (None,) * len(forms)
-    return tuple([
-        torch.empty(shape, dtype=dtype, device=device) if tensor is None else tensor
-        for tensor, (shape, dtype) in zip(given, forms, strict=True)
-    ])  # fmt: skip
+    given = passed or (None,) * len(result_specs)
+    return tuple(
+        [
+            torch.empty(shape, dtype=dtype, device=device) if tensor is None else tensor
+            for tensor, (shape, dtype) in zip(given, result_specs, strict=True)
+        ]
+    )
 
 
 def _all_plain(values: Any) -> bool:

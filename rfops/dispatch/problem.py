@@ -53,7 +53,7 @@ def call_on(op: Op, given: Mapping[str, Any], device: torch.device) -> Call:
     return on_device(op.call_of(*routing.chip(device), **given), device)
 
 
-class Draw:
+class InputGenerator:
     """Random tensors on a call's device, the same for the same seed."""
 
     def __init__(self, c: Call, seed: int) -> None:
@@ -149,8 +149,9 @@ class Problem:
 
     def launch(self) -> Sequence[torch.Tensor]:
         """The op itself; its results."""
-        made = [r for r, a in zip(self.results, self.op.declaration.results, strict=True)
-                if not a.new]  # fmt: skip
+        made = [
+            r for r, a in zip(self.results, self.op.declaration.results, strict=True) if not a.new
+        ]
         given = self.op.call(*self.inputs, *made, *[None] * self.op.takes_config)
         return (given,) if isinstance(given, torch.Tensor) else given or ()
 
@@ -283,7 +284,7 @@ def _absolute(arg: TensorArg, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _inputs(op: Op, c: Call, seed: int) -> Iterator[Any]:
-    draw = Draw(c, seed)
+    draw = InputGenerator(c, seed)
     fitted: Mapping[str, Any] = op.fit(c, draw)
     for arg in op.declaration.inputs:
         if arg.name in fitted:

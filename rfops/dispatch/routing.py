@@ -33,7 +33,7 @@ from rfops.jit.launch import hip
 
 Passed = tuple[Row, str]  # a row that holds, and why its kernel does not take the call
 # Of a kernel, and of a row's config of it: why it does not take the call; None if it does.
-Refuses = Callable[[str, Row | None], str | None]
+UnsupportedReason = Callable[[str, Row | None], str | None]
 
 
 def _no_words() -> tuple[str, Mapping[str, str]]:
@@ -41,7 +41,7 @@ def _no_words() -> tuple[str, Mapping[str, str]]:
 
 
 @dataclass(slots=True)
-class Route:
+class Decision:
     """A decision: `backend` in `config` (empty: its own choice), by `rule`. Words are made when
     they are asked for: a shape that changes every call has no use for them."""
 
@@ -68,7 +68,7 @@ class Route:
         return self.words()[1]
 
 
-class Router:
+class KernelSelector:
     """The routes of an op on one chip. Settings are read once, here: 1 us each."""
 
     def __init__(self, tuned: Tuned, arch: str, cu_num: int) -> None:
@@ -87,9 +87,9 @@ class Router:
         sizes: tuple[int, ...],
         order: Sequence[str],
         others: Sequence[str],
-        refuses: Refuses,
+        unsupported_reason: UnsupportedReason,
         untuned: str | None,
-    ) -> Route:
+    ) -> Decision:
         """The route of a shape.
 
         Parameters
@@ -103,7 +103,7 @@ class Router:
         if self._exact(sizes) in self._tuned:
 
             def takes(row: Row) -> bool:
-                reason = refuses(row.kernel, row)
+                reason = unsupported_reason(row.kernel, row)
                 if reason is not None:
                     passed.append((row, reason))
                 return reason is None
@@ -114,22 +114,24 @@ class Router:
                     warn_unfit(self.op, row, sizes, self.arch, reason)
         first = None
         for name in order:
-            if refuses(name, None) is None:
+            if unsupported_reason(name, None) is None:
                 first = name
                 break
         if first and (match is None or match.rule == "nearest cu_num"):
             self._miss(sizes)
-        words = functools.partial(_words, match, passed, order, others, refuses, untuned)
+        words = functools.partial(_words, match, passed, order, others, unsupported_reason, untuned)
         if match:
             row = match.row
-            return Route(
+            return Decision(
                 row.kernel, match.rule, row.config, row, functools.partial(words, row.kernel)
             )
         rule = "envelope default"
         if first is None or untuned is not None:
-            first = next((name for name in others if refuses(name, None) is None), "none")
+            first = next(
+                (name for name in others if unsupported_reason(name, None) is None), "none"
+            )
             rule = first.replace("triton", "Triton")
-        return Route(first, rule, words=functools.partial(words, first))
+        return Decision(first, rule, words=functools.partial(words, first))
 
     def is_untuned(self, sizes: tuple[int, ...]) -> bool:
         """Whether no row can hold for a shape and nothing is to be said; counts it as a miss."""
@@ -166,8 +168,14 @@ def warn_unfit(op: str, row: Row, sizes: Sequence[int], arch: str, reason: str) 
         log.get().warning(
             "tuned table: %s, line %d: %s does not take %s on %s: %s. The row is passed over; "
             "remove it, or time the shape anew with `rfops tune %s`",
-            row.file, row.line, row.setting, shape, arch, reason, op,
-        )  # fmt: skip
+            row.file,
+            row.line,
+            row.setting,
+            shape,
+            arch,
+            reason,
+            op,
+        )
 
 
 def _words(
@@ -175,14 +183,14 @@ def _words(
     passed: Sequence[Passed],
     order: Sequence[str],
     others: Sequence[str],
-    refuses: Refuses,
+    unsupported_reason: UnsupportedReason,
     untuned: str | None,
     chosen: str,
 ) -> tuple[str, Mapping[str, str]]:
     """Why the route is what it is, and why it is not another; which rows were passed over."""
     # The nearest row, and those of the user's own: a shape may have many of others.
     said = [p for at, p in enumerate(passed) if at == 0 or p[0].is_own]
-    why, refused = _decision(match, order, others, refuses, untuned, chosen)
+    why, refused = _decision(match, order, others, unsupported_reason, untuned, chosen)
     for row, reason in said:
         what = "is nearer" if match else "is for the shape"
         why += f"; {row.place} {what}, but {row.setting}: {reason}"
@@ -193,11 +201,11 @@ def _decision(
     match: Match | None,
     order: Sequence[str],
     others: Sequence[str],
-    refuses: Refuses,
+    unsupported_reason: UnsupportedReason,
     untuned: str | None,
     chosen: str,
 ) -> tuple[str, Mapping[str, str]]:
-    reasons = {name: refuses(name, None) for name in (*order, *others) if name != chosen}
+    reasons = {name: unsupported_reason(name, None) for name in (*order, *others) if name != chosen}
     if match:
         why, rest = (
             f"{match.row.place} ({match.row.origin}) says: take {chosen}",
@@ -219,7 +227,7 @@ def _decision(
     return why, refused
 
 
-def say(call: Callable[[], str], chosen: Route) -> None:
+def say(call: Callable[[], str], chosen: Decision) -> None:
     """Log a call's route, each once: RFOPS_LOG=dispatch prints them."""
     if log.dispatch().isEnabledFor(logging.DEBUG):
         _say(call(), chosen.backend, chosen.rule, chosen.why)

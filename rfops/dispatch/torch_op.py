@@ -97,5 +97,5 @@ def fake_results(op: Op, args: Sequence[Any]) -> Any:
         if isinstance(value, torch.Tensor)
     }
     c = Call("", 0, first.device, sizes, values, shapes)
-    made = [first.new_empty(shape, dtype=dtype) for shape, dtype in op.forms(c)]
+    made = [first.new_empty(shape, dtype=dtype) for shape, dtype in op.result_specs(c)]
     return made[0] if len(made) == 1 else tuple(made) or None

@@ -34,8 +34,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from rfops.jit import ConfigError, log, paths, settings
-from rfops.jit.arch import ROWS
+from rfops.jit.arch import ARCH_SPECS
 
+VALUES = "kernel", "config", "us", "figures", "origin", "source"  # columns after the key
 ORIGINS = ("measured", "estimated", "published")  # best first
 Sizes = tuple[int | None, ...]  # a row's; None: any
 # What must hold between a row's size and the call's, by the sign behind a name of the key; the last
@@ -56,7 +57,7 @@ _MOST_GROUPS = 1024
 def serving(arch: str) -> str | None:
     """The architecture whose facts and rows serve one that has none of its own: itself, sm_90 for
     NVIDIA's others; None if no kernel runs there."""
-    if arch in ROWS:
+    if arch in ARCH_SPECS:
         return arch
     number = arch.removeprefix("sm_")
     is_known = arch.startswith("sm_") and number.isdigit() and int(number) >= _OLDEST_NVIDIA
@@ -148,7 +149,7 @@ class Tuned:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        return *self.keys, "kernel", "config", "us", "figures", "origin", "source"
+        return *self.keys, *VALUES
 
     def exact(self, sizes: Sizes) -> Sizes:
         """Those that must be equal."""
@@ -358,9 +359,18 @@ def read(file: Path, name: str) -> Iterator[Row]:
         if tuned.kernels and (kernel or config or origin != "published"):
             line.one_of("kernel", tuned.kernels)
         yield Row(
-            line.cells["arch"], line.integer("cu_num"), tuned.sizes, tuple(sizes), kernel,
-            config, tuple(line.figures()), origin, line.cells["source"], file, line.number,
-        )  # fmt: skip
+            line.cells["arch"],
+            line.integer("cu_num"),
+            tuned.sizes,
+            tuple(sizes),
+            kernel,
+            config,
+            tuple(line.figures()),
+            origin,
+            line.cells["source"],
+            file,
+            line.number,
+        )
 
 
 def _lines(file: Path, columns: tuple[str, ...]) -> Iterator[_Line]:

@@ -16,7 +16,7 @@ from rfops.dispatch.guards import OUT_DTYPES, check_dtype, describe
 from rfops.dispatch.kernel import Call, Run
 from rfops.dispatch.op import Op
 from rfops.dispatch.problem import grid
-from rfops.dispatch.routing import Route, Router
+from rfops.dispatch.routing import Decision, KernelSelector
 from rfops.dispatch.strided import check_apart, extent, extent_of, overlaps_itself, strides_of
 from rfops.dispatch.tuned_table import serving
 from rfops.jit import UnsupportedArch
@@ -55,7 +55,7 @@ class _BatchedGemm(Op):
     def run_empty(self, c: Call) -> Run:
         return lambda out, *_inputs: out.zero_() if out.numel() else None  # K may be 0
 
-    def refuses(self, c: Call, *sizes: int) -> tuple[str, str, str, str] | None:
+    def unsupported_reason(self, c: Call, *sizes: int) -> tuple[str, str, str, str] | None:
         b, m, n, _k = sizes
         if 0 not in sizes:
             _check_arch(c)
@@ -99,7 +99,7 @@ class _BatchedGemm(Op):
 
         return checked
 
-    def route(self, c: Call, router: Router | None = None) -> Route:
+    def route(self, c: Call, router: KernelSelector | None = None) -> Decision:
         if serving(c.arch) is None:
             raise UnsupportedArch(self.name, c.arch, ARCHS)
         return super().route(c, router)

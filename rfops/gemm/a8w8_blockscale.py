@@ -58,7 +58,7 @@ class _Gemm(Op):
         given = {"x_dtype": fp8_of(arch), "w_dtype": fp8_of(arch), **given}
         return super().call_of(arch, cu_num, **given)
 
-    def refuses(self, c: Call, *sizes: int) -> tuple[str, str, str, str] | None:
+    def unsupported_reason(self, c: Call, *sizes: int) -> tuple[str, str, str, str] | None:
         if c.w_layout != "raw" and sizes[1] % 16:
             return "N", "a multiple of 16 where w is shuffled", f"N={sizes[1]}", "pad w with zeros"
         w = c.tensors.get("w")
@@ -74,9 +74,13 @@ class _Gemm(Op):
         read x less often. Then the quickest by their models, which tell tiles apart and not tiles
         from streaming; then those that do not take the call."""
         hip = [kernel for kernel in self.kernels.values() if isinstance(kernel, Launched)]
-        times = {k.name: math.inf if k.refuses(c) else k.best(c)[1] for k in hip if k is not STREAM}
+        times = {
+            k.name: math.inf if k.unsupported_reason(c) else k.best(c)[1]
+            for k in hip
+            if k is not STREAM
+        }
         tiled = sorted(times, key=lambda name: times[name])
-        if STREAM.refuses(c):
+        if STREAM.unsupported_reason(c):
             return tiled
         is_tiled = c.M > _STREAMED_ROWS and c.N * c.K > _STREAMED_BYTES
         return [tiled[0], STREAM.name, *tiled[1:]] if is_tiled else [STREAM.name, *tiled]
@@ -107,20 +111,39 @@ def roundings(k: int) -> int:
 
 # (N, K) of linear layers. The challenge of 2025 has its own; those of models are of one GPU.
 CHALLENGE = (
-    (1536, 7168), (3072, 1536), (576, 7168), (7168, 256), (7168, 2048), (4608, 7168), (7168, 2304),
-    (512, 7168), (4096, 512),
-)  # fmt: skip
+    (1536, 7168),
+    (3072, 1536),
+    (576, 7168),
+    (7168, 256),
+    (7168, 2048),
+    (4608, 7168),
+    (7168, 2304),
+    (512, 7168),
+    (4096, 512),
+)
 LAYERS = {
     # fused q_a and kv_a, q_b, o_proj, gate_up and down of the dense layers, whole and of TP8
     "deepseek_v3": (
-        (2112, 7168), (24576, 1536), (3072, 1536), (7168, 16384), (7168, 2048), (36864, 7168),
-        (4608, 7168), (7168, 18432), (7168, 2304),
+        (2112, 7168),
+        (24576, 1536),
+        (3072, 1536),
+        (7168, 16384),
+        (7168, 2048),
+        (36864, 7168),
+        (4608, 7168),
+        (7168, 18432),
+        (7168, 2304),
     ),
     # qkv, o_proj of 235B-A22B, then qkv, o_proj, gate_up, down of 32B
     "qwen3": (
-        (9216, 4096), (4096, 8192), (10240, 5120), (5120, 8192), (51200, 5120), (5120, 25600),
+        (9216, 4096),
+        (4096, 8192),
+        (10240, 5120),
+        (5120, 8192),
+        (51200, 5120),
+        (5120, 25600),
     ),
-}  # fmt: skip
+}
 DECODE_M = (1, 2, 4, 8, 16, 32, 64)
 
 OP = _Gemm(

@@ -75,10 +75,22 @@ class _Description(ctypes.Structure):
     """As csrc/blaslt/blaslt_shim.cpp has it."""
 
     _fields_ = (
-        *((name, c_int32) for name in ("count", "trans_a", "trans_b", "type_a", "type_b",
-                                       "type_c", "type_d", "compute", "scale")),
+        *(
+            (name, c_int32)
+            for name in (
+                "count",
+                "trans_a",
+                "trans_b",
+                "type_a",
+                "type_b",
+                "type_c",
+                "type_d",
+                "compute",
+                "scale",
+            )
+        ),
         *((name, c_void_p) for name in ("m", "n", "k", "a", "b", "c", "d", "alpha", "beta")),
-    )  # fmt: skip
+    )
 
 
 # ---------------------------------------------------------------- the library
@@ -119,9 +131,12 @@ class Library:
             raise HipError(name.replace("rfops_", "hip"), status, f"hipBLASLt's status {status}")
 
     def problem(
-        self, of: Linear, x: Sequence[torch.Tensor], w: Sequence[torch.Tensor],
+        self,
+        of: Linear,
+        x: Sequence[torch.Tensor],
+        w: Sequence[torch.Tensor],
         out: Sequence[torch.Tensor],
-    ) -> Problem:  # fmt: skip
+    ) -> Problem:
         return Problem(self, of, x, w, out)
 
     def tune(self, of: Linear, runs: int = 20, device: str = "cuda") -> Tuned:
@@ -146,9 +161,13 @@ class Library:
         return Tuned(tuple(sorted(timed, key=lambda one: (one.us, one.solution))), refused)
 
     def pinned(
-        self, of: Linear, table: Path, x: Sequence[torch.Tensor], w: Sequence[torch.Tensor],
+        self,
+        of: Linear,
+        table: Path,
+        x: Sequence[torch.Tensor],
+        w: Sequence[torch.Tensor],
         out: Sequence[torch.Tensor],
-    ) -> Problem:  # fmt: skip
+    ) -> Problem:
         """The problem with the algorithm that stands in the table for it. Raises ConfigError where
         none does for this library and architecture, or the library has it no more."""
         name = self.pin_of(of, table)
@@ -180,9 +199,13 @@ class Problem:
     """Tensors bound to hipBLASLt's algorithms; `select` one, then `run`."""
 
     def __init__(
-        self, library: Library, of: Linear, x: Sequence[torch.Tensor], w: Sequence[torch.Tensor],
+        self,
+        library: Library,
+        of: Linear,
+        x: Sequence[torch.Tensor],
+        w: Sequence[torch.Tensor],
         out: Sequence[torch.Tensor],
-    ) -> None:  # fmt: skip
+    ) -> None:
         for tensors, at in ((x, (0, 2)), (w, (1, 2)), (out, (0, 1))):
             shapes = [tuple(size[i] for i in at) for size in of.sizes]
             if [tuple(t.shape) for t in tensors] != shapes or not all(
@@ -194,8 +217,9 @@ class Problem:
         self._numbers = _description(of, x, w, out)
         count = c_int32()
         described = byref(self._numbers[0])
-        library.call("rfops_blaslt_problem", library._handle, described, byref(self._out),
-                     byref(count))  # fmt: skip
+        library.call(
+            "rfops_blaslt_problem", library._handle, described, byref(self._out), byref(count)
+        )
         shim = library._shim
         names = [shim.rfops_blaslt_name(self._out, at).decode() for at in range(count.value)]
         self._at = {name: at for at, name in reversed(list(enumerate(names)))}
@@ -210,8 +234,9 @@ class Problem:
         wanted, at = c_size_t(), self._at[name]
         self.library.call("rfops_blaslt_supported", self._out, at, byref(wanted))
         if wanted.value > WORKSPACE:
-            raise ValueError(f"wants {wanted.value >> 20} MiB of workspace, at most "
-                             f"{WORKSPACE >> 20} are given")  # fmt: skip
+            raise ValueError(
+                f"wants {wanted.value >> 20} MiB of workspace, at most {WORKSPACE >> 20} are given"
+            )
         if self._workspace.numel() < wanted.value:
             self._workspace = torch.empty(wanted.value, dtype=torch.uint8, device=self._own)
         memory = c_void_p(self._workspace.data_ptr())
@@ -315,8 +340,13 @@ def read(table: Path) -> list[dict[str, str]]:
 
 def pin(table: Path, of: Linear, library: Library, best: Timed, source: str) -> None:
     """Write the row of this problem, library and architecture in the place of an older one."""
-    own = dict(zip(_COLUMNS, (*of.key, library.version, library.gfx, best.solution,
-                              f"{best.us:.2f}", source), strict=True))  # fmt: skip
+    own = dict(
+        zip(
+            _COLUMNS,
+            (*of.key, library.version, library.gfx, best.solution, f"{best.us:.2f}", source),
+            strict=True,
+        )
+    )
     table.parent.mkdir(parents=True, exist_ok=True)
     with lock.folder(table.parent):  # another process may pin a row meanwhile
         rows = [r for r in read(table) if any(r[c] != own[c] for c in _COLUMNS[:5])]
@@ -345,11 +375,23 @@ def _built(include: Iterable[Path]) -> Path:
 
     def build(folder: Path) -> Path:
         made = folder / "blaslt_shim.so"
-        words = [*compiler.argv, "-std=c++17", "-O1", "-w", "-fPIC", "-shared",
-                 "-fvisibility=hidden", "-D__HIP_PLATFORM_AMD__=1", *(f"-I{f}" for f in folders),
-                 str(SHIM), "-o", str(made)]  # fmt: skip
-        done = subprocess.run(words, capture_output=True, text=True, check=False,
-                              env=toolchain.environment())  # fmt: skip
+        words = [
+            *compiler.argv,
+            "-std=c++17",
+            "-O1",
+            "-w",
+            "-fPIC",
+            "-shared",
+            "-fvisibility=hidden",
+            "-D__HIP_PLATFORM_AMD__=1",
+            *(f"-I{f}" for f in folders),
+            str(SHIM),
+            "-o",
+            str(made),
+        ]
+        done = subprocess.run(
+            words, capture_output=True, text=True, check=False, env=toolchain.environment()
+        )
         if done.returncode != 0:
             errors = [line for line in done.stderr.splitlines() if "error" in line]
             told_of = "; ".join(errors[:3]) or done.stderr[-300:]

@@ -40,11 +40,19 @@ def _refuse(op: str, **given: Any) -> None:
 
 
 def gemm_a4w4(
-    A: Tensor, B: Tensor, A_scale: Tensor, B_scale: Tensor, bias: Tensor | None = None,
-    dtype: torch.dtype = BF16, alpha: float | None = 1.0, beta: float | None = 0.0,
-    bpreshuffle: bool | None = True, apreshuffle: bool | None = False,
-    global_A_scale: Tensor | None = None, global_B_scale: Tensor | None = None,
-) -> Tensor:  # fmt: skip
+    A: Tensor,
+    B: Tensor,
+    A_scale: Tensor,
+    B_scale: Tensor,
+    bias: Tensor | None = None,
+    dtype: torch.dtype = BF16,
+    alpha: float | None = 1.0,
+    beta: float | None = 0.0,
+    bpreshuffle: bool | None = True,
+    apreshuffle: bool | None = False,
+    global_A_scale: Tensor | None = None,
+    global_B_scale: Tensor | None = None,
+) -> Tensor:
     """alpha * A @ B^T + bias, [..., N] of dtype: A [..., K/2] and B [N, K/2], two e2m1 a byte,
     scales as shuffle_scale leaves them, B as shuffle_weight does with bpreshuffle; bias [1, N] or
     [N].
@@ -79,9 +87,14 @@ def gemm_a4w4(
 
 
 def gemm_a16wfp4(
-    x: Tensor, w: Tensor, w_scales: Tensor, atomic_add: bool | None = False,
-    dtype: Dtype = BF16, y: Tensor | None = None, config: Config = None,
-) -> Tensor:  # fmt: skip
+    x: Tensor,
+    w: Tensor,
+    w_scales: Tensor,
+    atomic_add: bool | None = False,
+    dtype: Dtype = BF16,
+    y: Tensor | None = None,
+    config: Config = None,
+) -> Tensor:
     """quant(x) @ w^T, [M, N]: x [M, K] of 16 bits, w [N, K/2], w_scales [N, K/32], all raw; in y
     where given, and added to it with atomic_add."""
     _refuse("gemm_a16wfp4", config=config)
@@ -91,9 +104,15 @@ def gemm_a16wfp4(
 
 
 def gemm_a16wfp4_preshuffle(
-    x: Tensor, w: Tensor, w_scales: Tensor, prequant: bool | None = True, dtype: Dtype = BF16,
-    y: Tensor | None = None, config: Config = None, skip_reduce: bool | None = False,
-) -> Tensor:  # fmt: skip
+    x: Tensor,
+    w: Tensor,
+    w_scales: Tensor,
+    prequant: bool | None = True,
+    dtype: Dtype = BF16,
+    y: Tensor | None = None,
+    config: Config = None,
+    skip_reduce: bool | None = False,
+) -> Tensor:
     """The same for shuffled w [N/16, 8 K] and w_scales [N/32, K]."""
     _refuse("gemm_a16wfp4_preshuffle", config=config, skip_reduce=skip_reduce)
     if not prequant:
@@ -102,18 +121,30 @@ def gemm_a16wfp4_preshuffle(
 
 
 def gemm_afp4wfp4(
-    x: Tensor, w: Tensor, x_scales: Tensor, w_scales: Tensor, dtype: Dtype = BF16,
-    y: Tensor | None = None, config: Config = None, skip_reduce: bool | None = False,
-) -> Tensor:  # fmt: skip
+    x: Tensor,
+    w: Tensor,
+    x_scales: Tensor,
+    w_scales: Tensor,
+    dtype: Dtype = BF16,
+    y: Tensor | None = None,
+    config: Config = None,
+    skip_reduce: bool | None = False,
+) -> Tensor:
     """x @ w^T, [M, N]: x [M, K/2], w [N, K/2], scales [M, K/32] and [N, K/32] of any strides."""
     _refuse("gemm_afp4wfp4", config=config, skip_reduce=skip_reduce)
     return _gemm_afp4wfp4(x, w, x_scales, w_scales, _dtype(dtype, y), y)
 
 
 def gemm_afp4wfp4_preshuffle(
-    x_fp4: Tensor, w_preshuf: Tensor, x_scales: Tensor, w_scales: Tensor, dtype: Dtype = BF16,
-    y: Tensor | None = None, config: Config = None, skip_reduce: bool | None = False,
-) -> Tensor:  # fmt: skip
+    x_fp4: Tensor,
+    w_preshuf: Tensor,
+    x_scales: Tensor,
+    w_scales: Tensor,
+    dtype: Dtype = BF16,
+    y: Tensor | None = None,
+    config: Config = None,
+    skip_reduce: bool | None = False,
+) -> Tensor:
     """The same for shuffled w [N/16, 8 K] and w_scales [N/32, K]; x_scales so too from M = 32 on,
     and raw [M, K/32] below."""
     _refuse("gemm_afp4wfp4_preshuffle", config=config, skip_reduce=skip_reduce)
@@ -123,9 +154,14 @@ def gemm_afp4wfp4_preshuffle(
 
 
 def gemm_afp4wfp4_preshuffled_weight_scales(
-    x: Tensor, w: Tensor, x_scales: Tensor, w_scales: Tensor, dtype: Dtype = BF16,
-    y: Tensor | None = None, config: Config = None,
-) -> Tensor:  # fmt: skip
+    x: Tensor,
+    w: Tensor,
+    x_scales: Tensor,
+    w_scales: Tensor,
+    dtype: Dtype = BF16,
+    y: Tensor | None = None,
+    config: Config = None,
+) -> Tensor:
     """The former name of gemm_afp4wfp4_preshuffle, by which vLLM calls it."""
     return gemm_afp4wfp4_preshuffle(x, w, x_scales, w_scales, dtype, y, config)
 

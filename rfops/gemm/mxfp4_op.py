@@ -26,9 +26,13 @@ RAW = "raw"
 QUANTISE = "quantise it with rfops.quant_mxfp4, two elements a byte"
 RAW_SCALE = "pass the e8m0 bytes, one per 32 elements of K"
 HINTS = {
-    "x": "convert it first", "w": QUANTISE, "K": "pad x and w with zeros", "x_scale": RAW_SCALE,
-    "w_scale": RAW_SCALE, "bias": "pass [N], or None",
-}  # fmt: skip
+    "x": "convert it first",
+    "w": QUANTISE,
+    "K": "pad x and w with zeros",
+    "x_scale": RAW_SCALE,
+    "w_scale": RAW_SCALE,
+    "bias": "pass [N], or None",
+}
 # Of the ops whose x has scales: their arguments behind x.
 SCALED = """
     w: fp4[N, K/2] strided
@@ -67,7 +71,7 @@ class Fp4Gemm(Op):
     def product_type(self, c: Call) -> str:
         return "fp8" if c.x_dtype == torch.float8_e4m3fn else "fp4"
 
-    def refuses(self, c: Call, *sizes: int) -> tuple[str, str, str, str] | None:
+    def unsupported_reason(self, c: Call, *sizes: int) -> tuple[str, str, str, str] | None:
         given = dict(zip(self.declaration.sizes, sizes, strict=True))
         n, k = given["N"], given["K"]
         if k % BLOCK:
@@ -171,9 +175,12 @@ class Torch(Kernel):
             rounding = c.rounding
 
             def run_quantised(
-                out: torch.Tensor, x: torch.Tensor, w: torch.Tensor, w_scale: torch.Tensor,
+                out: torch.Tensor,
+                x: torch.Tensor,
+                w: torch.Tensor,
+                w_scale: torch.Tensor,
                 bias: torch.Tensor | None,
-            ) -> None:  # fmt: skip
+            ) -> None:
                 pair = quant_mxfp4(x, rounding)
                 run_torch(out, *pair, w, w_scale, bias, RAW, w_layout, layout)
 
@@ -181,9 +188,13 @@ class Torch(Kernel):
         x_layout = c.x_scale_layout
 
         def run(
-            out: torch.Tensor, x: torch.Tensor, w: torch.Tensor, x_scale: torch.Tensor,
-            w_scale: torch.Tensor, bias: torch.Tensor | None,
-        ) -> None:  # fmt: skip
+            out: torch.Tensor,
+            x: torch.Tensor,
+            w: torch.Tensor,
+            x_scale: torch.Tensor,
+            w_scale: torch.Tensor,
+            bias: torch.Tensor | None,
+        ) -> None:
             run_torch(out, x, x_scale, w, w_scale, bias, x_layout, w_layout, layout)
 
         return lambda *_sizes: run

@@ -20,17 +20,17 @@ from rfops.dispatch.guards import MAX_BYTES
 from rfops.dispatch.heuristic import ceil
 from rfops.dispatch.kernel import Call, Kernel, Run, RunOf
 from rfops.dispatch.op import Op
-from rfops.dispatch.problem import Draw, grid
+from rfops.dispatch.problem import InputGenerator, grid
 from rfops.dispatch.steps import Step, run_steps
 from rfops.jit import compile_ops, u32
-from rfops.jit.arch import ROWS, WAVE
+from rfops.jit.arch import ARCH_SPECS, WAVE
 
 from .experts import layout_sizes
 from .kernels.align.triton import TritonAlign
 
 __all__ = ["moe_align_block_size"]
 
-LDS_WORDS = ROWS["gfx942"].lds_bytes // 4 - 1  # the least; one word more is the kernel's own
+LDS_WORDS = ARCH_SPECS["gfx942"].lds_bytes // 4 - 1  # the least; one word more is the kernel's own
 MAX_WAVES = 16
 # Rows that one workgroup sorts, 8 turns of its waves. More are split over workgroups, which costs
 # a second launch.
@@ -83,8 +83,8 @@ class Align(Kernel):
     name = "align"
     module = "moe_align_block_size"
 
-    def refuses(self, c: Call) -> str | None:
-        if reason := self.refuses_arch(c):
+    def unsupported_reason(self, c: Call) -> str | None:
+        if reason := self.unsupported_arch_reason(c):
             return reason
         if 3 * c.E > LDS_WORDS:
             return f"{c.E} experts are more than the workgroup's memory counts"
@@ -109,14 +109,14 @@ class _MoeAlign(Op):
     def is_empty(self, c: Call) -> bool:
         return False  # without rows the layout says so
 
-    def fit(self, c: Call, draw: Draw) -> Mapping[str, Any]:
+    def fit(self, c: Call, draw: InputGenerator) -> Mapping[str, Any]:
         """Every row has an expert; with a map, every other one is here."""
         local = torch.arange(c.E, dtype=torch.int32, device=c.device)
         experts = {"expert_map": torch.where(local % 2 == 0, local // 2, -1)}
         ids = draw.ints((c.rows,), 0, max(c.E, 1), c.topk_ids_dtype)
         return {"topk_ids": ids, **(experts if c.has("expert_map") else {})}
 
-    def refuses(self, c: Call, *sizes: int) -> tuple[str, str, str, str] | None:
+    def unsupported_reason(self, c: Call, *sizes: int) -> tuple[str, str, str, str] | None:
         """Byte offsets of the slots are signed 32-bit."""
         rows, experts = sizes
         slots = rows + experts * c.block_size

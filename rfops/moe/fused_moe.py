@@ -25,7 +25,7 @@ from rfops.dispatch.guards import check_int, describe
 from rfops.dispatch.kernel import Call
 from rfops.dispatch.layout import Shuffled, unwrap
 from rfops.dispatch.op import Op
-from rfops.dispatch.problem import Draw, grid
+from rfops.dispatch.problem import InputGenerator, grid
 from rfops.jit.errors import show
 from rfops.quantization.shuffle import unshuffle_weight
 
@@ -43,7 +43,7 @@ def _stacked(w1: Tensor, w2: Tensor, layout: str) -> Weights:
 
 
 class _FusedMoe(Moe):
-    def refuses(self, c: Call, *sizes: int) -> tuple[str, str, str, str] | None:
+    def unsupported_reason(self, c: Call, *sizes: int) -> tuple[str, str, str, str] | None:
         _m, d, i, e, k, routed, n = sizes
         if c.w_layout != "raw" and (d % 16 or i % 16):
             wanted = "multiples of 16 where weights are shuffled"
@@ -57,7 +57,7 @@ class _FusedMoe(Moe):
         super().assume(sizes, values)
         sizes.setdefault("N", 2 * sizes["I"])
 
-    def fit(self, c: Call, draw: Draw) -> Mapping[str, Any]:
+    def fit(self, c: Call, draw: InputGenerator) -> Mapping[str, Any]:
         """Weights whose results are about 1, and different experts."""
         w1 = draw.floats((c.E, c.N, c.D), c.w1_dtype) / c.D**0.5
         w2 = draw.floats((c.E, c.D, c.I), c.w2_dtype) / c.I**0.5

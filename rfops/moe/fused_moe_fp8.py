@@ -26,7 +26,7 @@ from rfops.dispatch.declare import fp8_of
 from rfops.dispatch.guards import check_int
 from rfops.dispatch.kernel import Call, Kernel, RunOf
 from rfops.dispatch.layout import unwrap
-from rfops.dispatch.problem import Draw, grid
+from rfops.dispatch.problem import InputGenerator, grid
 from rfops.jit.errors import show
 from rfops.quantization.fp8_blockscale import BLOCK
 from rfops.quantization.fp8_blockscale import reference as quantise
@@ -107,7 +107,7 @@ class _Fp8Moe(Moe):
     def product_type(self, c: Call) -> str:
         return "fp8"
 
-    def refuses(self, c: Call, *sizes: int) -> tuple[str, str, str, str] | None:
+    def unsupported_reason(self, c: Call, *sizes: int) -> tuple[str, str, str, str] | None:
         _m, d, i, e, k, routed, n = sizes
         if n != 2 * i:
             wanted = f"of 2 * I = {2 * i} rows an expert, gate's and then up's"
@@ -126,7 +126,7 @@ class _Fp8Moe(Moe):
         super().assume(sizes, values)
         sizes.setdefault("N", 2 * sizes["I"])
 
-    def fit(self, c: Call, draw: Draw) -> Mapping[str, Any]:
+    def fit(self, c: Call, draw: InputGenerator) -> Mapping[str, Any]:
         """Weights whose results are about 1."""
         own: dict[str, Any] = {}
         for name, rows, k in (("w1", c.N, c.D), ("w2", c.D, c.I)):

@@ -20,7 +20,7 @@ from rfops.dispatch.guards import check_int
 from rfops.dispatch.kernel import Call, Kernel, RunOf
 from rfops.dispatch.layout import unwrap
 from rfops.dispatch.op import Op
-from rfops.dispatch.problem import Draw
+from rfops.dispatch.problem import InputGenerator
 from rfops.quantization import mxfp4, mxfp8
 from rfops.quantization.mxfp8 import BLOCK
 from rfops.quantization.shuffle import (
@@ -127,7 +127,7 @@ class MxMoe(Moe):
     def product_type(self, c: Call) -> str:
         return "fp4" if self.fmt is MXFP4 else "fp8"
 
-    def refuses(self, c: Call, *sizes: int) -> tuple[str, str, str, str] | None:
+    def unsupported_reason(self, c: Call, *sizes: int) -> tuple[str, str, str, str] | None:
         _m, d, i, e, k, routed, n, *columns = sizes
         if n != 2 * i:
             wanted = f"of 2 * I = {2 * i} rows an expert, gate's and then up's"
@@ -156,14 +156,14 @@ class MxMoe(Moe):
     def _multiple_of(self, size: str) -> int:
         return BLOCK if size in ("D", "I") else super()._multiple_of(size)
 
-    def fit(self, c: Call, draw: Draw) -> Mapping[str, Any]:
+    def fit(self, c: Call, draw: InputGenerator) -> Mapping[str, Any]:
         """Weights whose results are about 1, as quantising gives them."""
         pairs = [self._weights(c, draw, rows, k) for rows, k in ((c.N, c.D), (c.D, c.I))]
         (w1, s1), (w2, s2) = pairs
         own = {"w1": w1, "w2": w2, "w1_scale": s1, "w2_scale": s2}
         return {**super().fit(c, draw), **own}
 
-    def _weights(self, c: Call, draw: Draw, rows: int, k: int) -> tuple[Tensor, Tensor]:
+    def _weights(self, c: Call, draw: InputGenerator, rows: int, k: int) -> tuple[Tensor, Tensor]:
         made = [
             self.fmt.quantise(draw.floats((rows, k)) / k**0.5, self.default_rounding)
             for _ in range(c.E)

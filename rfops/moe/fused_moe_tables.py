@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from rfops.dispatch.kernel import Call
-from rfops.dispatch.problem import Draw, grid
+from rfops.dispatch.problem import InputGenerator, grid
 
 from .experts import Weights, experts_ref
 from .kernels.bf16.hip import HipMoe
@@ -26,7 +26,7 @@ from .moe_op import HINTS, Moe, Torch, declared, reference_of
 
 
 class _Tables(Moe):
-    def fit(self, c: Call, draw: Draw) -> Mapping[str, Any]:
+    def fit(self, c: Call, draw: InputGenerator) -> Mapping[str, Any]:
         def matrices(rows: int, columns: int) -> tuple[Tensor, ...]:
             made = [draw.floats((rows, columns), c.x_dtype) / rows**0.5 for _ in range(c.E)]
             return tuple(made)

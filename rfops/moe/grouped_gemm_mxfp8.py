@@ -20,7 +20,7 @@ from torch.compiler import is_dynamo_compiling
 from rfops.dispatch.guards import MAX_BYTES, OUT_DTYPES, check_dtype, check_int
 from rfops.dispatch.kernel import Call, Kernel, Run, RunOf
 from rfops.dispatch.op import Op
-from rfops.dispatch.problem import Draw, grid
+from rfops.dispatch.problem import InputGenerator, grid
 from rfops.gemm.mxfp8 import QUANTISE, RAW_SCALE, gemm_mxfp8_ref, roundings
 from rfops.quantization.mxfp8 import dequant_mxfp8
 
@@ -46,7 +46,7 @@ class Torch(Kernel):
 
 
 class _GroupedGemm(Op):
-    def refuses(self, c: Call, *sizes: int) -> tuple[str, str, str, str] | None:
+    def unsupported_reason(self, c: Call, *sizes: int) -> tuple[str, str, str, str] | None:
         rows, _n, _k, _e, a_rows, ids, blocks = sizes
         block_m, a_div = c.block_m, c.a_div
         if 4 * ids >= MAX_BYTES:
@@ -86,7 +86,7 @@ class _GroupedGemm(Op):
     def roundings(self, c: Call) -> int:
         return roundings(c.K)
 
-    def fit(self, c: Call, draw: Draw) -> Mapping[str, Any]:
+    def fit(self, c: Call, draw: InputGenerator) -> Mapping[str, Any]:
         """The layout of tokens that each pick different experts; on the virtual GPU only weights
         that are read are touched, the others cost address space and no memory."""
         picks = max(c.top_k, c.a_div)

@@ -12,7 +12,7 @@ from torch import Tensor
 from rfops.dispatch.checks import flat
 from rfops.dispatch.kernel import Call, Kernel, RunOf
 from rfops.dispatch.op import Op
-from rfops.dispatch.problem import Draw
+from rfops.dispatch.problem import InputGenerator
 
 from .experts import Weights, experts_ref, run_experts
 from .router import moe_router, moe_router_ref
@@ -80,7 +80,7 @@ class Moe(Op):
     # Of the tensors, those whose type is not x's.
     own_types: ClassVar[frozenset[str]] = frozenset(("topk_weights", "topk_ids"))
 
-    def refuses(self, c: Call, *sizes: int) -> tuple[str, str, str, str] | None:
+    def unsupported_reason(self, c: Call, *sizes: int) -> tuple[str, str, str, str] | None:
         return self.refuses_choice(c, *sizes[3:6])
 
     def assume(self, sizes: dict[str, int], values: Mapping[str, Any]) -> None:
@@ -121,7 +121,7 @@ class Moe(Op):
     def is_empty(self, c: Call) -> bool:
         return bool(c.M == 0 or c.D == 0)
 
-    def fit(self, c: Call, draw: Draw) -> Mapping[str, Any]:
+    def fit(self, c: Call, draw: InputGenerator) -> Mapping[str, Any]:
         """Different experts of a token; weights of subclasses are such that results are about 1."""
         ids = draw.picks(c.M, c.K, c.R).to(c.topk_ids_dtype)
         router = draw.floats((c.R, c.D), c.x_dtype) / c.D**0.5 if c.has("router_weight") else None

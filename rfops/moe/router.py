@@ -67,8 +67,8 @@ class Hip(Kernel):
     name = "hip"
     module = "moe_router"
 
-    def refuses(self, c: Call) -> str | None:
-        return self.refuses_arch(c) or refuses_choosing(c) or refuses_rows(c, c.E)
+    def unsupported_reason(self, c: Call) -> str | None:
+        return self.unsupported_arch_reason(c) or refuses_choosing(c) or refuses_rows(c, c.E)
 
     def defines(self, c: Call, config: Any) -> Mapping[str, Any]:
         return defines(c, c.E, False)
@@ -145,7 +145,7 @@ class _Router(Op):
         alike = {"router_weight_dtype": given.get("x_dtype", torch.bfloat16)}
         return super().call_of(arch, cu_num, **{**alike, **given})
 
-    def refuses(self, c: Call, *sizes: int) -> tuple[str, str, str, str] | None:
+    def unsupported_reason(self, c: Call, *sizes: int) -> tuple[str, str, str, str] | None:
         _m, _d, experts, k = sizes
         if k > experts:
             return "top_k", f"at most E={experts}", str(k), "pass fewer"

@@ -213,10 +213,14 @@ def make_plan(
     left = {n: p for n, p in place_of.items() if n not in given}
     checked = tuple((place, _neutral_of(name, neutral, theirs)) for name, place in left.items())
     defaults = {
-        name: p.default for name, p in theirs.items()
-        if name in takes and name not in place_of and name not in neutral
-        and p.default is not p.empty and _differs(p.default, ours[name].default)
-    }  # fmt: skip
+        name: p.default
+        for name, p in theirs.items()
+        if name in takes
+        and name not in place_of
+        and name not in neutral
+        and p.default is not p.empty
+        and _differs(p.default, ours[name].default)
+    }
     is_direct = not left and not defaults and list(names[:count]) == takes[:count]
     places = tuple(tuple(place_of[n] for n in some if n in place_of) for some in tensors)
     return Plan(names, given, defaults, checked, is_direct, "", places)
@@ -231,9 +235,10 @@ def _unbound(names: tuple[str, ...], count: int, theirs: Mapping[str, inspect.Pa
     takes_any = any(p.kind is p.VAR_KEYWORD for p in theirs.values())
     strange = [] if takes_any else [name for name in names if name not in theirs]
     missing = [
-        name for name, p in theirs.items()
+        name
+        for name, p in theirs.items()
         if p.default is p.empty and p.kind is not p.VAR_KEYWORD and name not in names
-    ]  # fmt: skip
+    ]
     if strange or missing:
         return f"arguments not known: {', '.join([*strange, *(f'no {n}' for n in missing)])}"
     return ""

@@ -39,10 +39,21 @@ def mla_route(q: Any, kv_buffer: Any, qo_indptr: Any, max_seqlen_q: int) -> Give
 
 def mla_given(q: Any, tokens: int, kv: Any, page: int, length: int) -> Given:
     pages = kv.shape[0]
-    return q.device, "mla_decode", {
-        "B": tokens // length, "T": tokens, "H": q.shape[1], "S": pages, "P": pages, "page": page,
-        "qo_len": length, "q_dtype": q.dtype, "kv_dtype": kv.dtype,
-    }  # fmt: skip
+    return (
+        q.device,
+        "mla_decode",
+        {
+            "B": tokens // length,
+            "T": tokens,
+            "H": q.shape[1],
+            "S": pages,
+            "P": pages,
+            "page": page,
+            "qo_len": length,
+            "q_dtype": q.dtype,
+            "kv_dtype": kv.dtype,
+        },
+    )
 
 
 def _mla_words(words: Words) -> Words:
@@ -132,8 +143,14 @@ def _groups_route(
     gating_output: Any, topk_ids: Any, num_expert_group: int, topk_group: int
 ) -> Given:
     (m, experts), k = gating_output.shape, topk_ids.shape[1]
-    given = {"M": m, "E": experts, "K": k, "num_groups": num_expert_group,
-             "topk_groups": topk_group, "logits_dtype": gating_output.dtype}  # fmt: skip
+    given = {
+        "M": m,
+        "E": experts,
+        "K": k,
+        "num_groups": num_expert_group,
+        "topk_groups": topk_group,
+        "logits_dtype": gating_output.dtype,
+    }
     return gating_output.device, "grouped_topk", given
 
 
@@ -201,8 +218,11 @@ def _fp4(x: Any, m: int, n: int, dtype: Any, layout: dict[str, str]) -> Given:
 
 
 def _layout(w: bool = False, x_scale: bool = False, w_scale: bool = False) -> dict[str, str]:
-    words = {"w_layout": "16x16" if w else "", "x_scale_layout": "shuffled" if x_scale else "",
-             "w_scale_layout": "shuffled" if w_scale else ""}  # fmt: skip
+    words = {
+        "w_layout": "16x16" if w else "",
+        "x_scale_layout": "shuffled" if x_scale else "",
+        "w_scale_layout": "shuffled" if w_scale else "",
+    }
     return {name: word for name, word in words.items() if word}
 
 
@@ -224,34 +244,73 @@ _TRITON = "aiter.ops.triton"
 _BASIC = f"{_TRITON}.gemm.basic"  # where today's aiter has its GEMMs; the former names are aliases
 _FP4_MODULES = (f"{_BASIC}.gemm_afp4wfp4",)
 AITER = (
-    Callee("aiter.mla.mla_decode_fwd", "q kv_buffer", mla_route,
-           sized="qo_indptr kv_indptr kv_last_page_lens", dtyped="kv_indices",
-           neutral=_MLA_NEUTRAL, adapt=_mla_words),
-    Callee("aiter.fused_moe.fused_moe", "hidden_states w1 w2 topk_ids", _aiter_moe_route,
-           neutral=_MOE_NEUTRAL, marked="w1 w2", adapt=_moe_words),
+    Callee(
+        "aiter.mla.mla_decode_fwd",
+        "q kv_buffer",
+        mla_route,
+        sized="qo_indptr kv_indptr kv_last_page_lens",
+        dtyped="kv_indices",
+        neutral=_MLA_NEUTRAL,
+        adapt=_mla_words,
+    ),
+    Callee(
+        "aiter.fused_moe.fused_moe",
+        "hidden_states w1 w2 topk_ids",
+        _aiter_moe_route,
+        neutral=_MOE_NEUTRAL,
+        marked="w1 w2",
+        adapt=_moe_words,
+    ),
     Callee("aiter.topk_softmax", "gating_output topk_indices", _softmax_route),
     Callee("aiter.ops.topk.topk_gating", "gating_output topk_indices", _softmax_route),
     Callee("aiter.fused_moe.fused_topk", "gating_output", _fused_topk_route),
     Callee("aiter.biased_grouped_topk", "gating_output topk_ids", _groups_route),
     Callee("aiter.grouped_topk", "gating_output topk_ids", _groups_route),
-    Callee("aiter.gemm_a8w8_blockscale", "XQ WQ", _fp8_route, dtyped="x_scale",
-           marked="WQ"),
-    Callee("aiter.gemm_a8w8_blockscale_bpreshuffle", "XQ WQ", _fp8_shuffled_route,
-           dtyped="x_scale", marked="WQ"),
-    Callee(f"{_TRITON}.gemm_a8w8_blockscale.gemm_a8w8_blockscale", "x w",
-           _fp8_triton_route, compat("gemm_a8w8_blockscale_triton"), dtyped="x_scale", marked="w",
-           aliases=(f"{_BASIC}.gemm_a8w8_blockscale",)),
+    Callee("aiter.gemm_a8w8_blockscale", "XQ WQ", _fp8_route, dtyped="x_scale", marked="WQ"),
+    Callee(
+        "aiter.gemm_a8w8_blockscale_bpreshuffle",
+        "XQ WQ",
+        _fp8_shuffled_route,
+        dtyped="x_scale",
+        marked="WQ",
+    ),
+    Callee(
+        f"{_TRITON}.gemm_a8w8_blockscale.gemm_a8w8_blockscale",
+        "x w",
+        _fp8_triton_route,
+        compat("gemm_a8w8_blockscale_triton"),
+        dtyped="x_scale",
+        marked="w",
+        aliases=(f"{_BASIC}.gemm_a8w8_blockscale",),
+    ),
     Maker("aiter.get_hip_quant", "x", _group_quant_route, compat("per_group_quant_hip")),
     Callee("aiter.gemm_a4w4", "A B", _a4w4_route, marked="B"),
-    Callee(f"{_TRITON}.gemm_afp4wfp4.gemm_afp4wfp4", "x w", _fp4_route, marked="w",
-           aliases=_FP4_MODULES),
-    Callee(f"{_TRITON}.gemm_afp4wfp4.gemm_afp4wfp4_preshuffle", "x_fp4 w_preshuf",
-           _fp4_shuffled_route, aliases=_FP4_MODULES),
+    Callee(
+        f"{_TRITON}.gemm_afp4wfp4.gemm_afp4wfp4",
+        "x w",
+        _fp4_route,
+        marked="w",
+        aliases=_FP4_MODULES,
+    ),
+    Callee(
+        f"{_TRITON}.gemm_afp4wfp4.gemm_afp4wfp4_preshuffle",
+        "x_fp4 w_preshuf",
+        _fp4_shuffled_route,
+        aliases=_FP4_MODULES,
+    ),
     Callee(f"{_TRITON}.quant.dynamic_mxfp4_quant", "x", _quant_route),
-)  # fmt: skip
+)
 VLLM = (
-    Callee("vllm.v1.attention.ops.triton_decode_attention.decode_attention_fwd",
-           "q k_buffer", _decode_route, dtyped="req_to_token b_seq_len", adapt=_decode_words),
-    Callee("vllm.model_executor.layers.fused_moe.moe_align_block_size.moe_align_block_size",
-           "topk_ids", _align_route),
-)  # fmt: skip
+    Callee(
+        "vllm.v1.attention.ops.triton_decode_attention.decode_attention_fwd",
+        "q k_buffer",
+        _decode_route,
+        dtyped="req_to_token b_seq_len",
+        adapt=_decode_words,
+    ),
+    Callee(
+        "vllm.model_executor.layers.fused_moe.moe_align_block_size.moe_align_block_size",
+        "topk_ids",
+        _align_route,
+    ),
+)

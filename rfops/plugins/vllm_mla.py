@@ -40,11 +40,17 @@ def _decode(
     cache, decode = kv_c_and_k_pe_cache, attn_metadata.decode
     lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
     out = mla_decode(
-        q, cache.unsqueeze(2), None, decode.block_table, self.scale,
-        qo_len=q.shape[0] // decode.seq_lens.shape[0], causal=attn_metadata.causal,
-        kv_lens=decode.seq_lens, lse=lse,
+        q,
+        cache.unsqueeze(2),
+        None,
+        decode.block_table,
+        self.scale,
+        qo_len=q.shape[0] // decode.seq_lens.shape[0],
+        causal=attn_metadata.causal,
+        kv_lens=decode.seq_lens,
+        lse=lse,
         kv_scale=layer._k_scale if cache.element_size() == 1 else None,
-    )  # fmt: skip
+    )
     return out, lse
 
 

@@ -50,9 +50,14 @@ def _route(
 
 
 def _experts(
-    self: Any, layer: Any, x: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor,
-    shared_experts: Any, shared_experts_input: Any,
-) -> torch.Tensor:  # fmt: skip
+    self: Any,
+    layer: Any,
+    x: torch.Tensor,
+    topk_weights: torch.Tensor,
+    topk_ids: torch.Tensor,
+    shared_experts: Any,
+    shared_experts_input: Any,
+) -> torch.Tensor:
     return fused_moe(x, layer.w13_weight, layer.w2_weight, topk_weights, topk_ids)
 
 

@@ -63,8 +63,8 @@ class Hip(Kernel):
     module = "quant_fp8_blockscale"
     limits = "M K"
 
-    def refuses(self, c: Call) -> str | None:
-        if reason := self.refuses_arch(c):
+    def unsupported_reason(self, c: Call) -> str | None:
+        if reason := self.unsupported_arch_reason(c):
             return reason
         if c.dtype != fp8_of(c.arch):
             return f"{c.arch} converts to {fp8_of(c.arch)}, not {c.dtype}"
@@ -112,7 +112,7 @@ class _Quant(Op):
         first, second = (blocks, rows) if c.transpose_scale else (rows, blocks)
         return {**c.sizes, "scale_rows": first, "scale_columns": second}
 
-    def refuses(self, c: Call, *sizes: int) -> tuple[str, str, str, str] | None:
+    def unsupported_reason(self, c: Call, *sizes: int) -> tuple[str, str, str, str] | None:
         if sizes[1] % BLOCK:
             return "K", f"a multiple of {BLOCK}", f"K={sizes[1]}", "pad x with zeros"
         return None

@@ -11,7 +11,7 @@ from rfops.dispatch.declare import MX_BLOCK
 from rfops.dispatch.heuristic import ceil
 from rfops.dispatch.kernel import Call, Kernel, Run, RunOf
 from rfops.dispatch.op import Op
-from rfops.dispatch.problem import Draw
+from rfops.dispatch.problem import InputGenerator
 from rfops.dispatch.tuned_table import serving
 from rfops.jit import CompiledOp
 from rfops.triton import launch as triton_launch
@@ -40,8 +40,8 @@ class HipQuant(Kernel):
     name = "hip"
     compiled: ClassVar[CompiledOp]
 
-    def refuses(self, c: Call) -> str | None:
-        if reason := self.refuses_arch(c):
+    def unsupported_reason(self, c: Call) -> str | None:
+        if reason := self.unsupported_arch_reason(c):
             return reason
         strides = _strides(c)
         if strides is None or strides[1] != 1 or strides[0] < 0:
@@ -81,7 +81,7 @@ class TritonQuant(Kernel):
     def __init__(self, kernel: str, bumps: Mapping[str, int]) -> None:
         self.kernel, self.bumps = kernel, bumps
 
-    def refuses(self, c: Call) -> str | None:
+    def unsupported_reason(self, c: Call) -> str | None:
         if reason := triton_launch.missing():
             return reason
         if serving(c.arch) is None:
@@ -117,7 +117,7 @@ class MxQuant(Op):
     def vmap(self, _info: Any, dims: tuple[int | None, ...], x: torch.Tensor, *rest: Any) -> Any:
         return self._op(x.movedim(dims[0] or 0, 0), *rest), (0, 0)
 
-    def fit(self, c: Call, draw: Draw) -> Mapping[str, Any]:
+    def fit(self, c: Call, draw: InputGenerator) -> Mapping[str, Any]:
         """Blocks of all magnitudes."""
         spread = 2.0 ** draw.ints((c.M, c.K), -12, 12)
         return {"x": (draw.floats((c.M, c.K)) * spread).to(c.x_dtype)}

@@ -68,7 +68,7 @@ def _most(values):
 @triton.jit
 def quant_mxfp8(
     payload, scale, x, blocks, k_blocks, x_m, x_k, BUMP: tl.constexpr, BLOCKS: tl.constexpr
-):  # fmt: skip
+):
     number, is_there, values = _load(x, blocks, k_blocks, x_m, x_k, BLOCKS)
     byte = scale_byte(_most(values), BUMP, 8)
     codes = fp8_code(values * inverse_of(byte)[:, None])
@@ -81,7 +81,7 @@ def quant_mxfp8(
 @triton.jit
 def quant_mxfp4(
     payload, scale, x, blocks, k_blocks, x_m, x_k, BUMP: tl.constexpr, BLOCKS: tl.constexpr
-):  # fmt: skip
+):
     number, is_there, values = _load(x, blocks, k_blocks, x_m, x_k, BLOCKS)
     byte = scale_byte(_most(values), BUMP, 2)
     codes = fp4_code(values * inverse_of(byte)[:, None])

@@ -49,8 +49,15 @@ EMAX = 2
 # Added to the bits of amax before its exponent is taken; 0x600000 is a mantissa of 1.75.
 ROUNDING = MappingProxyType({"even": 0x200000, "up": 0x3FFFFF, "down": 0})
 # The least magnitudes of codes 1 to 7, and whether they are their own: ties go to the even code.
-_STEPS = ((0.25, False), (0.75, True), (1.25, False), (1.75, True), (2.5, False), (3.5, True),
-          (5.0, False))  # fmt: skip
+_STEPS = (
+    (0.25, False),
+    (0.75, True),
+    (1.25, False),
+    (1.75, True),
+    (2.5, False),
+    (3.5, True),
+    (5.0, False),
+)
 _VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 

@@ -59,9 +59,23 @@ def _as_f16(code):
 
 @triton.jit
 def _scaled_tile(
-    w, w_off, w_ok, ws, ws_off, x, x_off, x_ok, xs, xs_off, k_begin, k_end,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr,
-):  # fmt: skip
+    w,
+    w_off,
+    w_ok,
+    ws,
+    ws_off,
+    x,
+    x_off,
+    x_ok,
+    xs,
+    xs_off,
+    k_begin,
+    k_end,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    EVEN_K: tl.constexpr,
+):
     """The sum over k_begin..k_end with tl.dot_scaled; rows that are not ok count as zeros."""
     k = tl.arange(0, BLOCK_K)
     b = tl.arange(0, BLOCK_K // BLOCK)
@@ -94,10 +108,24 @@ def _load_scales(scales, off, ok, start, k_end, b, EVEN_K: tl.constexpr):
 
 @triton.jit
 def _blocks_tile(
-    w, w_off, w_ok, ws, ws_off, x, x_off, x_ok, xs, xs_off, k_begin, k_end,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr,
+    w,
+    w_off,
+    w_ok,
+    ws,
+    ws_off,
+    x,
+    x_off,
+    x_ok,
+    xs,
+    xs_off,
+    k_begin,
+    k_end,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    EVEN_K: tl.constexpr,
     EXACT: tl.constexpr,
-):  # fmt: skip
+):
     """The sum over k_begin..k_end, BLOCK_K / 32 partial sums side by side until the end; and the
     largest scale bytes met, of w and of x."""
     k = tl.arange(0, BLOCK)
@@ -137,26 +165,84 @@ def _blocks_tile(
 
 @triton.jit
 def _tile(
-    w, w_off, w_ok, ws, ws_off, x, x_off, x_ok, xs, xs_off, k_begin, k_end,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr,
+    w,
+    w_off,
+    w_ok,
+    ws,
+    ws_off,
+    x,
+    x_off,
+    x_ok,
+    xs,
+    xs_off,
+    k_begin,
+    k_end,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    EVEN_K: tl.constexpr,
     METHOD: tl.constexpr,
-):  # fmt: skip
+):
     if METHOD == "scaled":
         total = _scaled_tile(
-            w, w_off, w_ok, ws, ws_off, x, x_off, x_ok, xs, xs_off, k_begin, k_end,
-            BLOCK_M, BLOCK_N, BLOCK_K, EVEN_K,
-        )  # fmt: skip
+            w,
+            w_off,
+            w_ok,
+            ws,
+            ws_off,
+            x,
+            x_off,
+            x_ok,
+            xs,
+            xs_off,
+            k_begin,
+            k_end,
+            BLOCK_M,
+            BLOCK_N,
+            BLOCK_K,
+            EVEN_K,
+        )
     else:
         total, w_most, x_most = _blocks_tile(
-            w, w_off, w_ok, ws, ws_off, x, x_off, x_ok, xs, xs_off, k_begin, k_end,
-            BLOCK_M, BLOCK_N, BLOCK_K, EVEN_K, METHOD == "exact",
-        )  # fmt: skip
+            w,
+            w_off,
+            w_ok,
+            ws,
+            ws_off,
+            x,
+            x_off,
+            x_ok,
+            xs,
+            xs_off,
+            k_begin,
+            k_end,
+            BLOCK_M,
+            BLOCK_N,
+            BLOCK_K,
+            EVEN_K,
+            METHOD == "exact",
+        )
         if METHOD == "blocks":
             if (w_most + x_most > LARGEST_SUM) | (w_most == NAN) | (x_most == NAN):
                 total, _, _ = _blocks_tile(
-                    w, w_off, w_ok, ws, ws_off, x, x_off, x_ok, xs, xs_off, k_begin, k_end,
-                    BLOCK_M, BLOCK_N, BLOCK_K, EVEN_K, True,
-                )  # fmt: skip
+                    w,
+                    w_off,
+                    w_ok,
+                    ws,
+                    ws_off,
+                    x,
+                    x_off,
+                    x_ok,
+                    xs,
+                    xs_off,
+                    k_begin,
+                    k_end,
+                    BLOCK_M,
+                    BLOCK_N,
+                    BLOCK_K,
+                    EVEN_K,
+                    True,
+                )
     return total
 
 
@@ -178,11 +264,23 @@ def gemm_kernel(
     xs,  # [M, K/32] e8m0
     ws,  # [N, K/32] e8m0
     needed,  # int32: where it is 0 nothing is done; or nothing
-    M, N, K, k_split,  # k_split: elements of K of a split, a multiple of BLOCK_K
-    stride_o, stride_x, stride_w, stride_xs, stride_ws,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr,
-    METHOD: tl.constexpr, GROUP_M: tl.constexpr, WIDE: tl.constexpr,
-):  # fmt: skip
+    M,
+    N,
+    K,
+    k_split,  # k_split: elements of K of a split, a multiple of BLOCK_K
+    stride_o,
+    stride_x,
+    stride_w,
+    stride_xs,
+    stride_ws,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    EVEN_K: tl.constexpr,
+    METHOD: tl.constexpr,
+    GROUP_M: tl.constexpr,
+    WIDE: tl.constexpr,
+):
     if needed is not None:
         if tl.load(needed) == 0:
             return
@@ -195,10 +293,24 @@ def gemm_kernel(
         m, n = m.to(tl.int64), n.to(tl.int64)
     k_begin = split * k_split
     total = _tile(
-        w + n0 * stride_w, n * stride_w, n_ok, ws + n0 * stride_ws, n * stride_ws,
-        x + m0 * stride_x, m * stride_x, m_ok, xs + m0 * stride_xs, m * stride_xs,
-        k_begin, tl.minimum(k_begin + k_split, K), BLOCK_M, BLOCK_N, BLOCK_K, EVEN_K, METHOD,
-    )  # fmt: skip
+        w + n0 * stride_w,
+        n * stride_w,
+        n_ok,
+        ws + n0 * stride_ws,
+        n * stride_ws,
+        x + m0 * stride_x,
+        m * stride_x,
+        m_ok,
+        xs + m0 * stride_xs,
+        m * stride_xs,
+        k_begin,
+        tl.minimum(k_begin + k_split, K),
+        BLOCK_M,
+        BLOCK_N,
+        BLOCK_K,
+        EVEN_K,
+        METHOD,
+    )
     start = out + (split.to(tl.int64) * M + m0) * stride_o + n0
     at = start + m[None, :] * stride_o + n[:, None]
     tl.store(at, total.to(out.dtype.element_ty), mask=m_ok[None, :] & n_ok[:, None])
@@ -210,9 +322,11 @@ def expand_kernel(
     codes,  # [rows, K] e4m3 bytes
     scales,  # [rows, K/32] e8m0
     out_of_range,  # int32, set to 1 where bf16 cannot hold a product
-    K, stride_c, stride_s,
+    K,
+    stride_c,
+    stride_s,
     BLOCKS: tl.constexpr,
-):  # fmt: skip
+):
     """out = payload * scale; a program does BLOCKS blocks of a row."""
     row = tl.program_id(0).to(tl.int64)
     b = tl.program_id(1) * BLOCKS + tl.arange(0, BLOCKS)
@@ -234,10 +348,17 @@ def matmul_kernel(
     out,  # [M, N] of any float
     x,  # [M, K] bf16
     w,  # [N, K] bf16
-    M, N, K, stride_o,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr,
-    GROUP_M: tl.constexpr, WIDE: tl.constexpr,
-):  # fmt: skip
+    M,
+    N,
+    K,
+    stride_o,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    EVEN_K: tl.constexpr,
+    GROUP_M: tl.constexpr,
+    WIDE: tl.constexpr,
+):
     pid_m, pid_n = _swizzle(tl.program_id(0), tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N), GROUP_M)
     m0, n0 = (pid_m * BLOCK_M).to(tl.int64), (pid_n * BLOCK_N).to(tl.int64)
     m, n, k = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K)
@@ -274,11 +395,30 @@ def grouped_kernel(
     expert_ids,  # [blocks] int32: of each block_m rows of sorted_ids; no expert: rows are zeroed
     num_padded,  # [1] int32: how many of sorted_ids count
     weights,  # [num_valid] fp32 by flat id, or nothing
-    E, N, K, num_valid, num_ids, blocks, block_m, a_div,
-    stride_o, stride_a, stride_as, stride_we, stride_w, stride_wse, stride_ws,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr,
-    METHOD: tl.constexpr, GROUP_M: tl.constexpr, HAS_WEIGHT: tl.constexpr, WIDE: tl.constexpr,
-):  # fmt: skip
+    E,
+    N,
+    K,
+    num_valid,
+    num_ids,
+    blocks,
+    block_m,
+    a_div,
+    stride_o,
+    stride_a,
+    stride_as,
+    stride_we,
+    stride_w,
+    stride_wse,
+    stride_ws,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    EVEN_K: tl.constexpr,
+    METHOD: tl.constexpr,
+    GROUP_M: tl.constexpr,
+    HAS_WEIGHT: tl.constexpr,
+    WIDE: tl.constexpr,
+):
     parts = tl.cdiv(block_m, BLOCK_M)  # tiles of a block
     pid_m, pid_n = _swizzle(tl.program_id(0), blocks * parts, tl.cdiv(N, BLOCK_N), GROUP_M)
     block, part = pid_m // parts, pid_m % parts
@@ -301,11 +441,24 @@ def grouped_kernel(
     total = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     if (expert >= 0) & (expert < E):
         total = _tile(
-            w + expert * stride_we + n0 * stride_w, n * stride_w, n_ok,
-            ws + expert * stride_wse + n0 * stride_ws, n * stride_ws,
-            a, a_row * stride_a, ok, a_scale, a_row * stride_as,
-            0, K, BLOCK_M, BLOCK_N, BLOCK_K, EVEN_K, METHOD,
-        )  # fmt: skip
+            w + expert * stride_we + n0 * stride_w,
+            n * stride_w,
+            n_ok,
+            ws + expert * stride_wse + n0 * stride_ws,
+            n * stride_ws,
+            a,
+            a_row * stride_a,
+            ok,
+            a_scale,
+            a_row * stride_as,
+            0,
+            K,
+            BLOCK_M,
+            BLOCK_N,
+            BLOCK_K,
+            EVEN_K,
+            METHOD,
+        )
         if HAS_WEIGHT:
             total *= tl.load(weights + ids, mask=ok, other=0.0)[None, :]
     at = out + n0 + ids[None, :] * stride_o + n[:, None]

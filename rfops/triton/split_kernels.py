@@ -11,9 +11,12 @@ import triton.language as tl
 def add_splits(
     out,  # [M, N]
     parts,  # [SPLITS, M, N] fp32
-    m, n, out_m,
-    SPLITS: tl.constexpr, COLUMNS: tl.constexpr,
-):  # fmt: skip
+    m,
+    n,
+    out_m,
+    SPLITS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
     """out = parts[0] + parts[1] + ... in that order; a program does COLUMNS columns of a row."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)

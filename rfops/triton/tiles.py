@@ -15,7 +15,7 @@ from rfops.dispatch.declare import MX_BLOCK as BLOCK
 from rfops.dispatch.guards import check_config_ints
 from rfops.dispatch.kernel import Call
 from rfops.dispatch.tuned_table import Row, serving
-from rfops.jit.arch import ROWS
+from rfops.jit.arch import ARCH_SPECS
 
 METHODS = ("scaled", "blocks", "exact", "expand")
 AMD_NUMBERS = ("waves_per_eu", "matrix_instr_nonkdim", "kpack")
@@ -63,7 +63,7 @@ class TritonConfig:
     def _fail(self, name: str, expected: str, got: object) -> None:
         raise ValueError(f"TritonConfig: {name} must be {expected}, got {got!s:.80}")
 
-    def refuses(self, is_dense: bool, arch: str) -> str | None:
+    def unsupported_reason(self, is_dense: bool, arch: str) -> str | None:
         """None if this tile is one of that product and architecture, else the reason."""
         if self.method == "scaled" and arch not in SCALED_ARCHS:
             return f"method scaled is for {', '.join(SCALED_ARCHS)}, not {arch}: take blocks"
@@ -76,7 +76,7 @@ class TritonConfig:
         if not self.fill:
             return self
         tiles = -(-m // self.block_m) * -(-n // self.block_n)
-        wanted = self.fill * ROWS[serving(arch) or arch].cus // max(tiles, 1)
+        wanted = self.fill * ARCH_SPECS[serving(arch) or arch].cus // max(tiles, 1)
         splits = max(1, min(wanted, MAX_SPLITS, k // (2 * self.block_k)))
         return replace(self, splits=splits, fill=0)
 
@@ -134,8 +134,9 @@ def _on_nvidia(m: int, is_dense: bool) -> Iterator[TritonConfig]:
         return
     most = min(1 << max(m - 1, 7).bit_length(), 64)
     for rows in (most,) if is_dense else (16, 8):
-        for bn, bk, warps, stages in itertools.product((32, 64, 128), (64, 128, 256), (2, 4, 8),
-                                                       (3, 4)):  # fmt: skip
+        for bn, bk, warps, stages in itertools.product(
+            (32, 64, 128), (64, 128, 256), (2, 4, 8), (3, 4)
+        ):
             sums = bk // BLOCK * bn * rows // (32 * warps)  # registers of a thread
             in_flight = bn * bk * (stages - 1)  # bytes of a program
             if sums <= 64 and bk // BLOCK >= warps and 8192 <= in_flight <= 65536:

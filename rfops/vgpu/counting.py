@@ -142,16 +142,25 @@ def table(record: LaunchRecord) -> str:
         ("read", _traffic(f["global_read"])),
         ("write", _traffic(f["global_write"])),
         ("scalar read", _traffic(f["scalar_read"])),
-        ("LDS", f"{f['lds_read_bytes']} B read, {f['lds_write_bytes']} B written, "
-                f"{f['lds_cycles']} cycles of which {f['lds_conflict_cycles']} conflicts"),
-        ("registers", f"vgpr {f['vgpr']}, agpr {f['agpr']}, sgpr {f['sgpr']}, spills "
-                      f"{f['vgpr_spills']}+{f['sgpr_spills']}, "
-                      f"scratch {f['scratch_bytes_per_lane']} B a lane"),
-        ("occupancy", f"{f['waves_per_simd']:g} waves a SIMD, {f['workgroups_per_cu']} workgroups "
-                      f"a CU, {f['workgroups']} workgroups on {f['compute_units']} CUs"),
+        (
+            "LDS",
+            f"{f['lds_read_bytes']} B read, {f['lds_write_bytes']} B written, "
+            f"{f['lds_cycles']} cycles of which {f['lds_conflict_cycles']} conflicts",
+        ),
+        (
+            "registers",
+            f"vgpr {f['vgpr']}, agpr {f['agpr']}, sgpr {f['sgpr']}, spills "
+            f"{f['vgpr_spills']}+{f['sgpr_spills']}, "
+            f"scratch {f['scratch_bytes_per_lane']} B a lane",
+        ),
+        (
+            "occupancy",
+            f"{f['waves_per_simd']:g} waves a SIMD, {f['workgroups_per_cu']} workgroups "
+            f"a CU, {f['workgroups']} workgroups on {f['compute_units']} CUs",
+        ),
         ("divergence", f"{f['exec_splits']} times EXEC was split"),
         ("estimate", _estimate(record.estimate())),
-    ]  # fmt: skip
+    ]
     return "\n".join(f"  {name:13} {text}" for name, text in rows)
 
 

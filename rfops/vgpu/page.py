@@ -84,8 +84,10 @@ def page(report: Report, title: str) -> str:
         *(_failures(report)),
     ]
     if report.left_out:
-        parts.append(f"<p>Below are {len(shown)} launches; {report.left_out} different ones are "
-                     "left out.</p>")  # fmt: skip
+        parts.append(
+            f"<p>Below are {len(shown)} launches; {report.left_out} different ones are "
+            "left out.</p>"
+        )
     most = min(charts.MOST, max(charts.LEAST, charts.ALL // max(len(shown), 1)))
     parts += [_launch(at, one, most) for at, one in enumerate(shown, 1)]
     return (
@@ -109,11 +111,15 @@ def _head(report: Report) -> str:
 
 def table(head: Sequence[str], rows: Iterable[str], numbers: int, kind: str = "") -> str:
     """Of ready rows; the first columns are numbers."""
-    cells = (f'<th class="n">{name}</th>' if at < numbers else f"<th>{name}</th>"
-             for at, name in enumerate(head))  # fmt: skip
+    cells = (
+        f'<th class="n">{name}</th>' if at < numbers else f"<th>{name}</th>"
+        for at, name in enumerate(head)
+    )
     body = "\n".join(rows)
-    return (f'<div class="scroll {kind}"><table><thead><tr>{"".join(cells)}</tr></thead>'
-            f"<tbody>\n{body}\n</tbody></table></div>")  # fmt: skip
+    return (
+        f'<div class="scroll {kind}"><table><thead><tr>{"".join(cells)}</tr></thead>'
+        f"<tbody>\n{body}\n</tbody></table></div>"
+    )
 
 
 def _kernels(kernels: Sequence[Kernel]) -> str:
@@ -132,8 +138,13 @@ def _kernels(kernels: Sequence[Kernel]) -> str:
 
 
 def _failures(report: Report) -> list[str]:
-    texts = [*(f"{f.kind}: {f.kernel} at {f.offset:#x} ({f.instruction}): {f.detail}"
-               for f in report.findings), *report.failed]  # fmt: skip
+    texts = [
+        *(
+            f"{f.kind}: {f.kernel} at {f.offset:#x} ({f.instruction}): {f.detail}"
+            for f in report.findings
+        ),
+        *report.failed,
+    ]
     if not texts:
         return []
     return [
@@ -147,17 +158,19 @@ def _failures(report: Report) -> list[str]:
 def _launch(number: int, one: Followed, most: int) -> str:
     launch = one.time
     grid, block = ("x".join(map(str, launch.figures[name])) for name in ("grid", "block"))
-    return "\n".join([
-        f'<h2 id="launch{number}">{number}. {escape(readable(launch.kernel))}</h2>',
-        f'<p class="soft">{escape(launch.part)} ({escape(launch.arch)}), grid {grid} of {block}; '
-        f"taken from {escape(timed_text.sampled(launch.sampled))}</p>",
-        _facts(launch, one.counted),
-        f"<h3>How busy its units are</h3>\n{_busy(launch)}",
-        f"<h3>What its waves wait for</h3>\n{_stalls(launch)}",
-        f"<h3>Timeline of a compute unit</h3>\n{charts.timeline(launch, most)}",
-        f'<h3>Code</h3>\n<p class="soft">Counts are of waves '
-        f"{escape(timed_text.where(launch.sampled))}.</p>\n{_code(launch)}",
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            f'<h2 id="launch{number}">{number}. {escape(readable(launch.kernel))}</h2>',
+            f'<p class="soft">{escape(launch.part)} ({escape(launch.arch)}), grid {grid} of '
+            f"{block}; taken from {escape(timed_text.sampled(launch.sampled))}</p>",
+            _facts(launch, one.counted),
+            f"<h3>How busy its units are</h3>\n{_busy(launch)}",
+            f"<h3>What its waves wait for</h3>\n{_stalls(launch)}",
+            f"<h3>Timeline of a compute unit</h3>\n{charts.timeline(launch, most)}",
+            f'<h3>Code</h3>\n<p class="soft">Counts are of waves '
+            f"{escape(timed_text.where(launch.sampled))}.</p>\n{_code(launch)}",
+        ]
+    )
 
 
 def _facts(launch: TimedLaunch, counted: Mapping[str, Any] | None) -> str:
@@ -167,15 +180,24 @@ def _facts(launch: TimedLaunch, counted: Mapping[str, Any] | None) -> str:
         (f"{f['us']:.2f} us", f"{f['low']:.2f} to {f['high']:.2f}; {caches} caches"),
         (f["bound"], f"bound; the launch itself {f['floor_us']:.2f} us"),
         (f"{f['clock_ghz']:.2f} GHz", f"clock that power allows; {f['clocks']:.0f} clk"),
-        (f"{f['waves_in_flight_per_cu']:.1f} waves", "in flight per CU; room for "
-         f"{f['workgroups_per_cu']} workgroups"),
+        (
+            f"{f['waves_in_flight_per_cu']:.1f} waves",
+            f"in flight per CU; room for {f['workgroups_per_cu']} workgroups",
+        ),
         *((text, name) for name, text in timed_text.levels(f)),
-        (f"{f['lds_conflict_cycles']}", "cycles of LDS bank conflicts "
-         f"{timed_text.where(f['sampled'])}"),
-    ]  # fmt: skip
+        (
+            f"{f['lds_conflict_cycles']}",
+            f"cycles of LDS bank conflicts {timed_text.where(f['sampled'])}",
+        ),
+    ]
     if counted:
-        facts.append((f"{counted['vgpr']} VGPRs", f"{counted['agpr']} AGPRs, {counted['sgpr']} "
-                      f"SGPRs, {counted['vgpr_spills']} spilled"))  # fmt: skip
+        facts.append(
+            (
+                f"{counted['vgpr']} VGPRs",
+                f"{counted['agpr']} AGPRs, {counted['sgpr']} "
+                f"SGPRs, {counted['vgpr_spills']} spilled",
+            )
+        )
     cells = (f"<div><b>{escape(big)}</b><span>{escape(small)}</span></div>" for big, small in facts)
     return f'<div class="facts">{"".join(cells)}</div>'
 

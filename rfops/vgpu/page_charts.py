@@ -8,19 +8,33 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from typing import Any
 
-from rfops.jit.arch import PART_CUS, ROWS
+from rfops.jit.arch import ARCH_SPECS, PART_CUS
 from rfops.vgpu import timeline as trace
 from rfops.vgpu.report import Followed, readable
 from rfops.vgpu.timed import TimedLaunch
 
 COLORS = {
-    "vmcnt": "#d1495b", "lgkmcnt": "#e0a030", "mfma_dependency": "#9b6bd3", "barrier": "#4a7fa5",
-    "dependency": "#5b8ff9", "valu_unit": "#2a9d8f", "mfma_unit": "#7a4fb0", "lds_unit": "#f08a4b",
-    "salu_unit": "#84a94a", "vmem_queue": "#b5379e", "sleep": "#a0a7b4", "branch": "#3fa57b",
-    "instruction_cache": "#9c6644", "issue": "#8390a6",
-    "valu": "#2a9d8f", "mfma": "#7a4fb0", "lds": "#f08a4b", "vmem": "#b5379e", "salu": "#84a94a",
+    "vmcnt": "#d1495b",
+    "lgkmcnt": "#e0a030",
+    "mfma_dependency": "#9b6bd3",
+    "barrier": "#4a7fa5",
+    "dependency": "#5b8ff9",
+    "valu_unit": "#2a9d8f",
+    "mfma_unit": "#7a4fb0",
+    "lds_unit": "#f08a4b",
+    "salu_unit": "#84a94a",
+    "vmem_queue": "#b5379e",
+    "sleep": "#a0a7b4",
+    "branch": "#3fa57b",
+    "instruction_cache": "#9c6644",
+    "issue": "#8390a6",
+    "valu": "#2a9d8f",
+    "mfma": "#7a4fb0",
+    "lds": "#f08a4b",
+    "vmem": "#b5379e",
+    "salu": "#84a94a",
     "smem": "#e0a030",
-}  # fmt: skip
+}
 UNITS = ("valu", "mfma", "lds", "vmem", "salu", "smem", "branch", "other")
 MOST, LEAST, ALL = 6000, 1500, 40_000  # rectangles of a timeline; of a page
 _LEFT, _WIDTH, _ROW = 150, 1500, 13  # of a timeline, in pixels
@@ -43,20 +57,28 @@ _AI = (0.01, 1e4)  # flops a byte
 def roofline(launches: Sequence[Followed]) -> str:
     """Of all launches that have flops; what memory the others reach, as text."""
     known = [(at, one) for at, one in enumerate(launches, 1) if one.counted]
-    points = [(at, one, flops, bytes_) for at, one in known
-              for flops, bytes_ in [_work(one)] if flops and bytes_]  # fmt: skip
+    points = [
+        (at, one, flops, bytes_)
+        for at, one in known
+        for flops, bytes_ in [_work(one)]
+        if flops and bytes_
+    ]
     lines = []
     for at, one in known:
         flops, bytes_ = _work(one)
         body = one.time.us - one.time.floor_us
         rate = bytes_ / body / 1e6 if body > 0 else 0.0
         tflops = f"{flops / body / 1e6:.2f} TFLOPS, " if flops and body > 0 else ""
-        lines.append(f"<li>{at}. {escape(readable(one.time.kernel))}: {tflops}{rate:.2f} TB/s of "
-                     "lines read and written once, the launch itself left out</li>")  # fmt: skip
+        lines.append(
+            f"<li>{at}. {escape(readable(one.time.kernel))}: {tflops}{rate:.2f} TB/s of "
+            "lines read and written once, the launch itself left out</li>"
+        )
     if not lines:
         return ""
-    plots = "".join(_plot(part, [p for p in points if p[1].time.part == part])
-                    for part in dict.fromkeys(p[1].time.part for p in points))  # fmt: skip
+    plots = "".join(
+        _plot(part, [p for p in points if p[1].time.part == part])
+        for part in dict.fromkeys(p[1].time.part for p in points)
+    )
     return f"<h2>Roofline</h2>\n{plots}<ul>{''.join(lines)}</ul>"
 
 
@@ -69,7 +91,7 @@ def _work(one: Followed) -> tuple[float, float]:
 
 def _plot(part: str, points: Sequence[tuple[int, Followed, float, float]]) -> str:
     arch = points[0][1].time.arch
-    row = ROWS[arch]
+    row = ARCH_SPECS[arch]
     scale = PART_CUS[part] / row.cus
     # A lane of a SIMD's 16 makes a fused multiply-add a clock, two where they are packed.
     vector = row.cus * row.simds * 16 * 2 * 2 * row.ghz / 1e3
@@ -90,24 +112,32 @@ def _plot(part: str, points: Sequence[tuple[int, Followed, float, float]]) -> st
     for name, peak in roofs.items():
         knee = min(max(peak / row.hbm_peak_tb_s, _AI[0]), _AI[1])
         drawn.append(f'<path class="roof" d="M{x(knee):.1f} {y(peak):.1f}H{_X + _W}"/>')
-        drawn.append(f'<text x="{_X + _W - 4}" y="{y(peak) - 4:.1f}" text-anchor="end">{name} '
-                     f"{peak:.0f} TFLOPS</text>")  # fmt: skip
+        drawn.append(
+            f'<text x="{_X + _W - 4}" y="{y(peak) - 4:.1f}" text-anchor="end">{name} '
+            f"{peak:.0f} TFLOPS</text>"
+        )
     knee = max(roofs.values()) / row.hbm_peak_tb_s
     for tb_s, kind in ((row.hbm_peak_tb_s, "roof"), (row.hbm_tb_s, "roof dash")):
         at = max(_AI[0], bottom / tb_s)
-        drawn.append(f'<path class="{kind}" d="M{x(at):.1f} {y(at * tb_s):.1f}'
-                     f'L{x(knee):.1f} {y(knee * tb_s):.1f}"/>')  # fmt: skip
+        drawn.append(
+            f'<path class="{kind}" d="M{x(at):.1f} {y(at * tb_s):.1f}'
+            f'L{x(knee):.1f} {y(knee * tb_s):.1f}"/>'
+        )
     middle = math.sqrt(max(_AI[0], bottom / row.hbm_peak_tb_s) * knee)
-    drawn.append(f'<text x="{x(middle) - 8:.1f}" y="{y(middle * row.hbm_peak_tb_s) - 10:.1f}" '
-                 f'text-anchor="end">HBM {row.hbm_peak_tb_s:g} TB/s (dashed: {row.hbm_tb_s:g}, '
-                 "reached)</text>")  # fmt: skip
+    drawn.append(
+        f'<text x="{x(middle) - 8:.1f}" y="{y(middle * row.hbm_peak_tb_s) - 10:.1f}" '
+        f'text-anchor="end">HBM {row.hbm_peak_tb_s:g} TB/s (dashed: {row.hbm_tb_s:g}, '
+        "reached)</text>"
+    )
     for number, one, flops, bytes_ in points:
         drawn += _point(number, one, x(flops / bytes_), y, flops)
-    return (f"<p>{escape(part)}: the vendor's peaks, of {row.chip} by compute units; launches by "
-            "number, with the launch itself (ring) and without it (dot).</p>"
-            f'<div class="scroll"><svg viewBox="0 0 {_X + _W + 20} {_Y + _H + 46}" '
-            f'width="{_X + _W + 20}" role="img" aria-label="Roofline of {escape(part)}">'
-            f"{''.join(drawn)}</svg></div>")  # fmt: skip
+    return (
+        f"<p>{escape(part)}: the vendor's peaks, of {row.chip} by compute units; launches by "
+        "number, with the launch itself (ring) and without it (dot).</p>"
+        f'<div class="scroll"><svg viewBox="0 0 {_X + _W + 20} {_Y + _H + 46}" '
+        f'width="{_X + _W + 20}" role="img" aria-label="Roofline of {escape(part)}">'
+        f"{''.join(drawn)}</svg></div>"
+    )
 
 
 def _point(number: int, one: Followed, at: float, y: Any, flops: float) -> Iterator[str]:
@@ -116,8 +146,10 @@ def _point(number: int, one: Followed, at: float, y: Any, flops: float) -> Itera
     whole, own = (y(flops / us / 1e6) for us in (launch.us, body))
     title = f"<title>{number}. {escape(readable(launch.kernel))}: {launch.us:.2f} us</title>"
     yield f'<path class="grid" d="M{at:.1f} {whole:.1f}V{own:.1f}"/>'
-    yield (f'<circle cx="{at:.1f}" cy="{whole:.1f}" r="5" fill="none" stroke="{color("vmcnt")}" '
-           f'stroke-width="2">{title}</circle>')  # fmt: skip
+    yield (
+        f'<circle cx="{at:.1f}" cy="{whole:.1f}" r="5" fill="none" stroke="{color("vmcnt")}" '
+        f'stroke-width="2">{title}</circle>'
+    )
     yield f'<circle cx="{at:.1f}" cy="{own:.1f}" r="5" fill="{color("vmcnt")}">{title}</circle>'
     yield f'<text x="{at + 9:.1f}" y="{own + 4:.1f}">{number}</text>'
 
@@ -132,8 +164,10 @@ def _grid(x: Any, y: Any, bottom: float, top: float) -> Iterator[str]:
         yield f'<path class="grid" d="M{_X} {at:.1f}H{_X + _W}"/>'
         yield f'<text x="{_X - 6}" y="{at + 4:.1f}" text-anchor="end">{10.0**power:g}</text>'
     yield f'<rect class="axis" x="{_X}" y="{_Y}" width="{_W}" height="{_H}"/>'
-    yield (f'<text x="{_X + _W / 2}" y="{_Y + _H + 36}" text-anchor="middle">'
-           "flops a byte of memory</text>")  # fmt: skip
+    yield (
+        f'<text x="{_X + _W / 2}" y="{_Y + _H + 36}" text-anchor="middle">'
+        "flops a byte of memory</text>"
+    )
     yield f'<text x="{_X + 6}" y="{_Y + 14}">TFLOPS</text>'
 
 
@@ -145,8 +179,11 @@ def timeline(launch: TimedLaunch, most: int = MOST) -> str:
     if not launch.figures.get("events"):
         return "<p>Not followed: another launch like it was.</p>"
     events = trace.trace([launch])["traceEvents"]
-    names = {(e["pid"], e.get("tid")): e["args"]["name"] for e in events
-             if e["name"] in ("process_name", "thread_name")}  # fmt: skip
+    names = {
+        (e["pid"], e.get("tid")): e["args"]["name"]
+        for e in events
+        if e["name"] in ("process_name", "thread_name")
+    }
     slices = [e for e in events if e["ph"] == "X" and e["cat"] != "launch"]
     end, left_out = _end(slices, most)
     slices = [e for e in slices if e["ts"] < end]
@@ -157,19 +194,23 @@ def timeline(launch: TimedLaunch, most: int = MOST) -> str:
     per_us = _WIDTH / max(end - start, 1e-9)
     drawn = [*_ticks(end - start, per_us, height)]
     for at, top in places.items():
-        drawn.append(f'<text x="{_LEFT - 6}" y="{top + 10}" text-anchor="end">'
-                     f"{escape(_row_name(names, at))}</text>")  # fmt: skip
+        drawn.append(
+            f'<text x="{_LEFT - 6}" y="{top + 10}" text-anchor="end">'
+            f"{escape(_row_name(names, at))}</text>"
+        )
     for e in slices:
         drawn.append(_slice(e, places[e["pid"], e["tid"]], start, per_us, end))
     whole = launch.us - launch.floor_us
     shown = f"{end - start:.2f} us from the first issue on, of {whole:.2f}"
     note = f"; {left_out} more slices are left out" if left_out else ""
-    return (f'<p class="soft">CU {launch.events_cu} of XCD 0: {shown}{note}. A row per wave slot: '
-            "what is issued, by unit, between what it waits for, paler. Point at a piece to read "
-            "it.</p>"
-            f'<p class="key">{_key(launch)}</p><div class="scroll">'
-            f'<svg width="{_LEFT + _WIDTH + 10}" height="{height}" role="img" '
-            f'aria-label="Timeline">{"".join(drawn)}</svg></div>')  # fmt: skip
+    return (
+        f'<p class="soft">CU {launch.events_cu} of XCD 0: {shown}{note}. A row per wave slot: '
+        "what is issued, by unit, between what it waits for, paler. Point at a piece to read "
+        "it.</p>"
+        f'<p class="key">{_key(launch)}</p><div class="scroll">'
+        f'<svg width="{_LEFT + _WIDTH + 10}" height="{height}" role="img" '
+        f'aria-label="Timeline">{"".join(drawn)}</svg></div>'
+    )
 
 
 def _end(slices: Sequence[dict[str, Any]], most: int) -> tuple[float, int]:

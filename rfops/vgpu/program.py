@@ -25,8 +25,13 @@ def environment(arch: str, folder: Path, part: str | None = None) -> dict[str, s
     site.mkdir()
     text = _SITE.format(guest=str(Path(__file__).with_name("guest.py")), folder=str(site))
     (site / "sitecustomize.py").write_text(text, encoding="utf-8")
-    env = {**os.environ, "RFOPS_VGPU_ARCH": arch, "RFOPS_VGPU_REPORT": str(folder),
-           "RFOPS_VGPU_TIMING": "1", "CUDA_VISIBLE_DEVICES": ""}  # fmt: skip
+    env = {
+        **os.environ,
+        "RFOPS_VGPU_ARCH": arch,
+        "RFOPS_VGPU_REPORT": str(folder),
+        "RFOPS_VGPU_TIMING": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+    }
     env.pop("RFOPS_HIP_LIBRARY", None)
     if part:
         env["RFOPS_VGPU_PART"] = part

@@ -47,14 +47,19 @@ class Kernel:
             self.longest = launch
 
     def add_work(self, f: Mapping[str, Any]) -> None:
-        self.work.update({
-            "waves": f["waves"], "instructions": f["wave_instructions"],
-            "read": 64 * f["global_read"]["lines_64B"],
-            "written": 64 * f["global_write"]["lines_64B"],
-            "mfma": f["mfma_flops"], "valu": f["valu_flops"], "LDS": f["lds_cycles"],
-            "conflicts": f["lds_conflict_cycles"],
-            "spills": f["vgpr_spills"] + f["sgpr_spills"],
-        })  # fmt: skip
+        self.work.update(
+            {
+                "waves": f["waves"],
+                "instructions": f["wave_instructions"],
+                "read": 64 * f["global_read"]["lines_64B"],
+                "written": 64 * f["global_write"]["lines_64B"],
+                "mfma": f["mfma_flops"],
+                "valu": f["valu_flops"],
+                "LDS": f["lds_cycles"],
+                "conflicts": f["lds_conflict_cycles"],
+                "spills": f["vgpr_spills"] + f["sgpr_spills"],
+            }
+        )
 
 
 @dataclass
@@ -132,8 +137,12 @@ class _Process:
             if "process" in record:
                 self._command = f"process {record['process']} ({record['command']})"
                 self._report.processes.append(self._command)
-            for name, add in (("started", self._start), ("timed", self._time),
-                              ("counted", self._count), ("finding", self._find)):  # fmt: skip
+            for name, add in (
+                ("started", self._start),
+                ("timed", self._time),
+                ("counted", self._count),
+                ("finding", self._find),
+            ):
                 if name in record:
                     add(record[name])
         for kernel in self._started.values():
@@ -236,10 +245,28 @@ def _reasons(stalls: Counter[str]) -> str:
 
 
 def _work(kernels: Sequence[Kernel]) -> list[str]:
-    columns = ("waves", "instructions", "read", "written", "mfma", "valu", "LDS", "conflicts",
-               "spills")  # fmt: skip
-    units = ("waves", "wave-instr", "B read", "B written", "MFMA flop", "VALU flop", "LDS cycles",
-             "conflicts", "spills")  # fmt: skip
+    columns = (
+        "waves",
+        "instructions",
+        "read",
+        "written",
+        "mfma",
+        "valu",
+        "LDS",
+        "conflicts",
+        "spills",
+    )
+    units = (
+        "waves",
+        "wave-instr",
+        "B read",
+        "B written",
+        "MFMA flop",
+        "VALU flop",
+        "LDS cycles",
+        "conflicts",
+        "spills",
+    )
     rows: list[Sequence[str]] = [(*units, "kernel")]
     for k in kernels[:MOST_KERNELS]:
         rows.append((*(str(k.work[name]) for name in columns), readable(k.name)))
@@ -256,10 +283,12 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     """Numbers to the right, the last two columns to the left."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     cells = (
-        [c.ljust(w) if at >= len(row) - 2 and not c.isdigit() else c.rjust(w)
-         for at, (c, w) in enumerate(zip(row, widths, strict=True))]
+        [
+            c.ljust(w) if at >= len(row) - 2 and not c.isdigit() else c.rjust(w)
+            for at, (c, w) in enumerate(zip(row, widths, strict=True))
+        ]
         for row in rows
-    )  # fmt: skip
+    )
     return [f"  {'  '.join(row)}".rstrip() for row in cells]
 
 

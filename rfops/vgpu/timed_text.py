@@ -23,19 +23,25 @@ def table(launch: TimedLaunch) -> str:
     body = f["us"] - f["floor_us"]
     rows = [
         ("kernel", f"{f['kernel']} on {f['part']} ({f['arch']}), grid {grid} of {block}"),
-        ("time", f"{f['us']:.2f} us ({f['low']:.2f} to {f['high']:.2f}), estimated: launch "
-                 f"{f['floor_us']:.2f}, body {body:.2f}; {'cold' if f['cold'] else 'warm'} caches"),
+        (
+            "time",
+            f"{f['us']:.2f} us ({f['low']:.2f} to {f['high']:.2f}), estimated: launch "
+            f"{f['floor_us']:.2f}, body {body:.2f}; {'cold' if f['cold'] else 'warm'} caches",
+        ),
         ("clock", f"{f['clock_ghz']:.2f} GHz, {f['clocks']:.0f} clk"),
         ("bound", f["bound"]),
         ("busy", ", ".join(f"{name} {share:.1%}" for name, share in f["busy"].items())),
         *((name, text) for name, text in levels(f)),
-        ("waves", f"{f['waves_in_flight_per_cu']:.1f} in flight per CU, "
-                  f"room for {f['workgroups_per_cu']} workgroups"),
+        (
+            "waves",
+            f"{f['waves_in_flight_per_cu']:.1f} in flight per CU, "
+            f"room for {f['workgroups_per_cu']} workgroups",
+        ),
         ("LDS conflicts", f"{f['lds_conflict_cycles']} cycles {where(f['sampled'])}"),
         ("stalls", _shares(f["stalls"], f["sampled"])),
         ("barriers for", _shares(f["barrier_because"], f["sampled"])),
         ("taken from", sampled(f["sampled"])),
-    ]  # fmt: skip
+    ]
     return "\n".join(f"  {name:14} {text}" for name, text in rows)
 
 
@@ -108,8 +114,11 @@ def readable(text: str) -> str:
     if name != "s_waitcnt" or not operand[:1].isdigit():
         return text
     bits = int(operand, 0)
-    counts = {"vmcnt": (bits & 15 | bits >> 10 & 48, 63), "expcnt": (bits >> 4 & 7, 7),
-              "lgkmcnt": (bits >> 8 & 15, 15)}  # fmt: skip
+    counts = {
+        "vmcnt": (bits & 15 | bits >> 10 & 48, 63),
+        "expcnt": (bits >> 4 & 7, 7),
+        "lgkmcnt": (bits >> 8 & 15, 15),
+    }
     waits = (f"{counter}({left})" for counter, (left, most) in counts.items() if left < most)
     return f"{name} {' '.join(waits) or operand}"
 

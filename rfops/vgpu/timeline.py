@@ -51,8 +51,10 @@ def trace(launches: Sequence[TimedLaunch], most: int = MOST_ISSUES) -> dict[str,
     start = 0.0
     for index, launch in enumerate(launches):
         if "events" not in launch.figures or "pcs" not in launch.figures:
-            raise ValueError(f"trace: launch {index}, {launch.kernel}, has no events; time it with "
-                             "rfops.vgpu.timing(events=N, detail=True)")  # fmt: skip
+            raise ValueError(
+                f"trace: launch {index}, {launch.kernel}, has no events; time it with "
+                "rfops.vgpu.timing(events=N, detail=True)"
+            )
         slices += _Writer(launch, index, start, most).all()
         start += launch.us
     # What is outside comes first of those that start at once; names first of all.
@@ -109,8 +111,18 @@ class _Writer:
     def _add(
         self, cat: str, name: str, pid: int, tid: int, ts: float, end: float, args: dict[str, Any]
     ) -> None:
-        self.slices.append({"ph": "X", "cat": cat, "name": name, "pid": pid, "tid": tid, "ts": ts,
-                            "dur": round(end - ts, 6), "args": args})  # fmt: skip
+        self.slices.append(
+            {
+                "ph": "X",
+                "cat": cat,
+                "name": name,
+                "pid": pid,
+                "tid": tid,
+                "ts": ts,
+                "dur": round(end - ts, 6),
+                "args": args,
+            }
+        )
 
     def _clks(
         self, cat: str, name: str, at: tuple[int, int], clk: tuple[int, int], **args: Any
@@ -204,8 +216,16 @@ class _Writer:
                 if values == told:
                     continue
                 told = values
-                self.slices.append({"ph": "C", "name": name, "pid": self.cu, "tid": 0,
-                                    "ts": self._ts(i * width), "args": values})  # fmt: skip
+                self.slices.append(
+                    {
+                        "ph": "C",
+                        "name": name,
+                        "pid": self.cu,
+                        "tid": 0,
+                        "ts": self._ts(i * width),
+                        "args": values,
+                    }
+                )
 
 
 def _runs(wave: list[Issue], unit: Any) -> Iterator[tuple[list[Issue], Issue | None]]:

@@ -220,9 +220,12 @@ def _autocast(init: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(init)
     def on_host(
-        self: Any, device_type: str, dtype: Any = None, enabled: bool = True,
+        self: Any,
+        device_type: str,
+        dtype: Any = None,
+        enabled: bool = True,
         cache_enabled: bool | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         if device_type == "cuda":
             device_type, dtype = "cpu", dtype or torch.get_autocast_dtype("cuda")
         init(self, device_type, dtype, enabled, cache_enabled)

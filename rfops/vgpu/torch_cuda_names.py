@@ -165,17 +165,26 @@ def arch() -> str:
 
 def _properties(_device: Any = None) -> Any:
     from rfops.jit import settings
-    from rfops.jit.arch import ROWS
+    from rfops.jit.arch import ARCH_SPECS
 
     name = arch()
-    row, part = ROWS[name], settings.raw("RFOPS_VGPU_PART") or ROWS[name].chip
+    row, part = ARCH_SPECS[name], settings.raw("RFOPS_VGPU_PART") or ARCH_SPECS[name].chip
     return SimpleNamespace(
-        name=f"virtual GPU ({part})", gcnArchName=name, major=9, minor=_capability()[1],
-        multi_processor_count=settings.compute_units(name), total_memory=_memory()[1],
-        warp_size=64, shared_memory_per_block=row.lds_bytes, max_threads_per_multi_processor=2048,
-        regs_per_multiprocessor=131072, shared_memory_per_multiprocessor=row.lds_bytes,
-        L2_cache_size=4 << 20, is_integrated=False, is_multi_gpu_board=False,
-    )  # fmt: skip
+        name=f"virtual GPU ({part})",
+        gcnArchName=name,
+        major=9,
+        minor=_capability()[1],
+        multi_processor_count=settings.compute_units(name),
+        total_memory=_memory()[1],
+        warp_size=64,
+        shared_memory_per_block=row.lds_bytes,
+        max_threads_per_multi_processor=2048,
+        regs_per_multiprocessor=131072,
+        shared_memory_per_multiprocessor=row.lds_bytes,
+        L2_cache_size=4 << 20,
+        is_integrated=False,
+        is_multi_gpu_board=False,
+    )
 
 
 def _capability(_device: Any = None) -> tuple[int, int]:
@@ -266,23 +275,54 @@ def _own(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 _NOTHING = (
-    "synchronize", "set_device", "init", "empty_cache", "ipc_collect", "reset_peak_memory_stats",
-    "reset_max_memory_allocated", "reset_max_memory_cached", "reset_accumulated_memory_stats",
-    "reset_peak_host_memory_stats", "reset_accumulated_host_memory_stats",
-    "set_per_process_memory_fraction", "set_sync_debug_mode", "_lazy_init",
-)  # fmt: skip
+    "synchronize",
+    "set_device",
+    "init",
+    "empty_cache",
+    "ipc_collect",
+    "reset_peak_memory_stats",
+    "reset_max_memory_allocated",
+    "reset_max_memory_cached",
+    "reset_accumulated_memory_stats",
+    "reset_peak_host_memory_stats",
+    "reset_accumulated_host_memory_stats",
+    "set_per_process_memory_fraction",
+    "set_sync_debug_mode",
+    "_lazy_init",
+)
 _ZERO = (
-    "current_device", "memory_allocated", "max_memory_allocated", "memory_reserved",
-    "memory_cached", "max_memory_reserved", "max_memory_cached", "memory_usage", "utilization",
-    "device_memory_used", "get_sync_debug_mode", "_exchange_device", "_maybe_exchange_device",
+    "current_device",
+    "memory_allocated",
+    "max_memory_allocated",
+    "memory_reserved",
+    "memory_cached",
+    "max_memory_reserved",
+    "max_memory_cached",
+    "memory_usage",
+    "utilization",
+    "device_memory_used",
+    "get_sync_debug_mode",
+    "_exchange_device",
+    "_maybe_exchange_device",
     "_get_device_index",
-)  # fmt: skip
+)
 _REFUSED = (
-    "make_graphed_callables", "graph_pool_handle", "cudart", "current_blas_handle",
-    "current_solver_handle", "caching_allocator_alloc", "caching_allocator_delete",
-    "change_current_allocator", "temperature", "power_draw", "clock_rate", "use_mem_pool",
-    "memory_snapshot", "check_error", "caching_allocator_enable",
-)  # fmt: skip
+    "make_graphed_callables",
+    "graph_pool_handle",
+    "cudart",
+    "current_blas_handle",
+    "current_solver_handle",
+    "caching_allocator_alloc",
+    "caching_allocator_delete",
+    "change_current_allocator",
+    "temperature",
+    "power_draw",
+    "clock_rate",
+    "use_mem_pool",
+    "memory_snapshot",
+    "check_error",
+    "caching_allocator_enable",
+)
 _CLASSES = ("CUDAGraph", "graph", "MemPool", "GreenContext", "CUDAPluggableAllocator")
 
 
@@ -342,10 +382,22 @@ def functions() -> dict[str, Any]:
 
 def accelerator_functions() -> dict[str, Any]:
     """Of torch.accelerator, which agrees with torch.cuda."""
-    zero = ("current_device_index", "current_device_idx", "memory_allocated", "memory_reserved",
-            "max_memory_allocated", "max_memory_reserved")  # fmt: skip
-    nothing = ("synchronize", "set_device_index", "set_device_idx", "empty_cache",
-               "reset_peak_memory_stats", "reset_accumulated_memory_stats")  # fmt: skip
+    zero = (
+        "current_device_index",
+        "current_device_idx",
+        "memory_allocated",
+        "memory_reserved",
+        "max_memory_allocated",
+        "max_memory_reserved",
+    )
+    nothing = (
+        "synchronize",
+        "set_device_index",
+        "set_device_idx",
+        "empty_cache",
+        "reset_peak_memory_stats",
+        "reset_accumulated_memory_stats",
+    )
     return {
         **{name: _returns(None) for name in nothing},
         **{name: _returns(0) for name in zero},

@@ -57,7 +57,7 @@ constexpr ConstantRow kRows[] = {
     {&C::lds_latency, "lds_latency", "clk behind the banks", 'A', "c17", 64},
     {&C::lds_simd_dword_clk, "lds_simd_dword_clk", "clk a dword and SIMD", 'D', "design", 4},
     {&C::lds_fifo_clk, "lds_fifo_clk", "clk", 'D', "design", 64},
-    {&C::lds_write_clk, "lds_write_clk", "clk, at least", 'A', "c20", 4},
+    {&C::lds_write_clk, "lds_write_clk", "clk, at least", 'B', "c20", 4},
     {&C::lds_dma_bytes_clk, "lds_dma_bytes_clk", "B/clk", 'C', "c21", 128},
     {&C::valu_latency, "valu_latency", "clk", 'A', "c23", 8},
     {&C::wide_valu_clk, "wide_valu_clk", "clk, one wave", 'B', "c27, c28, c30", 10},

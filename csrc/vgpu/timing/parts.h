@@ -2,9 +2,9 @@
 // is chosen for a kernel.
 //
 // Grades: A measured and published, B derived from such a measurement, C the vendor's documents,
-// D assumed. Sources c01 ... are rows of the table of published constants that the project keeps
-// with its reference data; "design" stands for what was tried on a prototype against published
-// times of prebuilt GEMM kernels.
+// D assumed. Sources c01 ... are rows of constants.csv beside this file, and a test compares the
+// values. "design" stands for what was tried on a prototype against published times of prebuilt
+// GEMM kernels.
 #pragma once
 
 #include <string>

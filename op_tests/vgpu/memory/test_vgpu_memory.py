@@ -42,7 +42,7 @@ DS_STORES = {
 }  # fmt: skip
 
 
-class Family(NamedTuple):
+class DynamicShapePlan(NamedTuple):
     """How a family writes an access: `{kind}`, `{reg}` and the immediate offset `imm`."""
 
     load: str
@@ -53,23 +53,23 @@ class Family(NamedTuple):
 
 
 FAMILIES = {
-    "flat": Family("flat_load_{kind} {reg}, v[8:9] offset:8",
+    "flat": DynamicShapePlan("flat_load_{kind} {reg}, v[8:9] offset:8",
                    "flat_store_{kind} v[8:9], {reg} offset:8", 8),
-    "global": Family("global_load_{kind} {reg}, v[8:9], off offset:-16",
+    "global": DynamicShapePlan("global_load_{kind} {reg}, v[8:9], off offset:-16",
                      "global_store_{kind} v[8:9], {reg}, off offset:-16", -16),
-    "global_saddr": Family("global_load_{kind} {reg}, v10, s[8:9] offset:100",
+    "global_saddr": DynamicShapePlan("global_load_{kind} {reg}, v10, s[8:9] offset:100",
                            "global_store_{kind} v10, {reg}, s[8:9] offset:100", 100),
-    "buffer": Family("buffer_load_{kind} {reg}, v10, s[16:19], 0 offen offset:20",
+    "buffer": DynamicShapePlan("buffer_load_{kind} {reg}, v10, s[16:19], 0 offen offset:20",
                      "buffer_store_{kind} {reg}, v10, s[16:19], 0 offen offset:20", 20,
                      before=RESOURCE),
-    "ds": Family("ds_read_{kind} {reg}, v10 offset:8",
+    "ds": DynamicShapePlan("ds_read_{kind} {reg}, v10 offset:8",
                  "ds_write_{kind} v10, {reg} offset:8", 8, "ds"),
-    "scratch": Family("scratch_load_{kind} {reg}, v10, off offset:4",
+    "scratch": DynamicShapePlan("scratch_load_{kind} {reg}, v10, off offset:4",
                       "scratch_store_{kind} v10, {reg}, off offset:4", 4, "scratch"),
-    "scratch_both": Family("scratch_load_{kind} {reg}, v10, s16 offset:-8",
+    "scratch_both": DynamicShapePlan("scratch_load_{kind} {reg}, v10, s16 offset:-8",
                            "scratch_store_{kind} v10, {reg}, s16 offset:-8", 4, "scratch",
                            "s_mov_b32 s16, 12\n"),
-    "scratch_saddr": Family("scratch_load_{kind} {reg}, off, s16 offset:4",
+    "scratch_saddr": DynamicShapePlan("scratch_load_{kind} {reg}, off, s16 offset:4",
                             "scratch_store_{kind} off, {reg}, s16 offset:4", 4, "scratch",
                             "v_readfirstlane_b32 s16, v10\n"),
 }  # fmt: skip

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import rfops
-from rfops.jit.arch import ROWS
+from rfops.jit.arch import ARCH_SPECS
 from rfops.vgpu import page, page_charts, report, timed_text, timeline
 from rfops.vgpu.timed import TimedLaunch
 from support.command import good
@@ -104,7 +104,7 @@ def test_it_says_what_the_record_says() -> None:
 def test_each_figure_says_what_part_of_the_gpu_it_is_of() -> None:
     """Bytes and stalls are one XCD's, the timeline is of the CU that the trace names."""
     (launch,) = (one.time for one in found().followed)
-    place = f"on XCD 0 of {ROWS['gfx950'].xcds}"
+    place = f"on XCD 0 of {ARCH_SPECS['gfx950'].xcds}"
     read, written = (launch.memory[name] for name in ("hbm_read_bytes", "written_bytes"))
     for shown in (text(), timed_text.table(launch)):
         assert f"{read} B read; {written} B written {place}" in shown
@@ -156,7 +156,7 @@ def test_roofline() -> None:
     for circle, us in zip(circles, (whole, body), strict=True):
         assert float(circle.get("cx")) == pytest.approx(at(across, flops / lines / 64), abs=0.2)
         assert float(circle.get("cy")) == pytest.approx(at(up, flops / us / 1e6), abs=0.2)
-    peak = ROWS["gfx950"].matrix_tflops["fp8"]
+    peak = ARCH_SPECS["gfx950"].matrix_tflops["fp8"]
     assert f"fp8 matrix {peak:.0f} TFLOPS" in {t.text for t in svg.iter("text")}
 
 

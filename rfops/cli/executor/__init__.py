@@ -18,13 +18,25 @@ NAMES = ("local", "ray")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--executor", choices=NAMES, help="a process a device of this machine, or "
-                        "actors of Ray (extra `ray`); default: this process")  # fmt: skip
+    parser.add_argument(
+        "--executor",
+        choices=NAMES,
+        help="a process a device of this machine, or "
+        "actors of Ray (extra `ray`); default: this process",
+    )
     parser.add_argument("--workers", type=int, help="how many; default: one a GPU, or a core")
-    parser.add_argument("--address", default="", help="of Ray's cluster; default: RAY_ADDRESS, or "
-                        "one of this machine's own")  # fmt: skip
-    parser.add_argument("--limit", type=float, default=600, metavar="SECONDS",
-                        help="longest time of a shape or a module; default 600")  # fmt: skip
+    parser.add_argument(
+        "--address",
+        default="",
+        help="of Ray's cluster; default: RAY_ADDRESS, or one of this machine's own",
+    )
+    parser.add_argument(
+        "--limit",
+        type=float,
+        default=600,
+        metavar="SECONDS",
+        help="longest time of a shape or a module; default 600",
+    )
 
 
 def pool(options: argparse.Namespace, on_gpus: bool, modules: tuple[str, ...] = ()) -> Pool:

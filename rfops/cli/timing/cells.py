@@ -28,8 +28,14 @@ class Cell:
     @property
     def record(self) -> Record:
         shape = f"M={self.m} N={self.n} K={self.k}"
-        return {"key": f"{OP}|{self.kernel}|{shape}", "op": OP, "part": PART, "kernel": self.kernel,
-                "shape": shape, "published_speedup": self.speedup}  # fmt: skip
+        return {
+            "key": f"{OP}|{self.kernel}|{shape}",
+            "op": OP,
+            "part": PART,
+            "kernel": self.kernel,
+            "shape": shape,
+            "published_speedup": self.speedup,
+        }
 
 
 def published() -> list[Cell]:

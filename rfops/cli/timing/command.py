@@ -34,22 +34,37 @@ FORMATS = (
 def arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="rfops bench timing", description=__doc__)
     add = parser.add_argument
-    add("--rows", type=Path, nargs="+", default=[], metavar="FILE.csv",
-        help="published times, of prebuilt kernels or of simple ones")  # fmt: skip
-    add("--aiter", type=Path, metavar="DIR",
-        help="a checkout of ROCm/aiter, for its code objects in hsa/")  # fmt: skip
-    add("--cells", action="store_true",
-        help="HIP or Triton in the published cells of gemm_mxfp8")  # fmt: skip
-    add("--micro", action="store_true",
-        help="microkernels of ours for published constants")  # fmt: skip
+    add(
+        "--rows",
+        type=Path,
+        nargs="+",
+        default=[],
+        metavar="FILE.csv",
+        help="published times, of prebuilt kernels or of simple ones",
+    )
+    add(
+        "--aiter",
+        type=Path,
+        metavar="DIR",
+        help="a checkout of ROCm/aiter, for its code objects in hsa/",
+    )
+    add("--cells", action="store_true", help="HIP or Triton in the published cells of gemm_mxfp8")
+    add("--micro", action="store_true", help="microkernels of ours for published constants")
     add("--limit", type=_count, default=0, help="rows, evenly over the kernels; default: all")
     add("--seed", type=_count, default=0, help="of the sample")
     add("--json", type=Path, metavar="OUT", help="write a record a row there")
-    add("--resume", action="store_true",
-        help="keep what OUT has already: where the model is the same")  # fmt: skip
+    add(
+        "--resume",
+        action="store_true",
+        help="keep what OUT has already: where the model is the same",
+    )
     add("--jobs", type=_count, default=0, help="rows at once; default: one a core")
-    add("--seconds", type=float, default=120.0,
-        help="a row that takes longer is skipped; default: %(default)g")  # fmt: skip
+    add(
+        "--seconds",
+        type=float,
+        default=120.0,
+        help="a row that takes longer is skipped; default: %(default)g",
+    )
     return parser
 
 
@@ -139,9 +154,15 @@ def _digits(us: float) -> int:
 
 def record_of(row: Row) -> Record:
     record = {
-        "key": row.key, "op": row.op, "part": row.part, "kernel": row.kernel, "shape": row.shape,
-        "split_k": row.split_k, "published_us": row.us, "src": row.src,
-    }  # fmt: skip
+        "key": row.key,
+        "op": row.op,
+        "part": row.part,
+        "kernel": row.kernel,
+        "shape": row.shape,
+        "split_k": row.split_k,
+        "published_us": row.us,
+        "src": row.src,
+    }
     return record | ({"skipped": row.doubt} if row.doubt else {})
 
 
@@ -218,9 +239,15 @@ def _write(
     """Whole or not at all: a run may be stopped at any time."""
     if options.json is None:
         return
-    told = {"rows_files": [f.name for f in options.rows], "limit": options.limit,
-            "seed": options.seed, "summary": found, "rows": records, "cells": pairs,
-            "micro": [*constants]}  # fmt: skip
+    told = {
+        "rows_files": [f.name for f in options.rows],
+        "limit": options.limit,
+        "seed": options.seed,
+        "summary": found,
+        "rows": records,
+        "cells": pairs,
+        "micro": [*constants],
+    }
     aside = options.json.with_name(f"{options.json.name}.part")
     aside.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
     aside.replace(options.json)

@@ -30,12 +30,23 @@ def a4w4(row: Row, tile: Tile, new: New) -> Launch:
     rows, columns = up(m, 256), up(k // 32, 8)
     split = 1 << row.split_k if tile.split_k else 1
     values = {
-        "D": new(rows * n * 2), "A": new(m * k // 2), "B": new(n * k // 2),
-        "alpha": 1.0, "beta": 0.0, "stride_C0": n, "stride_A0": k, "stride_B0": k,
-        "M": m, "N": n, "K": k, "ScaleA": new(rows * columns),
-        "ScaleB": new(up(n, 256) * columns), "stride_ScaleA0": columns,
-        "stride_ScaleB0": columns, "log2_k_split": split.bit_length() - 1,
-    }  # fmt: skip
+        "D": new(rows * n * 2),
+        "A": new(m * k // 2),
+        "B": new(n * k // 2),
+        "alpha": 1.0,
+        "beta": 0.0,
+        "stride_C0": n,
+        "stride_A0": k,
+        "stride_B0": k,
+        "M": m,
+        "N": n,
+        "K": k,
+        "ScaleA": new(rows * columns),
+        "ScaleB": new(up(n, 256) * columns),
+        "stride_ScaleA0": columns,
+        "stride_ScaleB0": columns,
+        "log2_k_split": split.bit_length() - 1,
+    }
     deep = parts(k, up(k // split, 256))
     cleared = rows * n * 2 if split > 1 else 0
     return Launch(A4W4, values, (parts(n, tile.n), parts(m, tile.m), deep), cleared)
@@ -44,10 +55,18 @@ def a4w4(row: Row, tile: Tile, new: New) -> Launch:
 def _a8w8(row: Row, new: New, padding: int = 0) -> dict[str, int]:
     m, n, k = (row.sizes[name] for name in "MNK")
     return {
-        "C": new(m * n * 2), "A": new(m * (k + padding)), "B": new(n * k), "bias": new(n * 4),
-        "m": m, "n": n, "k": k, "lda": k + padding, "ldb": k, "ldc": n * 2,
+        "C": new(m * n * 2),
+        "A": new(m * (k + padding)),
+        "B": new(n * k),
+        "bias": new(n * 4),
+        "m": m,
+        "n": n,
+        "k": k,
+        "lda": k + padding,
+        "ldb": k,
+        "ldc": n * 2,
         "ks": max(1, row.split_k),
-    }  # fmt: skip
+    }
 
 
 def _a8w8_grid(row: Row, tile: Tile, split: int) -> tuple[int, int, int]:
@@ -60,9 +79,12 @@ def a8w8_blockscale(row: Row, tile: Tile, new: New) -> Launch:
     values = _a8w8(row, new)
     scale_n, scale_k = parts(n, 128), parts(k, 128)
     values |= {
-        "a_scale": new(m * scale_k * 4), "b_scale": new(scale_n * scale_k * 4),
-        "scale_m": m, "scale_n": scale_n, "scale_k": scale_k,
-    }  # fmt: skip
+        "a_scale": new(m * scale_k * 4),
+        "b_scale": new(scale_n * scale_k * 4),
+        "scale_m": m,
+        "scale_n": scale_n,
+        "scale_k": scale_k,
+    }
     split = values["ks"]
     cleared = m * n * 2 if tile.split_k and split > 1 else 0
     return Launch(A8W8_BLOCKSCALE, values, _a8w8_grid(row, tile, split), cleared)
@@ -84,10 +106,21 @@ def bf16(row: Row, tile: Tile, new: New) -> Launch:
     size = 4 if row.src in F32_TABLES else 2
     split = min(row.split_k, 16, k // 64) if tile.split_k else 1
     values = {
-        "D": new(m * n * size), "A": new(m * k * 2), "B": new(n * k * 2), "alpha": 1.0, "beta": 0.0,
-        "stride_D0": n * size, "stride_C0": n * size, "stride_A0": k * 2, "stride_B0": k * 2,
-        "M": m, "N": n, "K": k, "splitk": split, "is_out_b16": int(size == 2),
+        "D": new(m * n * size),
+        "A": new(m * k * 2),
+        "B": new(n * k * 2),
+        "alpha": 1.0,
+        "beta": 0.0,
+        "stride_D0": n * size,
+        "stride_C0": n * size,
+        "stride_A0": k * 2,
+        "stride_B0": k * 2,
+        "M": m,
+        "N": n,
+        "K": k,
+        "splitk": split,
+        "is_out_b16": int(size == 2),
         "semaphore": new(SEMAPHORES) if split > 1 else 0,
-    }  # fmt: skip
+    }
     grid = (parts(n, tile.n), parts(m, tile.m), split)
     return Launch(BF16, values, grid, waits=split > 1)

@@ -85,14 +85,30 @@ def one_stage(row: Row, tile: Tile, new: New) -> Launch:
     steps = parts(s.inter, tile.n)
     persistent = tile.persistent * row.cu
     values = {
-        "O": new(s.tokens * s.dim * 2 + s.tokens * 8), "X": new(s.tokens * s.dim * x_size),
-        "GU": new(s.experts * gate_up), "D": new(s.experts * down), "XQ": new(xq),
-        "GUQ": new(s.experts * guq), "DQ": new(s.experts * dq),
-        "dim": s.dim, "inter_dim": s.inter, "token_cnt": s.tokens, "eprt_cnt": s.experts,
-        "Xs": s.dim * x_size, "GUs": s.dim * bits // 8, "Ds": s.inter * bits // 8, "Os": s.dim * 2,
-        "eGUs": gate_up, "eDs": down, "eGUQs": guq, "eDQs": dq, "eSMQs": s.inter * 4,
-        "topk": s.topk, "ps_deno": steps, "total_tgs": persistent // steps * steps,
-    }  # fmt: skip
+        "O": new(s.tokens * s.dim * 2 + s.tokens * 8),
+        "X": new(s.tokens * s.dim * x_size),
+        "GU": new(s.experts * gate_up),
+        "D": new(s.experts * down),
+        "XQ": new(xq),
+        "GUQ": new(s.experts * guq),
+        "DQ": new(s.experts * dq),
+        "dim": s.dim,
+        "inter_dim": s.inter,
+        "token_cnt": s.tokens,
+        "eprt_cnt": s.experts,
+        "Xs": s.dim * x_size,
+        "GUs": s.dim * bits // 8,
+        "Ds": s.inter * bits // 8,
+        "Os": s.dim * 2,
+        "eGUs": gate_up,
+        "eDs": down,
+        "eGUQs": guq,
+        "eDQs": dq,
+        "eSMQs": s.inter * 4,
+        "topk": s.topk,
+        "ps_deno": steps,
+        "total_tgs": persistent // steps * steps,
+    }
     ids = route(s)
     cleared = s.tokens * s.dim * 2
     if tile.flat:  # such a kernel reads what the router gives
@@ -117,12 +133,24 @@ def stage_1(row: Row, tile: Tile, new: New) -> Launch:
         raise Skip(f"activation: expected one of {', '.join(ACTIVATIONS)} in the shape")
     gate_up = s.dim * s.inter * 2
     values = {
-        "O": new(rows * out), "X": new(s.tokens * s.dim), "GU": new(s.experts * gate_up),
-        "XQ": new(xq), "GUQ": new(s.experts * guq), "dim": s.dim, "hidden_dim": s.inter,
-        "token_cnt": s.tokens, "eprt_cnt": s.experts, "Xs": s.dim, "GUs": s.dim, "Os": out,
-        "eGUs": gate_up, "eGUQs": guq, "eSMQs": s.inter * 4, "topk": s.topk,
+        "O": new(rows * out),
+        "X": new(s.tokens * s.dim),
+        "GU": new(s.experts * gate_up),
+        "XQ": new(xq),
+        "GUQ": new(s.experts * guq),
+        "dim": s.dim,
+        "hidden_dim": s.inter,
+        "token_cnt": s.tokens,
+        "eprt_cnt": s.experts,
+        "Xs": s.dim,
+        "GUs": s.dim,
+        "Os": out,
+        "eGUs": gate_up,
+        "eGUQs": guq,
+        "eSMQs": s.inter * 4,
+        "topk": s.topk,
         "activation": activation,
-    }  # fmt: skip
+    }
     blocks = _sorted(values, route(s), s, tile.m, new)
     if "doweight" not in row.kernel:
         values["SW"] = 0
@@ -133,7 +161,9 @@ def _sorted(values: dict[str, int], ids: np.ndarray, s: Sizes, block: int, new: 
     """Adds the sorted layout's pointers; how many blocks of rows the grid is for."""
     rows, experts, used = sort(ids, s, block)
     values |= {
-        "STP": new(rows), "SEP": new(experts), "XC": new(np.array([used, s.tokens], np.int32)),
+        "STP": new(rows),
+        "SEP": new(experts),
+        "XC": new(np.array([used, s.tokens], np.int32)),
         "SW": new(np.full(rows.size, 1 / s.topk, np.float32)),
-    }  # fmt: skip
+    }
     return len(experts)

@@ -91,8 +91,10 @@ def timed(row: Row, launch: Launch, code: bytes) -> dict[str, Any]:
         runtime.call("hipModuleUnload", module)
     least = found.pop("matrix_clk") / HIGHEST_GHZ[row.gpu] / 1e3
     if least > IMPOSSIBLE * row.us:
-        raise Skip(f"its matrix instructions alone take {least:.0f} us at "
-                   f"{HIGHEST_GHZ[row.gpu]} GHz, {row.us:g} are published")  # fmt: skip
+        raise Skip(
+            f"its matrix instructions alone take {least:.0f} us at "
+            f"{HIGHEST_GHZ[row.gpu]} GHz, {row.us:g} are published"
+        )
     more = launch.extra_us
     found |= {name: found[name] + more for name in ("us", "low", "high") if name in found}
     if not math.isfinite(found["us"]):

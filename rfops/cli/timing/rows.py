@@ -15,8 +15,12 @@ from pathlib import Path
 
 COLUMNS = ("op", "gpu", "cu", "kernel", "co", "shape", "splitK", "us")
 # The part that has so many compute units. MI350X and MI355X differ in their clock alone.
-PARTS = {("gfx942", 304): "MI300X", ("gfx942", 80): "MI308X", ("gfx942", 228): "MI300A",
-         ("gfx950", 256): "MI355X"}  # fmt: skip
+PARTS = {
+    ("gfx942", 304): "MI300X",
+    ("gfx942", 80): "MI308X",
+    ("gfx942", 228): "MI300A",
+    ("gfx950", 256): "MI355X",
+}
 
 
 @dataclass(frozen=True)
@@ -99,9 +103,19 @@ def parse(line: dict[str, str]) -> Row:
     if empty:
         raise ValueError(f"{', '.join(empty)}: empty")
     sizes, words = sizes_of(line["shape"])
-    row = Row(line["op"], line["gpu"], number("cu", line["cu"]), line["kernel"], line["co"],
-              line["shape"], number("splitK", line["splitK"]), us_of(line["us"]),
-              line.get("src") or "", sizes, words)  # fmt: skip
+    row = Row(
+        line["op"],
+        line["gpu"],
+        number("cu", line["cu"]),
+        line["kernel"],
+        line["co"],
+        line["shape"],
+        number("splitK", line["splitK"]),
+        us_of(line["us"]),
+        line.get("src") or "",
+        sizes,
+        words,
+    )
     part_of(row.gpu, row.cu)
     return row
 

@@ -19,12 +19,18 @@ THREADS, TILE = 256, 16
 F32 = 4  # bytes
 # Of a published kernel: ours, and where the table has no names, the name of its size.
 OURS = {
-    "vectoradd": "vectoradd", "relu": "relu", "matrixtranspose": "transpose",
-    "mgpusim/softmax": "softmax", "mgpusim/layernorm": "layernorm", "mgpusim/rope": "rope",
-    "mgpusim/fused_swiglu": "swiglu", "mgpusim/shoc_triad": "triad",
-    "mgpusim/tiled_gemm_16": "gemm16", "mgpusim/sgemm_tiled": "gemm16",
+    "vectoradd": "vectoradd",
+    "relu": "relu",
+    "matrixtranspose": "transpose",
+    "mgpusim/softmax": "softmax",
+    "mgpusim/layernorm": "layernorm",
+    "mgpusim/rope": "rope",
+    "mgpusim/fused_swiglu": "swiglu",
+    "mgpusim/shoc_triad": "triad",
+    "mgpusim/tiled_gemm_16": "gemm16",
+    "mgpusim/sgemm_tiled": "gemm16",
     "mgpusim/parboil_sgemm": "gemm16",
-}  # fmt: skip
+}
 STREAMS = {"global_bw_copy": ("copy", F32), "triad": ("triad", 1)}  # and what their value counts
 PARTS = {"MI300A": ("gfx942", 228), "MI300X": ("gfx942", 304)}
 SUITE_COLUMNS = ("kernel", "problem", "gpu", "cls", "us_min", "spread")
@@ -116,23 +122,43 @@ def _softmax(s: Sizes, new: New) -> Launch:
 
 def _layernorm(s: Sizes, new: New) -> Launch:
     row = s["hidden"] * F32
-    values = {"out": new(s["rows"] * row), "in": new(s["rows"] * row), "gamma": new(row),
-              "beta": new(row), "columns": s["hidden"]}  # fmt: skip
+    values = {
+        "out": new(s["rows"] * row),
+        "in": new(s["rows"] * row),
+        "gamma": new(row),
+        "beta": new(row),
+        "columns": s["hidden"],
+    }
     return _of(values, (s["rows"], 1, 1), (THREADS, 1, 1))
 
 
 def _rope(s: Sizes, new: New) -> Launch:
     count = s["B"] * s["S"] * s["H"] * s["D"]
-    values = {"q": new(count * F32), "k": new(count * F32), "batches": s["B"], "positions": s["S"],
-              "heads": s["H"], "size": s["D"], "base": bits(10000.0)}  # fmt: skip
+    values = {
+        "q": new(count * F32),
+        "k": new(count * F32),
+        "batches": s["B"],
+        "positions": s["S"],
+        "heads": s["H"],
+        "size": s["D"],
+        "base": bits(10000.0),
+    }
     return _elements(count // 2, values)
 
 
 def _gemm(s: Sizes, new: New) -> Launch:
     n = s["N"]
     m, k = s.get("M", n), s.get("K", n)
-    values = {"c": new(m * n * F32), "a": new(m * k * F32), "b": new(k * n * F32),
-              "m": m, "n": n, "k": k, "alpha": bits(1.0), "beta": bits(0.0)}  # fmt: skip
+    values = {
+        "c": new(m * n * F32),
+        "a": new(m * k * F32),
+        "b": new(k * n * F32),
+        "m": m,
+        "n": n,
+        "k": k,
+        "alpha": bits(1.0),
+        "beta": bits(0.0),
+    }
     return _of(values, (parts(n, TILE), parts(m, TILE), 1), (TILE, TILE, 1))
 
 
@@ -149,8 +175,14 @@ def bits(value: float) -> int:
 
 
 LAUNCHES: Mapping[str, Callable[[Sizes, New], Launch]] = {
-    "copy": _map(1), "vectoradd": _map(2), "relu": _map(1), "swiglu": _map(2),
+    "copy": _map(1),
+    "vectoradd": _map(2),
+    "relu": _map(1),
+    "swiglu": _map(2),
     "triad": _map(2, {"factor": bits(2)}),
-    "softmax": _softmax, "layernorm": _layernorm, "rope": _rope, "gemm16": _gemm,
+    "softmax": _softmax,
+    "layernorm": _layernorm,
+    "rope": _rope,
+    "gemm16": _gemm,
     "transpose": _transpose,
-}  # fmt: skip
+}

@@ -13,11 +13,19 @@ from rfops.cli.trace import gaps, picture, read, text
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser("trace", help="kernels and launch gaps in a profiler's trace")
-    parser.add_argument("file", type=Path, help="torch.profiler's export_chrome_trace, or "
-        "rocprofv3 --output-format json; .gz too")  # fmt: skip
+    parser.add_argument(
+        "file",
+        type=Path,
+        help="torch.profiler's export_chrome_trace, or rocprofv3 --output-format json; .gz too",
+    )
     parser.add_argument("--top", type=int, default=15, help="rows a table (15)")
-    parser.add_argument("--range", type=float, nargs=2, metavar=("FROM", "TO"),
-        help="only what starts between these milliseconds of the trace")  # fmt: skip
+    parser.add_argument(
+        "--range",
+        type=float,
+        nargs=2,
+        metavar=("FROM", "TO"),
+        help="only what starts between these milliseconds of the trace",
+    )
     parser.add_argument("--json", action="store_true", help="one record of JSON a GPU")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw it (needs matplotlib)")
     parser.set_defaults(command=run)

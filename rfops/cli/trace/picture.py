@@ -28,8 +28,9 @@ def draw(file: Path, trace: Trace, reports: list[Report]) -> None:
     from matplotlib import pyplot
 
     size = (12, 4.5 * len(reports))
-    figure, axes = pyplot.subplots(len(reports), 2, figsize=size, squeeze=False,
-        width_ratios=(2, 1), layout="constrained")  # fmt: skip
+    figure, axes = pyplot.subplots(
+        len(reports), 2, figsize=size, squeeze=False, width_ratios=(2, 1), layout="constrained"
+    )
     for (left, right), report in zip(axes, reports, strict=True):
         _busy(left, trace, report)
         _shares(right, report)

@@ -65,9 +65,16 @@ def _relabel(values, WK: gl.constexpr, ROWS: gl.constexpr, BK: gl.constexpr, TUR
 
 @gluon.jit
 def _operands(
-    w_part, x_part, mma: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr,
-    WK: gl.constexpr, WM: gl.constexpr, WN: gl.constexpr,
-):  # fmt: skip
+    w_part,
+    x_part,
+    mma: gl.constexpr,
+    BM: gl.constexpr,
+    BN: gl.constexpr,
+    BK: gl.constexpr,
+    WK: gl.constexpr,
+    WM: gl.constexpr,
+    WN: gl.constexpr,
+):
     """The unit's, of w [WK, BN, BK] and x [WK, BM, BK] in shared memory."""
     w = w_part.load(_fragment(BN, 16, BK, WK, WN, WM, True))
     x = x_part.load(_fragment(BM, 8, BK, WK, WM, WN, False))
@@ -80,9 +87,16 @@ def _operands(
 
 @gluon.jit
 def _rows_at(
-    base, first, count, stride, layout: gl.constexpr, WK: gl.constexpr, ROWS: gl.constexpr,
-    BK: gl.constexpr, EVEN: gl.constexpr,
-):  # fmt: skip
+    base,
+    first,
+    count,
+    stride,
+    layout: gl.constexpr,
+    WK: gl.constexpr,
+    ROWS: gl.constexpr,
+    BK: gl.constexpr,
+    EVEN: gl.constexpr,
+):
     """Return the pointers to [WK, ROWS, BK], WK times BK contiguous elements; rows are clamped to
     the last. Compile-time terms are added last, because they then fold into the copies' offsets."""
     part = gl.arange(0, WK, gl.SliceLayout(1, gl.SliceLayout(2, layout)))[:, None, None]
@@ -95,9 +109,21 @@ def _rows_at(
 
 @gluon.jit
 def _store(
-    out, sums, b, first_m, first_n, m_count, n_count, out_b, out_m, out_n,
-    BM: gl.constexpr, BN: gl.constexpr, WK: gl.constexpr, WARPS: gl.constexpr,
-):  # fmt: skip
+    out,
+    sums,
+    b,
+    first_m,
+    first_n,
+    m_count,
+    n_count,
+    out_b,
+    out_m,
+    out_n,
+    BM: gl.constexpr,
+    BN: gl.constexpr,
+    WK: gl.constexpr,
+    WARPS: gl.constexpr,
+):
     """out[b] of the tile: `sums` [WK, BN, BM], added up along the first."""
     flat: gl.constexpr = gl.BlockedLayout(
         [WK, 8, 1], [1, BN // 8, 256 // BN], [1, 1, WARPS], [1, 2, 0]
@@ -113,12 +139,35 @@ def _store(
 
 @gluon.jit(do_not_specialize=_PLAIN)
 def staged(
-    out, x, w, scale, b_first, m_count, n_count, k_count,
-    out_b, out_m, out_n, x_b, x_m, w_b, w_n, s_b, s_n, s_k,
-    BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, WM: gl.constexpr, WN: gl.constexpr,
-    WK: gl.constexpr, STAGES: gl.constexpr, AT_ONCE: gl.constexpr, EVEN_M: gl.constexpr,
+    out,
+    x,
+    w,
+    scale,
+    b_first,
+    m_count,
+    n_count,
+    k_count,
+    out_b,
+    out_m,
+    out_n,
+    x_b,
+    x_m,
+    w_b,
+    w_n,
+    s_b,
+    s_n,
+    s_k,
+    BM: gl.constexpr,
+    BN: gl.constexpr,
+    BK: gl.constexpr,
+    WM: gl.constexpr,
+    WN: gl.constexpr,
+    WK: gl.constexpr,
+    STAGES: gl.constexpr,
+    AT_ONCE: gl.constexpr,
+    EVEN_M: gl.constexpr,
     EVEN_N: gl.constexpr,
-):  # fmt: skip
+):
     """[BM, BN] of one batch's result; BN and BK divide 128. K is a multiple of a step, which is
     WK * BK; AT_ONCE: of STAGES of them, else of more. Elements of x and w along K are side by side,
     rows begin at multiples of 16 bytes. Grid: tiles of n, tiles of m, batches."""
@@ -184,6 +233,4 @@ def staged(
             acc += mma_v2(left, right, zero) * s
             s = s_next
             place = gl.where(place == STAGES - 1, 0, place + 1)
-    _store(
-        out, acc, b, first_m, first_n, m_count, n_count, out_b, out_m, out_n, BM, BN, WK, WARPS
-    )  # fmt: skip
+    _store(out, acc, b, first_m, first_n, m_count, n_count, out_b, out_m, out_n, BM, BN, WK, WARPS)

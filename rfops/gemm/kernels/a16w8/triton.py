@@ -29,7 +29,7 @@ from rfops.dispatch.kernel import Call, Kernel, RunOf
 from rfops.dispatch.tuned_table import serving
 from rfops.dispatch.workspace import Workspace
 from rfops.jit import log
-from rfops.jit.arch import MAX_GRID, ROWS
+from rfops.jit.arch import ARCH_SPECS, MAX_GRID
 from rfops.triton.bound import BoundTriton
 
 from .config import (
@@ -85,7 +85,7 @@ class _Batched(Kernel):
 
     prepare: Callable[[torch.device, Shape, Any], Launch]  # the launches of a shape
 
-    def refuses(self, c: Call) -> str | None:
+    def unsupported_reason(self, c: Call) -> str | None:
         return None if serving(c.arch) else f"no kernel for {c.arch}"
 
     def candidates(self, c: Call) -> Iterable[Any]:
@@ -105,10 +105,12 @@ class _Batched(Kernel):
 class Rows(_Batched):
     name, Config = "rows", RowsConfig
 
-    def refuses(self, c: Call) -> str | None:
-        return super().refuses(c) or (f"M={c.M} is above {MAX_ROWS}" if c.M > MAX_ROWS else None)
+    def unsupported_reason(self, c: Call) -> str | None:
+        return super().unsupported_reason(c) or (
+            f"M={c.M} is above {MAX_ROWS}" if c.M > MAX_ROWS else None
+        )
 
-    def refuses_config(self, c: Call, config: RowsConfig) -> str | None:
+    def unsupported_config_reason(self, c: Call, config: RowsConfig) -> str | None:
         if config.batches > 1 and c.M != 1:
             return f"batches={config.batches} needs M=1, and M is {c.M}"
         return None
@@ -116,7 +118,7 @@ class Rows(_Batched):
     def default(self, c: Call) -> RowsConfig:
         """Tiles small enough for two programs a compute unit."""
         arch, shape = serving(c.arch) or c.arch, shape_of(c)
-        units, (wave, warps) = ROWS[arch].cus, (32, 2) if arch == "sm_90" else (64, 1)
+        units, (wave, warps) = ARCH_SPECS[arch].cus, (32, 2) if arch == "sm_90" else (64, 1)
         tile_k = _power(shape.k, 16, 512)
         tile_n = _power(warps * wave * _THREAD_BYTES // tile_k, 1, SCALE_BLOCK)
         tile_n = min(tile_n, _power(shape.n))
@@ -177,7 +179,7 @@ class Tiles(_Batched):
 def _default_tiles(shape: Shape, arch: str) -> TilesConfig:
     """M as narrow as it may be (w's rows are the wide side; on sm_90 x is on the left from 33 rows
     on), N halved until the chip is full, and K split where even that leaves most of it idle."""
-    chip, k = ROWS[arch], shape.k
+    chip, k = ARCH_SPECS[arch], shape.k
     x_left = int(arch == "sm_90" and shape.m > 32)
     tile_m = _power(shape.m, 64 if x_left else 16, 128)
     tile_n = 128 if tile_m <= 64 and arch != "gfx942" else 64
@@ -241,12 +243,14 @@ def _deep_tiles(shape: Shape) -> Iterator[TilesConfig]:
 class Staged(_Batched):
     name, Config = "staged", StagedConfig
 
-    def refuses(self, c: Call) -> str | None:
+    def unsupported_reason(self, c: Call) -> str | None:
         if c.arch.startswith("gfx"):
             return f"its kernel is for NVIDIA's matrix unit, and this is {c.arch}"
-        return super().refuses(c) or self.refuses_config(c, StagedConfig(16, 16, 32))
+        return super().unsupported_reason(c) or self.unsupported_config_reason(
+            c, StagedConfig(16, 16, 32)
+        )
 
-    def refuses_config(self, c: Call, config: StagedConfig) -> str | None:
+    def unsupported_config_reason(self, c: Call, config: StagedConfig) -> str | None:
         if c.K % config.step:
             return f"K={c.K} is no multiple of its step, {config.step}"
         if ceil(c.M, config.tile_m) > MAX_GRID:
@@ -257,7 +261,7 @@ class Staged(_Batched):
         """The tuned rows' most frequent: two groups of warps with 128 of K each, two such steps."""
         shape = shape_of(c)
         tile_m, tile_n = _power(shape.m, 8, 32), 64
-        units = ROWS["sm_90"].cus
+        units = ARCH_SPECS["sm_90"].cus
         wanted = 2 * units if shape.k <= 512 else units
         while tile_n > 16 and shape.programs(tile_m, tile_n) < wanted:
             tile_n //= 2
@@ -335,12 +339,12 @@ class Bmm(_Batched):
     name, Config = "bmm", BmmConfig
     error = 2.0**-8  # w * w_scale is rounded to bf16
 
-    def refuses(self, c: Call) -> str | None:
+    def unsupported_reason(self, c: Call) -> str | None:
         if c.x_dtype != torch.bfloat16:
             return "dequantised weights may exceed float16's range; it takes bfloat16 x"
         if c.dtype != c.x_dtype:
             return f"torch.bmm rounds its sums to bfloat16, and the result is {c.dtype}"
-        return super().refuses(c)
+        return super().unsupported_reason(c)
 
     def default(self, c: Call) -> BmmConfig:
         return BmmConfig()

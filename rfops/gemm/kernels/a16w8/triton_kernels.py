@@ -32,10 +32,33 @@ _PLAIN = ("b_first", "b_count", "m_count")
 
 @triton.jit(do_not_specialize=_PLAIN)
 def rows(
-    out, x, w, scale, b_first, b_count, m_count, n_count, k_count,
-    out_b, out_m, out_n, x_b, x_m, x_k, w_b, w_n, w_k, s_b, s_n, s_k,
-    ROWS: tl.constexpr, BB: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, EVEN_K: tl.constexpr,
-):  # fmt: skip
+    out,
+    x,
+    w,
+    scale,
+    b_first,
+    b_count,
+    m_count,
+    n_count,
+    k_count,
+    out_b,
+    out_m,
+    out_n,
+    x_b,
+    x_m,
+    x_k,
+    w_b,
+    w_n,
+    w_k,
+    s_b,
+    s_n,
+    s_k,
+    ROWS: tl.constexpr,
+    BB: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    EVEN_K: tl.constexpr,
+):
     """ROWS (M to a power of two) of x against BN rows of w; ROWS or BB is 1, BN divides 128."""
     GROUPS: tl.constexpr = BK // SCALE_BLOCK if BK > SCALE_BLOCK else 1
     first_n = tl.program_id(0) * BN
@@ -121,12 +144,37 @@ def _product(w_part, x_part, X_LEFT: tl.constexpr):
 
 @triton.jit(do_not_specialize=_PLAIN)
 def tiles(
-    out, x, w, scale, b_first, m_count, n_count, k_count, out_s,
-    out_b, out_m, out_n, x_b, x_m, x_k, w_b, w_n, w_k, s_b, s_n, s_k,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP_N: tl.constexpr,
-    SPLIT_K: tl.constexpr, X_LEFT: tl.constexpr, EVEN_M: tl.constexpr,
-    EVEN_K: tl.constexpr, ONE_M: tl.constexpr,
-):  # fmt: skip
+    out,
+    x,
+    w,
+    scale,
+    b_first,
+    m_count,
+    n_count,
+    k_count,
+    out_s,
+    out_b,
+    out_m,
+    out_n,
+    x_b,
+    x_m,
+    x_k,
+    w_b,
+    w_n,
+    w_k,
+    s_b,
+    s_n,
+    s_k,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    GROUP_N: tl.constexpr,
+    SPLIT_K: tl.constexpr,
+    X_LEFT: tl.constexpr,
+    EVEN_M: tl.constexpr,
+    EVEN_K: tl.constexpr,
+    ONE_M: tl.constexpr,
+):
     """A [BN, BM] tile of one batch's transposed result; BK divides 128. Grid: tiles, splits of K,
     batches.
 
@@ -182,11 +230,34 @@ def tiles(
 
 @triton.jit(do_not_specialize=_PLAIN)
 def one_block(
-    out, x, w, scale, b_first, m_count, n_count, k_count,
-    out_b, out_m, out_n, x_b, x_m, x_k, w_b, w_n, w_k, s_b, s_n, s_k,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, TILES: tl.constexpr,
-    X_LEFT: tl.constexpr, EVEN_M: tl.constexpr, EVEN_K: tl.constexpr,
-):  # fmt: skip
+    out,
+    x,
+    w,
+    scale,
+    b_first,
+    m_count,
+    n_count,
+    k_count,
+    out_b,
+    out_m,
+    out_n,
+    x_b,
+    x_m,
+    x_k,
+    w_b,
+    w_n,
+    w_k,
+    s_b,
+    s_n,
+    s_k,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    TILES: tl.constexpr,
+    X_LEFT: tl.constexpr,
+    EVEN_M: tl.constexpr,
+    EVEN_K: tl.constexpr,
+):
     """`tiles` for K of at most BK: a program keeps the tile of x and goes through TILES tiles of w,
     loading one while it stores another. Grid: groups of tiles of n, tiles of m,
     batches."""
@@ -211,9 +282,17 @@ def one_block(
 
 @triton.jit(do_not_specialize=_PLAIN)
 def sum_splits(
-    out, part, m_count, n_count, part_s, out_b, out_m, out_n,
-    SPLIT_K: tl.constexpr, BN: tl.constexpr,
-):  # fmt: skip
+    out,
+    part,
+    m_count,
+    n_count,
+    part_s,
+    out_b,
+    out_m,
+    out_n,
+    SPLIT_K: tl.constexpr,
+    BN: tl.constexpr,
+):
     """BN elements of a row of out from part, [SPLIT_K, B, M, N] fp32 and contiguous."""
     tiles_n = tl.cdiv(n_count, BN)
     row = (tl.program_id(0) // tiles_n).to(tl.int64)
@@ -228,8 +307,8 @@ def sum_splits(
 
 @triton.jit(do_not_specialize=_PLAIN)
 def dequantise(
-    out, w, scale, b_first, n_count, k_count, w_b, w_n, w_k, s_b, s_n, s_k, BN: tl.constexpr,
-):  # fmt: skip
+    out, w, scale, b_first, n_count, k_count, w_b, w_n, w_k, s_b, s_n, s_k, BN: tl.constexpr
+):
     """out[b] = w[b_first + b] * scale, out contiguous; a program takes BN rows, a divisor of 128,
     by 128 of K."""
     tiles_n = tl.cdiv(n_count, BN)

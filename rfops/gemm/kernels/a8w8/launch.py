@@ -59,15 +59,15 @@ class Launched(Kernel):
     takes_columns: ClassVar[bool] = False  # column-major operands
     is_ranked = True
 
-    def refuses(self, c: Call) -> str | None:
+    def unsupported_reason(self, c: Call) -> str | None:
         archs = self.compiled.spec.archs
         if c.arch not in archs:
             return f"no kernel for {c.arch}, only for {', '.join(archs)}"
         if c.M < 1 or c.N < 1:
             return f"M={c.M}, N={c.N}: nothing to compute"
-        return a8w8_layout.refuses(c, self.max_rows, self.takes_columns)
+        return a8w8_layout.unsupported_reason(c, self.max_rows, self.takes_columns)
 
-    def refuses_config(self, c: Call, config: Config) -> str | None:
+    def unsupported_config_reason(self, c: Call, config: Config) -> str | None:
         if config.split > c.K // BLOCK:
             return f"K={c.K} has fewer than {config.split} blocks of {BLOCK}"
         return None
@@ -138,10 +138,17 @@ class Launched(Kernel):
                 launch = launch_of(a8w8_layout.is_dense(c, m, n, k))
                 x_row, w_row = a8w8_layout.step(c, "x", x), a8w8_layout.step(c, "w", w)
             run = launch(
-                (tiles * config.split, 1, 1), m=m, n=n, k=k,
-                x_scale_row=x_scale[0], x_scale_k=x_scale[1], w_scale_k=w_scale[1],
-                x_row=x_row, w_row=w_row, w_scale_row=w_scale[0],
-            )  # fmt: skip
+                (tiles * config.split, 1, 1),
+                m=m,
+                n=n,
+                k=k,
+                x_scale_row=x_scale[0],
+                x_scale_k=x_scale[1],
+                w_scale_k=w_scale[1],
+                x_row=x_row,
+                w_row=w_row,
+                w_scale_row=w_scale[0],
+            )
             if not is_split:
                 return run
             words = tiles * config.split * config.words

@@ -36,9 +36,10 @@ def is_dense(c: Call, m: int, n: int, k: int) -> bool:
     x, w, _, w_scale = all_strides(c, m, n, k)
     blocks = ceil(k, BLOCK), ceil(n, BLOCK)
     return (
-        x in ((k, 1), (1, m)) and w in ((k, 1), (1, n))
+        x in ((k, 1), (1, m))
+        and w in ((k, 1), (1, n))
         and w_scale in ((blocks[0], 1), (1, blocks[1]))
-    )  # fmt: skip
+    )
 
 
 def is_columns(c: Call, name: str) -> bool:
@@ -53,14 +54,17 @@ def step(c: Call, name: str, strides: tuple[int, int]) -> int:
     return strides[is_columns(c, name)]
 
 
-def refuses(c: Call, rows: int, columns: bool = False) -> str | None:
+def unsupported_reason(c: Call, rows: int, columns: bool = False) -> str | None:
     """Why no kernel with at most `rows` rows of an operand in a workgroup takes these operands;
     with `columns` it takes column-major ones too."""
     if c.x_dtype != fp8_of(c.arch):
         return f"the matrix cores of {c.arch} take {fp8_of(c.arch)}, not {c.x_dtype}"
     for name, size in (("x", c.M), ("w", c.N)):
-        reason = (_refuses_columns(c, name, size) if columns and is_columns(c, name)
-                  else _refuses_rows(c, name, rows))  # fmt: skip
+        reason = (
+            _refuses_columns(c, name, size)
+            if columns and is_columns(c, name)
+            else _refuses_rows(c, name, rows)
+        )
         if reason:
             return reason
     for name in ("x_scale", "w_scale"):

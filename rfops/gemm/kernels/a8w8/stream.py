@@ -15,7 +15,7 @@ from rfops.dispatch.guards import check_config_ints
 from rfops.dispatch.heuristic import Columns, ceil
 from rfops.dispatch.kernel import Call
 from rfops.jit import compile_ops
-from rfops.jit.arch import MAX_WAVES, REGISTERS, ROWS, WAVE
+from rfops.jit.arch import ARCH_SPECS, MAX_WAVES, REGISTERS, WAVE
 from rfops.quantization.fp8_blockscale import BLOCK
 
 from .launch import MAX_SPLIT, Launched, prebuilt, signature
@@ -119,20 +119,20 @@ class Stream(Launched):
         variants=lambda _arch: prebuilt(StreamConfig(1, 1, 4, 8)),
     )(signature)
 
-    def refuses(self, c: Call) -> str | None:
+    def unsupported_reason(self, c: Call) -> str | None:
         if c.M > MAX_M:
             return f"M={c.M} is above {MAX_M}"
-        return super().refuses(c)
+        return super().unsupported_reason(c)
 
-    def refuses_config(self, c: Call, config: StreamConfig) -> str | None:  # type: ignore[override]
+    def unsupported_config_reason(self, c: Call, config: StreamConfig) -> str | None:  # type: ignore[override]
         if config.m_tiles * TILE < c.M:
             return f"M={c.M} is above {config.m_tiles} tiles of {TILE}"
-        if config.lds_bytes > ROWS[c.arch].lds_bytes:
-            return f"{config.lds_bytes} bytes of LDS, a CU has {ROWS[c.arch].lds_bytes}"
-        return super().refuses_config(c, config)
+        if config.lds_bytes > ARCH_SPECS[c.arch].lds_bytes:
+            return f"{config.lds_bytes} bytes of LDS, a CU has {ARCH_SPECS[c.arch].lds_bytes}"
+        return super().unsupported_config_reason(c, config)
 
     def variants(self, c: Call) -> Columns[Any]:
-        lds = ROWS[c.arch].lds_bytes
+        lds = ARCH_SPECS[c.arch].lds_bytes
         m_tiles = int(ceil(c.M, TILE))
         x_first = int(m_tiles > 1 and c.K >= _X_FIRST_K)
         return _variants(m_tiles, min(MAX_SPLIT, c.K // BLOCK), lds, x_first)
@@ -140,7 +140,7 @@ class Stream(Launched):
     def times(self, t: Columns[Any], c: Call) -> Any:
         """The first load's latency, the slowest of HBM, L2 and the fullest CU's loads in flight,
         the sums' way through LDS; with split the last workgroup's sum. No wave along K is idle."""
-        chip, blocks = ROWS[c.arch], c.K // BLOCK
+        chip, blocks = ARCH_SPECS[c.arch], c.K // BLOCK
         by_registers = np.minimum(REGISTERS // t.registers, MAX_WAVES) // ceil(t.waves, chip.simds)
         resident = np.maximum(1, np.minimum(by_registers, chip.lds_bytes // t.lds_bytes))
         along = t.split * t.waves

@@ -13,7 +13,7 @@ import torch
 from rfops.dispatch.guards import check_config_ints
 from rfops.dispatch.heuristic import Columns, ceil
 from rfops.dispatch.kernel import Call
-from rfops.jit.arch import MAX_WAVES, REGISTERS, ROWS
+from rfops.jit.arch import ARCH_SPECS, MAX_WAVES, REGISTERS
 from rfops.quantization.fp8_blockscale import BLOCK
 
 from .launch import MAX_SPLIT, Launched
@@ -107,7 +107,7 @@ class TileKernel(Launched):
         """Rounds of workgroups by their K-steps, each bound by the matrix cores or by loads in
         flight; with split the last workgroup's sum; at least the bytes. Power limits the clock by
         the cube root of how many matrix cores work: idle ones cost less than their share."""
-        chip = ROWS[c.arch]
+        chip = ARCH_SPECS[c.arch]
         flops = chip.matrix_tflops["fp8"] * 1e6 / chip.cus / (chip.ghz * 1e3)  # a cycle and CU
         groups = ceil(c.M, t.m) * ceil(c.N, t.n) * t.split
         by_registers = np.minimum(REGISTERS // t.registers, MAX_WAVES) // (t.threads // 256)

@@ -11,7 +11,7 @@ from rfops.dispatch.guards import MAX_BYTES, check_config_ints, check_config_pow
 from rfops.dispatch.heuristic import ceil
 from rfops.dispatch.kernel import Call, Kernel, Run, RunOf
 from rfops.dispatch.tuned_table import serving
-from rfops.jit.arch import ROWS
+from rfops.jit.arch import ARCH_SPECS
 from rfops.quantization.fp8_blockscale import BLOCK, FNUZ
 from rfops.triton import launch
 from rfops.triton.bound import BoundTriton
@@ -66,12 +66,12 @@ class TritonGemm(Kernel):
         results to what follows from the data (op_tests/support/hopper.py)."""
         return 0.0 if arch.startswith("gfx") else 2.0**-10
 
-    def refuses(self, c: Call) -> str | None:
+    def unsupported_reason(self, c: Call) -> str | None:
         reason = launch.missing()
         if reason is not None:
             return reason
         if serving(c.arch) is None:
-            return f"no tiles for {c.arch}: {', '.join(ROWS)} and later NVIDIA GPUs have some"
+            return f"no tiles for {c.arch}: {', '.join(ARCH_SPECS)} and later NVIDIA GPUs have some"
         if c.x_dtype != fp8_of(c.arch):
             return f"{c.arch} multiplies {fp8_of(c.arch)}, not {c.x_dtype}"
         if c.w_layout != "raw":
@@ -84,8 +84,8 @@ class TritonGemm(Kernel):
                 return f"256 rows of {name} are beyond signed 32-bit offsets (2 GiB)"
         return None
 
-    def refuses_config(self, c: Call, config: A8W8TritonConfig) -> str | None:
-        chip = ROWS[serving(c.arch) or "sm_90"]
+    def unsupported_config_reason(self, c: Call, config: A8W8TritonConfig) -> str | None:
+        chip = ARCH_SPECS[serving(c.arch) or "sm_90"]
         if config.lds_bytes(c.arch) > chip.lds_bytes:
             return f"{config.lds_bytes(c.arch)} bytes of LDS, {c.arch} has {chip.lds_bytes}"
         return None
@@ -94,7 +94,7 @@ class TritonGemm(Kernel):
         """Tiles as M has rows; K split until there are programs for all units."""
         block_m = min(128, max(16, 1 << (c.M - 1).bit_length()))
         block_n = 128 if block_m >= 64 else 64
-        cus = ROWS[serving(c.arch) or "sm_90"].cus
+        cus = ARCH_SPECS[serving(c.arch) or "sm_90"].cus
         tiles = ceil(c.M, block_m) * ceil(c.N, block_n)
         splits = min(MAX_SPLITS, max(1, int(cus // tiles)), max(1, c.K // BLOCK // 4))
         warps = 8 if block_m == block_n == 128 else 4
@@ -114,7 +114,7 @@ class TritonGemm(Kernel):
             for warps in (4, 8)
             for stages in ((2,) if c.arch.startswith("gfx") else (3, 5))
         ]
-        fit = (config for config in made if self.refuses_config(c, config) is None)
+        fit = (config for config in made if self.unsupported_config_reason(c, config) is None)
         return [first, *(config for config in fit if config != first)]
 
     def variant(self, c: Call, config: A8W8TritonConfig) -> RunOf:

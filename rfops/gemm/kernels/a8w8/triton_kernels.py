@@ -30,11 +30,30 @@ def _place(m, n, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP_M: tl.const
 
 @triton.jit
 def gemm(
-    out, x, w, x_scale, w_scale, m, n, blocks, per_split, out_m,
-    x_m, x_k, w_n, w_k, xs_m, xs_k, ws_n, ws_k,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP_M: tl.constexpr, W_LEFT: tl.constexpr,
+    out,
+    x,
+    w,
+    x_scale,
+    w_scale,
+    m,
+    n,
+    blocks,
+    per_split,
+    out_m,
+    x_m,
+    x_k,
+    w_n,
+    w_k,
+    xs_m,
+    xs_k,
+    ws_n,
+    ws_k,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    GROUP_M: tl.constexpr,
+    W_LEFT: tl.constexpr,
     FNUZ: tl.constexpr,
-):  # fmt: skip
+):
     """out: [M, N], or fp32 [splits, M, N] where the grid has splits."""
     FP8: tl.constexpr = tl.float8e4b8 if FNUZ else tl.float8e4nv
     at_m, at_n = _place(m, n, BLOCK_M, BLOCK_N, GROUP_M)

@@ -16,12 +16,12 @@ from rfops.dispatch.guards import check_config_ints
 from rfops.dispatch.heuristic import Columns, ceil, coarse
 from rfops.dispatch.kernel import Call
 from rfops.jit import compile_ops
-from rfops.jit.arch import REGISTERS, ROWS, WAVE
+from rfops.jit.arch import ARCH_SPECS, REGISTERS, WAVE
 
 from .launch import MAX_SPLIT, has_16_bits, signature
 from .prepare import STEP_K, Prepared, PreparedCost, prepare_us
 
-CHIP = ROWS["gfx950"]
+CHIP = ARCH_SPECS["gfx950"]
 PAIR = 32  # rows whose scales are one dword
 ROW_BYTES = STEP_K // 2
 MAX_ROWS = 256  # of an operand in a workgroup
@@ -95,9 +95,20 @@ _STEP, _ALONE, _TOGETHER, _MATRIX, _ENDS, _PARTS_TB_S, _PARTS = 260, 32, 33, 1 /
 
 # What `rfops build` makes: bf16, weights as they are loaded most quickly.
 _BUILT: dict[str, int | str] = {
-    "M": 128, "N": 64, "WAVES_M": 2, "WAVES_N": 2, "LOAD_X": 2, "AHEAD": 2, "SPLIT": 1,
-    "GROUP_M": GROUP_M, "OUT": "bf16", "BIAS": "void", "SHUFFLED": 1, "X_SHUFFLED": 0, "TAIL": 0,
-}  # fmt: skip
+    "M": 128,
+    "N": 64,
+    "WAVES_M": 2,
+    "WAVES_N": 2,
+    "LOAD_X": 2,
+    "AHEAD": 2,
+    "SPLIT": 1,
+    "GROUP_M": GROUP_M,
+    "OUT": "bf16",
+    "BIAS": "void",
+    "SHUFFLED": 1,
+    "X_SHUFFLED": 0,
+    "TAIL": 0,
+}
 
 
 class Deep(Prepared):

@@ -43,9 +43,11 @@ def rows_of(c: Call, k: int) -> Rows:
     """Return the row strides for a call like `c` of this K: contiguous tensors stay contiguous,
     others keep their strides."""
     return Rows(
-        _row(c, "x", k * x_bits(c) // 8), _row(c, "w", k // 2), _scale_row(c, "w_scale", k),
+        _row(c, "x", k * x_bits(c) // 8),
+        _row(c, "w", k // 2),
+        _scale_row(c, "w_scale", k),
         0 if has_16_bits(c) else _scale_row(c, "x_scale", k),
-    )  # fmt: skip
+    )
 
 
 def _row(c: Call, name: str, contiguous: int) -> int:
@@ -101,8 +103,8 @@ class Fp4Kernel(Ranked):
     compiled: ClassVar[CompiledOp]
     max_rows: ClassVar[int]  # of an operand in a workgroup
 
-    def refuses(self, c: Call) -> str | None:
-        if reason := self.refuses_arch(c):
+    def unsupported_reason(self, c: Call) -> str | None:
+        if reason := self.unsupported_arch_reason(c):
             return reason
         if c.M < 1 or c.N < 1:
             return f"M={c.M}, N={c.N}: nothing to compute"
@@ -113,7 +115,7 @@ class Fp4Kernel(Ranked):
             return f"{self.max_rows} rows of out are beyond signed 32-bit offsets (2 GiB)"
         return None
 
-    def refuses_config(self, c: Call, config: Config) -> str | None:
+    def unsupported_config_reason(self, c: Call, config: Config) -> str | None:
         if config.split > -(-c.K // TILE_K):
             return f"K={c.K} has fewer than {config.split} tiles of {TILE_K}"
         return None

@@ -15,7 +15,7 @@ from rfops.dispatch.guards import check_config_ints
 from rfops.dispatch.heuristic import Columns, ceil, coarse
 from rfops.dispatch.kernel import Call
 from rfops.jit import compile_ops, u32
-from rfops.jit.arch import ROWS
+from rfops.jit.arch import ARCH_SPECS
 
 from .launch import has_16_bits
 from .prepare import STEP_K, Prepared, PreparedCost, prepare_us
@@ -24,9 +24,16 @@ MAX_SPLIT, MAX_GROUP_M = 8, 16
 
 # What `rfops build` makes: bf16, weights as they are loaded most quickly.
 _LOOP: dict[str, int | str] = {
-    "M": 256, "N": 256, "SPLIT": 1, "GROUP_M": 4, "OUT": "bf16", "BIAS": "void",
-    "SHUFFLED": 1, "X_SHUFFLED": 0, "TAIL": 0,
-}  # fmt: skip
+    "M": 256,
+    "N": 256,
+    "SPLIT": 1,
+    "GROUP_M": 4,
+    "OUT": "bf16",
+    "BIAS": "void",
+    "SHUFFLED": 1,
+    "X_SHUFFLED": 0,
+    "TAIL": 0,
+}
 
 
 @compile_ops("mxfp4_loop", kernel="mxfp4_loop", variants=lambda _arch: [_LOOP])
@@ -102,9 +109,9 @@ class Loop(Prepared):
     max_rows = 256
     compiled = mxfp4_loop
 
-    def refuses_config(self, c: Call, config: LoopConfig) -> str | None:  # type: ignore[override]
+    def unsupported_config_reason(self, c: Call, config: LoopConfig) -> str | None:  # type: ignore[override]
         largest = (config.m, config.n) == _LARGEST
-        return super().refuses_config(c, config) or (_no_largest(c) if largest else None)
+        return super().unsupported_config_reason(c, config) or (_no_largest(c) if largest else None)
 
     def key(self, c: Call) -> tuple[int, ...]:
         sizes = coarse(c.M, 64), coarse(c.N, 64), coarse(c.K, STEP_K)
@@ -122,7 +129,7 @@ class Loop(Prepared):
     ) -> PreparedCost:
         """Rounds of workgroups by their K-steps, each bound by the matrix cores or by loads; with
         split the last workgroup's sum; at least the bytes; before it x."""
-        chip = ROWS["gfx950"]
+        chip = ARCH_SPECS["gfx950"]
         flops = 2 * 8192  # of FP4, a cycle and CU
         items = ceil(m, t.m) * ceil(n, t.n) * t.split
         resident = np.minimum(ceil(items, chip.cus), t.resident)

@@ -61,7 +61,7 @@ class PreparedCost:
 class Prepared(Fp4Kernel):
     """A kernel with K-steps of 256, launched after its operands are prepared."""
 
-    def refuses_config(self, c: Call, config: Any) -> str | None:
+    def unsupported_config_reason(self, c: Call, config: Any) -> str | None:
         if config.split > -(-c.K // STEP_K):
             return f"K={c.K} has fewer than {config.split} steps of {STEP_K}"
         return None
@@ -94,13 +94,20 @@ class Prepared(Fp4Kernel):
                 zeros["counts"] = tiles
             rows = operands.rows()._asdict()
             main = Step(
-                self.compiled, {**defines, **self.kind(c, config, k)}, config.threads, groups,
+                self.compiled,
+                {**defines, **self.kind(c, config, k)},
+                config.threads,
+                groups,
                 {"m": m, "n": n, "k": k, **rows, **scalars, **operands.sources()},
-            )  # fmt: skip
+            )
             return run_steps(
-                c.device, self.arguments, [*operands.steps(), main], arch=c.arch,
-                workspace=workspace, zeros=zeros,
-            )  # fmt: skip
+                c.device,
+                self.arguments,
+                [*operands.steps(), main],
+                arch=c.arch,
+                workspace=workspace,
+                zeros=zeros,
+            )
 
         return run_of
 
@@ -147,14 +154,30 @@ class _Operands:
 
     def _quantize(self) -> Step:
         return Step(
-            prepare_x, self._defines(), 256, self._groups("x_scale"),
-            {"payload": "x_made", "scale": "x_scale_made", "m": self.sizes["x_scale"],
-             "k": self.k, "x_row": self.given_rows.x_row},
-        )  # fmt: skip
+            prepare_x,
+            self._defines(),
+            256,
+            self._groups("x_scale"),
+            {
+                "payload": "x_made",
+                "scale": "x_scale_made",
+                "m": self.sizes["x_scale"],
+                "k": self.k,
+                "x_row": self.given_rows.x_row,
+            },
+        )
 
     def _shuffle(self, name: str) -> Step:
         return Step(
-            prepare_scale, self._defines(), 256, self._groups(name),
-            {"shuffled": f"{name}_made", "scale": name, "rows": self.sizes[name], "k": self.k,
-             "pitch": getattr(self.given_rows, f"{name}_row")},
-        )  # fmt: skip
+            prepare_scale,
+            self._defines(),
+            256,
+            self._groups(name),
+            {
+                "shuffled": f"{name}_made",
+                "scale": name,
+                "rows": self.sizes[name],
+                "k": self.k,
+                "pitch": getattr(self.given_rows, f"{name}_row"),
+            },
+        )

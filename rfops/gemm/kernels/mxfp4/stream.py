@@ -14,14 +14,14 @@ from rfops.dispatch.guards import check_config_ints
 from rfops.dispatch.heuristic import Columns, Work, ceil, coarse, prebuilt
 from rfops.dispatch.kernel import Call
 from rfops.jit import compile_ops
-from rfops.jit.arch import REGISTERS, ROWS, WAVE
+from rfops.jit.arch import ARCH_SPECS, REGISTERS, WAVE
 
 from ...mxfp4_op import x_bits
 from .launch import MAX_SPLIT, TILE, TILE_K, Fp4Kernel, signature
 
 MAX_TILES = 4
 MAX_M = TILE * MAX_TILES
-CHIP = ROWS["gfx950"]
+CHIP = ARCH_SPECS["gfx950"]
 _MAX_LOADS = 63  # what vmcnt counts
 
 
@@ -110,13 +110,13 @@ class Stream(Fp4Kernel):
         variants=prebuilt("gemm_a16wfp4", "stream"),
     )(signature)
 
-    def refuses(self, c: Call) -> str | None:
-        return f"M={c.M} is above {MAX_M}" if c.M > MAX_M else super().refuses(c)
+    def unsupported_reason(self, c: Call) -> str | None:
+        return f"M={c.M} is above {MAX_M}" if c.M > MAX_M else super().unsupported_reason(c)
 
-    def refuses_config(self, c: Call, config: StreamConfig) -> str | None:  # type: ignore[override]
+    def unsupported_config_reason(self, c: Call, config: StreamConfig) -> str | None:  # type: ignore[override]
         if config.m_tiles * TILE < c.M:
             return f"M={c.M} is above {config.m_tiles} tiles of {TILE}"
-        return super().refuses_config(c, config)
+        return super().unsupported_config_reason(c, config)
 
     def kind(self, c: Call, config: StreamConfig, k: int) -> Mapping[str, int]:
         along = config.split * config.waves * config.steps

@@ -11,21 +11,31 @@ from rfops.dispatch.guards import check_config_ints
 from rfops.dispatch.heuristic import Columns, Work, ceil, coarse
 from rfops.dispatch.kernel import Call
 from rfops.jit import compile_ops
-from rfops.jit.arch import REGISTERS, ROWS, WAVE
+from rfops.jit.arch import ARCH_SPECS, REGISTERS, WAVE
 
 from ...mxfp4_op import x_bits
 from .launch import MAX_SPLIT, TILE, TILE_K, Fp4Kernel, signature
 
 MAX_M_TILES, MAX_N_TILES, MAX_STEPS, MAX_WAVES = 8, 4, 6, 12
-CHIP = ROWS["gfx950"]
+CHIP = ARCH_SPECS["gfx950"]
 
 
 # What `rfops build` makes: bf16, raw weights, 128 rows of x.
 _BUILT: dict[str, int | str] = {
-    "M_TILES": 8, "N_TILES": 1, "STEPS": 1, "WAVES": 4, "SPLIT": 1, "OUT": "bf16", "X": "bf16",
-    "ROUNDING": "Even", "BIAS": "void", "SHUFFLED": 0, "SHUFFLED_SCALES": 0,
-    "X_SHUFFLED_SCALES": 0, "TAIL": 0,
-}  # fmt: skip
+    "M_TILES": 8,
+    "N_TILES": 1,
+    "STEPS": 1,
+    "WAVES": 4,
+    "SPLIT": 1,
+    "OUT": "bf16",
+    "X": "bf16",
+    "ROUNDING": "Even",
+    "BIAS": "void",
+    "SHUFFLED": 0,
+    "SHUFFLED_SCALES": 0,
+    "X_SHUFFLED_SCALES": 0,
+    "TAIL": 0,
+}
 
 
 @dataclass(frozen=True)
@@ -40,8 +50,13 @@ class TilesConfig:
 
     def __post_init__(self) -> None:
         check_config_ints(self)
-        limits = {"m_tiles": MAX_M_TILES, "n_tiles": MAX_N_TILES, "steps": MAX_STEPS,
-                  "waves": MAX_WAVES, "split": MAX_SPLIT}  # fmt: skip
+        limits = {
+            "m_tiles": MAX_M_TILES,
+            "n_tiles": MAX_N_TILES,
+            "steps": MAX_STEPS,
+            "waves": MAX_WAVES,
+            "split": MAX_SPLIT,
+        }
         for name, most in limits.items():
             if not 1 <= getattr(self, name) <= most:
                 raise ValueError(f"{self}: {name} is 1 to {most}")
@@ -114,10 +129,10 @@ class Tiles(Fp4Kernel):
         signature
     )
 
-    def refuses_config(self, c: Call, config: TilesConfig) -> str | None:  # type: ignore[override]
+    def unsupported_config_reason(self, c: Call, config: TilesConfig) -> str | None:  # type: ignore[override]
         if not config.fits(x_bits(c)):
             return f"x of {x_bits(c)} bits takes more LDS or registers than a CU has"
-        return super().refuses_config(c, config)
+        return super().unsupported_config_reason(c, config)
 
     def key(self, c: Call) -> tuple[int, ...]:
         return coarse(c.M, TILE), coarse(c.N, TILE), coarse(c.K, TILE_K), x_bits(c)

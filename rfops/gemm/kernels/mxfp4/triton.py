@@ -12,7 +12,7 @@ from rfops.dispatch.guards import MAX_BYTES, check_config_ints, check_config_pow
 from rfops.dispatch.heuristic import ceil
 from rfops.dispatch.kernel import Call, Kernel, Run, RunOf
 from rfops.dispatch.tuned_table import serving
-from rfops.jit.arch import ROWS
+from rfops.jit.arch import ARCH_SPECS
 from rfops.quantization.mxfp4 import ROUNDING
 from rfops.quantization.mxfp8 import BLOCK
 from rfops.triton import launch
@@ -66,12 +66,12 @@ class TritonGemm(Kernel):
     name = "triton"
     Config = Mxfp4TritonConfig
 
-    def refuses(self, c: Call) -> str | None:
+    def unsupported_reason(self, c: Call) -> str | None:
         reason = launch.missing()
         if reason is not None:
             return reason
         if serving(c.arch) is None:
-            return f"no tiles for {c.arch}: {', '.join(ROWS)} and later NVIDIA GPUs have some"
+            return f"no tiles for {c.arch}: {', '.join(ARCH_SPECS)} and later NVIDIA GPUs have some"
         if c.M < 1 or c.N < 1:
             return f"M={c.M}, N={c.N}: nothing to compute"
         if 256 * c.N >= MAX_BYTES:
@@ -81,8 +81,8 @@ class TritonGemm(Kernel):
                 return f"256 rows of {name} are beyond signed 32-bit offsets (2 GiB)"
         return None
 
-    def refuses_config(self, c: Call, config: Mxfp4TritonConfig) -> str | None:
-        chip = ROWS[serving(c.arch) or "sm_90"]
+    def unsupported_config_reason(self, c: Call, config: Mxfp4TritonConfig) -> str | None:
+        chip = ARCH_SPECS[serving(c.arch) or "sm_90"]
         bytes_ = config.lds_bytes(c.arch, x_bits(c) / 8)
         if bytes_ > chip.lds_bytes:
             return f"about {bytes_} bytes of LDS, {c.arch} has {chip.lds_bytes}"
@@ -92,7 +92,7 @@ class TritonGemm(Kernel):
         """Tiles as M has rows; K split until there are programs for all units."""
         block_m = min(64, max(16, 1 << (c.M - 1).bit_length()))
         block_n = 128 if block_m >= 64 else 64
-        cus = ROWS[serving(c.arch) or "sm_90"].cus
+        cus = ARCH_SPECS[serving(c.arch) or "sm_90"].cus
         tiles = ceil(c.M, block_m) * ceil(c.N, block_n)
         splits = min(MAX_SPLITS, max(1, int(cus // tiles)), max(1, c.K // 512))
         stages = 2 if c.arch.startswith("gfx") else 3
@@ -114,7 +114,7 @@ class TritonGemm(Kernel):
             for warps in ((4,) if block_m * block_n < 8192 else (4, 8))
             for more in ((0,) if few else (0, 1))
         ]
-        fit = (config for config in made if self.refuses_config(c, config) is None)
+        fit = (config for config in made if self.unsupported_config_reason(c, config) is None)
         return [first, *(config for config in fit if config != first)]
 
     def variant(self, c: Call, config: Mxfp4TritonConfig) -> RunOf:
@@ -183,9 +183,13 @@ def _bind(c: Call, config: Mxfp4TritonConfig, m: int, n: int, k: int) -> Run:
     run_add = add.prepare("out parts bias")((m, ceil(n, _COLUMNS), 1), m=m, n=n)
 
     def launch_all(
-        out: torch.Tensor, x: torch.Tensor, x_scale: torch.Tensor, w: torch.Tensor,
-        w_scale: torch.Tensor, bias: torch.Tensor | None,
-    ) -> None:  # fmt: skip
+        out: torch.Tensor,
+        x: torch.Tensor,
+        x_scale: torch.Tensor,
+        w: torch.Tensor,
+        w_scale: torch.Tensor,
+        bias: torch.Tensor | None,
+    ) -> None:
         parts = out
         if splits > 1:
             parts = torch.empty((splits, m, n), dtype=torch.float32, device=out.device)
@@ -197,16 +201,23 @@ def _bind(c: Call, config: Mxfp4TritonConfig, m: int, n: int, k: int) -> Run:
         return tensor.view(torch.uint8)
 
     def run_quantising(
-        out: torch.Tensor, x: torch.Tensor, w: torch.Tensor, w_scale: torch.Tensor,
+        out: torch.Tensor,
+        x: torch.Tensor,
+        w: torch.Tensor,
+        w_scale: torch.Tensor,
         bias: torch.Tensor | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         w, w_scale = as_bytes(w), as_bytes(w_scale)
         launch_all(out, x, w_scale, w, w_scale, bias)
 
     def run(
-        out: torch.Tensor, x: torch.Tensor, w: torch.Tensor, x_scale: torch.Tensor,
-        w_scale: torch.Tensor, bias: torch.Tensor | None,
-    ) -> None:  # fmt: skip
+        out: torch.Tensor,
+        x: torch.Tensor,
+        w: torch.Tensor,
+        x_scale: torch.Tensor,
+        w_scale: torch.Tensor,
+        bias: torch.Tensor | None,
+    ) -> None:
         launch_all(out, as_bytes(x), as_bytes(x_scale), as_bytes(w), as_bytes(w_scale), bias)
 
     made: Any = run if rounding is None else run_quantising

@@ -110,10 +110,16 @@ def _quantise(even, odd, BUMP: tl.constexpr, BYTES: tl.constexpr, ROWS: tl.const
 
 @triton.jit
 def _load_x(
-    x, x_at, x_k, k_left,
-    BUMP: tl.constexpr, BYTES: tl.constexpr, ROWS: tl.constexpr, PAIRED: tl.constexpr,
+    x,
+    x_at,
+    x_k,
+    k_left,
+    BUMP: tl.constexpr,
+    BYTES: tl.constexpr,
+    ROWS: tl.constexpr,
+    PAIRED: tl.constexpr,
     EVEN_K: tl.constexpr,
-):  # fmt: skip
+):
     """Load 16-bit x; return its packed codes and scales."""
     pair = tl.arange(0, BYTES)
     mask = None if EVEN_K else (pair < k_left // 2)[:, None]
@@ -150,12 +156,35 @@ def _scale_at(row, block, row_stride, k_stride, SHUFFLED: tl.constexpr):
 
 @triton.jit
 def _tile(
-    x, x_scale, w, w_scale, read_m, read_n, first_m, first_n, begin, end,
-    x_m, x_k, w_n, w_k, xs_m, xs_k, ws_n, ws_k,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STEP: tl.constexpr, METHOD: tl.constexpr,
-    BUMP: tl.constexpr, W_SHUFFLED: tl.constexpr, WS_SHUFFLED: tl.constexpr,
-    XS_SHUFFLED: tl.constexpr, PAIRED: tl.constexpr, EVEN_K: tl.constexpr,
-):  # fmt: skip
+    x,
+    x_scale,
+    w,
+    w_scale,
+    read_m,
+    read_n,
+    first_m,
+    first_n,
+    begin,
+    end,
+    x_m,
+    x_k,
+    w_n,
+    w_k,
+    xs_m,
+    xs_k,
+    ws_n,
+    ws_k,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    STEP: tl.constexpr,
+    METHOD: tl.constexpr,
+    BUMP: tl.constexpr,
+    W_SHUFFLED: tl.constexpr,
+    WS_SHUFFLED: tl.constexpr,
+    XS_SHUFFLED: tl.constexpr,
+    PAIRED: tl.constexpr,
+    EVEN_K: tl.constexpr,
+):
     """The sum over begin..end of K, STEP at a time, and the largest scale byte met."""
     BYTES: tl.constexpr = STEP // 2
     at_byte = tl.arange(0, BYTES)
@@ -193,8 +222,9 @@ def _tile(
                 x, x_at, x_k, end - start, BUMP, BYTES, BLOCK_M, PAIRED, EVEN_K
             )
         else:
-            xs_at = _scale_at((first_m % 32 + read_m)[None, :], block[:, None], xs_m, xs_k,
-                              XS_SHUFFLED)  # fmt: skip
+            xs_at = _scale_at(
+                (first_m % 32 + read_m)[None, :], block[:, None], xs_m, xs_k, XS_SHUFFLED
+            )
             if EVEN_K:
                 x_byte = tl.load(x_scale + xs_at)
             else:
@@ -235,12 +265,38 @@ def _tile(
 
 @triton.jit
 def gemm(
-    out, x, x_scale, w, w_scale, bias, m, n, k, per_split, out_m,
-    x_m, x_k, w_n, w_k, xs_m, xs_k, ws_n, ws_k,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
-    METHOD: tl.constexpr, BUMP: tl.constexpr, W_SHUFFLED: tl.constexpr, WS_SHUFFLED: tl.constexpr,
-    XS_SHUFFLED: tl.constexpr, PAIRED: tl.constexpr, EVEN_K: tl.constexpr, HAS_BIAS: tl.constexpr,
-):  # fmt: skip
+    out,
+    x,
+    x_scale,
+    w,
+    w_scale,
+    bias,
+    m,
+    n,
+    k,
+    per_split,
+    out_m,
+    x_m,
+    x_k,
+    w_n,
+    w_k,
+    xs_m,
+    xs_k,
+    ws_n,
+    ws_k,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP_M: tl.constexpr,
+    METHOD: tl.constexpr,
+    BUMP: tl.constexpr,
+    W_SHUFFLED: tl.constexpr,
+    WS_SHUFFLED: tl.constexpr,
+    XS_SHUFFLED: tl.constexpr,
+    PAIRED: tl.constexpr,
+    EVEN_K: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+):
     """out: [M, N], or fp32 [splits, M, N] where the grid has splits; a split is per_split of K."""
     at_m, at_n = _place(m, n, BLOCK_M, BLOCK_N, GROUP_M)
     first_m, first_n = at_m * BLOCK_M, at_n * BLOCK_N
@@ -256,17 +312,67 @@ def gemm(
     x_scale += (first_m - first_m % 32).to(tl.int64) * xs_m
     w_scale += (first_n - first_n % 32).to(tl.int64) * ws_n
     total, most = _tile(
-        x, x_scale, w, w_scale, read_m, read_n, first_m, first_n, begin, end,
-        x_m, x_k, w_n, w_k, xs_m, xs_k, ws_n, ws_k, BLOCK_M, BLOCK_N, BLOCK_K, METHOD, BUMP,
-        W_SHUFFLED, WS_SHUFFLED, XS_SHUFFLED, PAIRED, EVEN_K,
-    )  # fmt: skip
+        x,
+        x_scale,
+        w,
+        w_scale,
+        read_m,
+        read_n,
+        first_m,
+        first_n,
+        begin,
+        end,
+        x_m,
+        x_k,
+        w_n,
+        w_k,
+        xs_m,
+        xs_k,
+        ws_n,
+        ws_k,
+        BLOCK_M,
+        BLOCK_N,
+        BLOCK_K,
+        METHOD,
+        BUMP,
+        W_SHUFFLED,
+        WS_SHUFFLED,
+        XS_SHUFFLED,
+        PAIRED,
+        EVEN_K,
+    )
     if METHOD == "upcast":
         if most > MOST:
             total, most = _tile(
-                x, x_scale, w, w_scale, read_m, read_n, first_m, first_n, begin, end,
-                x_m, x_k, w_n, w_k, xs_m, xs_k, ws_n, ws_k, BLOCK_M, BLOCK_N, BLOCK, "exact", BUMP,
-                W_SHUFFLED, WS_SHUFFLED, XS_SHUFFLED, PAIRED, True,
-            )  # fmt: skip
+                x,
+                x_scale,
+                w,
+                w_scale,
+                read_m,
+                read_n,
+                first_m,
+                first_n,
+                begin,
+                end,
+                x_m,
+                x_k,
+                w_n,
+                w_k,
+                xs_m,
+                xs_k,
+                ws_n,
+                ws_k,
+                BLOCK_M,
+                BLOCK_N,
+                BLOCK,
+                "exact",
+                BUMP,
+                W_SHUFFLED,
+                WS_SHUFFLED,
+                XS_SHUFFLED,
+                PAIRED,
+                True,
+            )
 
     if HAS_BIAS:
         total += tl.load(bias + first_n + read_n).to(tl.float32)[:, None]

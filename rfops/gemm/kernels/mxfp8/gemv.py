@@ -14,12 +14,12 @@ from rfops.dispatch.guards import MAX_BYTES, check_config_ints
 from rfops.dispatch.heuristic import VALU_CYCLES, Columns, Ranked, Work, ceil, coarse, prebuilt
 from rfops.dispatch.kernel import Call, RunOf, as_defines
 from rfops.jit import compile_ops, u32
-from rfops.jit.arch import ROWS, WAVE
+from rfops.jit.arch import ARCH_SPECS, WAVE
 from rfops.quantization.mxfp8 import BLOCK
 
 MAX_M = 16
 ALIGN = 16  # bytes: a lane's load
-CHIP = ROWS["gfx950"]
+CHIP = ARCH_SPECS["gfx950"]
 
 
 @compile_ops("mxfp8_gemv", variants=prebuilt("gemm_mxfp8", "gemv", M=range(1, MAX_M + 1)))
@@ -73,9 +73,9 @@ class Gemv(Ranked):
     Config = GemvConfig
     limits = "N"
 
-    def refuses(self, c: Call) -> str | None:
+    def unsupported_reason(self, c: Call) -> str | None:
         m, n, k = c.M, c.N, c.K
-        if reason := self.refuses_arch(c):
+        if reason := self.unsupported_arch_reason(c):
             return reason
         if c.dtype != torch.bfloat16:
             return f"writes bfloat16, not {str(c.dtype).removeprefix('torch.')}"

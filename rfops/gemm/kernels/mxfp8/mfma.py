@@ -18,14 +18,14 @@ from rfops.dispatch.heuristic import MFMA_CYCLES, Columns, Ranked, Work, ceil, c
 from rfops.dispatch.kernel import Call, Run, RunOf, as_defines
 from rfops.dispatch.workspace import SPLIT, with_partials
 from rfops.jit import compile_ops, u32
-from rfops.jit.arch import MAX_GRID, MAX_WAVES, REGISTERS, ROWS, WAVE
+from rfops.jit.arch import ARCH_SPECS, MAX_GRID, MAX_WAVES, REGISTERS, WAVE
 from rfops.quantization.mxfp8 import BLOCK
 
 ALIGN = 16  # bytes: a lane's load
 TILE = 16  # rows of an operand
 TILE_K = 128  # elements of K in an operand
 MAX_TILES = 4  # of 16 rows, of x or of w, of a workgroup
-CHIP = ROWS["gfx950"]
+CHIP = ARCH_SPECS["gfx950"]
 XCDS = CHIP.xcds
 MAX_SPLIT = 16  # parts of K that the heuristic tries at most, of workgroups and of waves
 # The type of an out element in csrc/gemm/mxfp8_mfma.hip.
@@ -167,9 +167,9 @@ class Mfma(Ranked):
     Config = MfmaConfig
     limits = "N"
 
-    def refuses(self, c: Call) -> str | None:
+    def unsupported_reason(self, c: Call) -> str | None:
         m, n, k = c.M, c.N, c.K
-        if reason := self.refuses_arch(c):
+        if reason := self.unsupported_arch_reason(c):
             return reason
         if m < 1 or n < 1:
             return f"M={m}, N={n}: nothing to compute"
@@ -196,7 +196,7 @@ class Mfma(Ranked):
     def work(table: Columns[MfmaConfig], m: int, n: int, k: int) -> Work:
         """Model the work of each variant; with split-K, partials are written and read once more, by
         one CU per tile."""
-        c, chip = table, ROWS["gfx950"]
+        c, chip = table, ARCH_SPECS["gfx950"]
         along_k = c.split * c.waves
         turns = ceil(ceil(k, TILE_K), along_k * c.steps)
         row = np.minimum(k, turns * c.waves * c.steps * TILE_K) * 33 / 32  # bytes of a workgroup

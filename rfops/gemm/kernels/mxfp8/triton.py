@@ -11,7 +11,7 @@ from rfops.dispatch import tuned_table
 from rfops.dispatch.heuristic import ceil
 from rfops.dispatch.kernel import Call, Kernel, Run, RunOf
 from rfops.dispatch.tuned_table import serving
-from rfops.jit.arch import ROWS
+from rfops.jit.arch import ARCH_SPECS
 from rfops.quantization.mxfp8 import BLOCK
 from rfops.triton import launch, tiles
 from rfops.triton.bound import BoundTriton
@@ -33,11 +33,11 @@ class TritonGemm(Kernel):
     Config = TritonConfig
     tuned = tuned_table.declare("gemm_mxfp8_triton", "M<= N<= K<=", ("triton",))
 
-    def refuses(self, c: Call) -> str | None:
-        return refuses(c, max(c.M, c.N, c.K))
+    def unsupported_reason(self, c: Call) -> str | None:
+        return unsupported_reason(c, max(c.M, c.N, c.K))
 
-    def refuses_config(self, c: Call, config: TritonConfig) -> str | None:
-        return config.refuses(True, c.arch)
+    def unsupported_config_reason(self, c: Call, config: TritonConfig) -> str | None:
+        return config.unsupported_reason(True, c.arch)
 
     def default(self, c: Call) -> TritonConfig:
         """The table's tile."""
@@ -63,11 +63,11 @@ class TritonGemm(Kernel):
         return lambda m, n, k: bind(c.device, m, n, k, config.filled(c.arch, m, n, k), options)
 
 
-def refuses(c: Call, largest: int) -> str | None:
+def unsupported_reason(c: Call, largest: int) -> str | None:
     """Why Triton does not take a call of either op."""
     reason = launch.missing()
     if reason is None and serving(c.arch) is None:
-        reason = f"no tiles for {c.arch}: {', '.join(ROWS)} and later NVIDIA GPUs have some"
+        reason = f"no tiles for {c.arch}: {', '.join(ARCH_SPECS)} and later NVIDIA GPUs have some"
     if reason is None and (c.K <= 0 or c.K % BLOCK):
         reason = f"K={c.K} is not a positive multiple of {BLOCK}"
     if reason is None and largest > MAX_SIZE:
@@ -156,13 +156,14 @@ def _bind_expanded(
     )
     matmul = [
         BoundTriton(
-            _KERNELS, "matmul_kernel", device, {**config.constants(k), "WIDE": wide},
+            _KERNELS,
+            "matmul_kernel",
+            device,
+            {**config.constants(k), "WIDE": wide},
             options=options,
-        ).prepare("out x w", strides={"out": "stride_o _"})(
-            (_tiles(m, n, config), 1, 1), **sizes
-        )
+        ).prepare("out x w", strides={"out": "stride_o _"})((_tiles(m, n, config), 1, 1), **sizes)
         for wide in (False, True)
-    ]  # fmt: skip
+    ]
     k_parts = ceil(k, _EXPAND_BLOCKS * BLOCK)
     expand_x, expand_w = (expand((rows, k_parts, 1), K=k) for rows in (m, n))
 

@@ -22,7 +22,7 @@ ROWS, WARPS = 1024, 4  # of ids that a program looks at at once
 class TritonAlign(Kernel):
     name = "triton"
 
-    def refuses(self, c: Call) -> str | None:
+    def unsupported_reason(self, c: Call) -> str | None:
         if reason := launch.missing():
             return reason
         if not 0 < c.E <= MAX_EXPERTS:

@@ -21,7 +21,7 @@ from rfops.dispatch.kernel import Call, Kernel, Run, RunOf
 from rfops.dispatch.steps import Step, run_steps
 from rfops.dispatch.strided import matrix_strides
 from rfops.jit import CompiledOp, compile_ops, u32
-from rfops.jit.arch import ROWS, WAVE
+from rfops.jit.arch import ARCH_SPECS, WAVE
 from rfops.jit.launch.signature import tensors
 
 from ... import router
@@ -179,8 +179,8 @@ class HipMoe(Kernel):
     def module_of(self, arch: str) -> str:
         return "moe_experts_pingpong" if arch == "gfx950" else self.module
 
-    def refuses(self, c: Call) -> str | None:
-        if reason := self.refuses_arch(c):
+    def unsupported_reason(self, c: Call) -> str | None:
+        if reason := self.unsupported_arch_reason(c):
             return reason
         most = TABLE if self.is_table else MAX_EXPERTS
         if c.E > most or c.K > MAX_TOP_K or (c.E - c.R) > MAX_SHARED:
@@ -209,7 +209,7 @@ class HipMoe(Kernel):
         """Return the heights that tiles may have."""
         return (PINGPONG_ROWS,) if c.arch == "gfx950" else (128, 160, 256)
 
-    def refuses_config(self, c: Call, config: Any) -> str | None:
+    def unsupported_config_reason(self, c: Call, config: Any) -> str | None:
         heights = self.heights(c)
         if config.rows not in heights:
             return f"tiles have {' or '.join(map(str, heights))} rows here, not {config.rows}"
@@ -346,7 +346,7 @@ def product(
     """The step that multiplies all experts' rows: gate and up, stage 1, or down; n columns of out,
     K of k, tiles of `rows` rows."""
     tiles = max_row_tiles(c, rows) * ceil(n, TILE // 2 if stage == 1 else TILE)
-    groups = min(ROWS[c.arch].cus, ceil(tiles, XCDS) * XCDS)
+    groups = min(ARCH_SPECS[c.arch].cus, ceil(tiles, XCDS) * XCDS)
     sizes = {"m": c.M, "routed": c.R, "experts": c.E, "all_rows": num_rows(c), "n": n, "k": k}
     return Step(kernel, defines, THREADS, groups, {**sizes, "groups": groups, **arguments})
 

@@ -13,7 +13,7 @@ from rfops.dispatch.guards import check_config_ints, check_config_powers
 from rfops.dispatch.heuristic import ceil
 from rfops.dispatch.kernel import Call, Kernel, Run, RunOf
 from rfops.dispatch.tuned_table import serving
-from rfops.jit.arch import ROWS
+from rfops.jit.arch import ARCH_SPECS
 from rfops.jit.launch import tensor_memory
 from rfops.triton import launch
 from rfops.triton.bound import BoundTriton
@@ -64,20 +64,20 @@ class TritonMoe(Kernel):
     def __init__(self, is_table: bool) -> None:
         self.is_table = is_table  # weights come in tables of [K, N]
 
-    def refuses(self, c: Call) -> str | None:
+    def unsupported_reason(self, c: Call) -> str | None:
         reason = launch.missing()
         if reason is not None:
             return reason
         if serving(c.arch) is None:
-            return f"no tiles for {c.arch}: {', '.join(ROWS)} and later NVIDIA GPUs have some"
+            return f"no tiles for {c.arch}: {', '.join(ARCH_SPECS)} and later NVIDIA GPUs have some"
         if c.values.get("w_layout", "raw") != "raw":
             return "weights are shuffled"
         if c.D == 0 or c.I == 0 or c.E == 0:
             return f"D={c.D}, I={c.I}, E={c.E}: nothing to multiply"
         return refuses_slots(c)
 
-    def refuses_config(self, c: Call, config: FusedMoeTritonConfig) -> str | None:
-        chip = ROWS[serving(c.arch) or "sm_90"]
+    def unsupported_config_reason(self, c: Call, config: FusedMoeTritonConfig) -> str | None:
+        chip = ARCH_SPECS[serving(c.arch) or "sm_90"]
         needed = config.lds_bytes(c.arch, self.item_bytes)
         if needed > chip.lds_bytes:
             return f"{needed} bytes of LDS, {c.arch} has {chip.lds_bytes}"
@@ -105,7 +105,7 @@ class TritonMoe(Kernel):
             for warps in (4, 8)
             for stages in ((2,) if c.arch.startswith("gfx") else (3, 4))
         ]
-        fit = (config for config in made if self.refuses_config(c, config) is None)
+        fit = (config for config in made if self.unsupported_config_reason(c, config) is None)
         return [first, *(config for config in fit if config != first)]
 
     def variant(self, c: Call, config: FusedMoeTritonConfig) -> RunOf:

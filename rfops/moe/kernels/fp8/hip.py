@@ -119,10 +119,10 @@ class HipFp8(HipMoe):
     def module_of(self, _arch: str) -> str:
         return self.module
 
-    def refuses(self, c: Call) -> str | None:
+    def unsupported_reason(self, c: Call) -> str | None:
         if c.w1_dtype != fp8_of(c.arch):
             return f"{c.arch} multiplies {fp8_of(c.arch)}, not {c.w1_dtype}"
-        return super().refuses(c)
+        return super().unsupported_reason(c)
 
     def heights(self, _c: Call) -> tuple[int, ...]:
         return self.Config.heights

@@ -27,8 +27,8 @@ class TritonFp8(TritonMoe):
     def __init__(self) -> None:
         super().__init__(is_table=False)
 
-    def refuses(self, c: Call) -> str | None:
-        if reason := super().refuses(c):
+    def unsupported_reason(self, c: Call) -> str | None:
+        if reason := super().unsupported_reason(c):
             return reason
         if c.w1_dtype != fp8_of(c.arch):
             return f"{c.arch} multiplies {fp8_of(c.arch)}, not {c.w1_dtype}"
@@ -36,10 +36,10 @@ class TritonFp8(TritonMoe):
             return f"{c.arch} has no FP8"
         return None
 
-    def refuses_config(self, c: Call, config: FusedMoeTritonConfig) -> str | None:
+    def unsupported_config_reason(self, c: Call, config: FusedMoeTritonConfig) -> str | None:
         if config.block_k != BLOCK or config.block_n > 2 * BLOCK:
             return f"block_k must be {BLOCK}, block_n at most {2 * BLOCK}"
-        return super().refuses_config(c, config)
+        return super().unsupported_config_reason(c, config)
 
     def default(self, c: Call) -> FusedMoeTritonConfig:
         rows = ceil(c.M * (c.K + (c.E - c.R)), max(c.E, 1))
@@ -57,7 +57,7 @@ class TritonFp8(TritonMoe):
             for warps in (4, 8)
             for stages in ((2,) if c.arch.startswith("gfx") else (3, 4))
         ]
-        fit = (config for config in made if self.refuses_config(c, config) is None)
+        fit = (config for config in made if self.unsupported_config_reason(c, config) is None)
         return [first, *(config for config in fit if config != first)]
 
     def variant(self, c: Call, config: FusedMoeTritonConfig) -> RunOf:

@@ -25,10 +25,10 @@ from rfops.dispatch.heuristic import (
 )
 from rfops.dispatch.kernel import Call, Run, RunOf, as_defines
 from rfops.jit import compile_ops, u32
-from rfops.jit.arch import REGISTERS, ROWS, WAVE
+from rfops.jit.arch import ARCH_SPECS, REGISTERS, WAVE
 from rfops.quantization.mxfp8 import BLOCK
 
-CHIP = ROWS["gfx950"]
+CHIP = ARCH_SPECS["gfx950"]
 LDS_BYTES = CHIP.lds_bytes
 MAX_BLOCK_M = 128  # 8 tiles of 16 rows: their sums and a's rows are what registers hold
 MAX_GROUP_N = 64  # rows of w of a workgroup
@@ -91,7 +91,7 @@ class MoeConfig:
         of_call = {"CHUNK": chunk, "A_DIV": a_div, "WEIGHTED": int(weighted)}
         return {"BLOCK_M": block_m, **as_defines(self), **of_call, "OUT": OUT_DTYPES[dtype]}
 
-    def refuses(self, block_m: int) -> str | None:
+    def unsupported_reason(self, block_m: int) -> str | None:
         """Why this variant does not take blocks of that size, None if it does."""
         if self.tile_n == 8 and block_m > 8:
             return f"tile_n=8 takes blocks of at most 8 rows, not block_m={block_m}"
@@ -138,7 +138,7 @@ def _candidates(block_m: int, chunk: int) -> Columns[MoeConfig]:
         config = MoeConfig(*values)
         limit = REGISTERS // max(2, ceil(config.waves, 4)) // 8 * 8
         fits = _registers(config, block_m, chunk) + SPARE_REGISTERS <= limit
-        if fits and config.refuses(block_m) is None:
+        if fits and config.unsupported_reason(block_m) is None:
             found.append(config)
     return Columns(found)
 
@@ -152,8 +152,8 @@ class Moe(Ranked):
     Config = MoeConfig
     limits = "A"
 
-    def refuses(self, c: Call) -> str | None:
-        if reason := self.refuses_arch(c):
+    def unsupported_reason(self, c: Call) -> str | None:
+        if reason := self.unsupported_arch_reason(c):
             return reason
         if not 1 <= c.block_m <= MAX_BLOCK_M:
             return f"block_m={c.block_m} is not within 1 to {MAX_BLOCK_M}"
@@ -167,8 +167,8 @@ class Moe(Ranked):
             return f"a_q of {c.A} x {c.K} is beyond signed 32-bit offsets (2 GiB)"
         return None
 
-    def refuses_config(self, c: Call, config: MoeConfig) -> str | None:
-        return config.refuses(c.block_m)
+    def unsupported_config_reason(self, c: Call, config: MoeConfig) -> str | None:
+        return config.unsupported_reason(c.block_m)
 
     def key(self, c: Call) -> tuple[int, ...]:
         wide = _chunk(c.K)

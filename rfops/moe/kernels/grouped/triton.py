@@ -10,7 +10,7 @@ import torch
 
 from rfops.dispatch import tuned_table
 from rfops.dispatch.kernel import Call, Kernel, Run, RunOf
-from rfops.gemm.kernels.mxfp8.triton import WIDE_FROM, refuses
+from rfops.gemm.kernels.mxfp8.triton import WIDE_FROM, unsupported_reason
 from rfops.triton import tiles
 from rfops.triton.bound import BoundTriton
 from rfops.triton.tiles import TritonConfig
@@ -34,11 +34,11 @@ class TritonGrouped(Kernel):
     Config = TritonConfig
     tuned = tuned_table.declare("grouped_gemm_mxfp8_triton", "block_m<= N<= K<=", ("triton",))
 
-    def refuses(self, c: Call) -> str | None:
-        return refuses(c, max(c.N, c.K))
+    def unsupported_reason(self, c: Call) -> str | None:
+        return unsupported_reason(c, max(c.N, c.K))
 
-    def refuses_config(self, c: Call, config: TritonConfig) -> str | None:
-        return config.refuses(False, c.arch)
+    def unsupported_config_reason(self, c: Call, config: TritonConfig) -> str | None:
+        return config.unsupported_reason(False, c.arch)
 
     def default(self, c: Call) -> TritonConfig:
         """The table's tile for blocks of block_m rows."""

@@ -22,7 +22,7 @@ from rfops.dispatch.heuristic import ceil
 from rfops.dispatch.kernel import Call, Kernel, Run, RunOf
 from rfops.dispatch.steps import run_steps
 from rfops.dispatch.strided import matrix_strides
-from rfops.jit.arch import ROWS, WAVE
+from rfops.jit.arch import ARCH_SPECS, WAVE
 
 from ... import router
 from ...fused_moe_mx import MXFP4, RAW, Format
@@ -74,8 +74,8 @@ class HipMxMoe(Kernel):
     def __init__(self, fmt: Format) -> None:
         self.fmt = fmt
 
-    def refuses(self, c: Call) -> str | None:
-        if reason := self.refuses_arch(c):
+    def unsupported_reason(self, c: Call) -> str | None:
+        if reason := self.unsupported_arch_reason(c):
             return reason
         shared = c.E - c.R
         if c.E > MAX_EXPERTS or c.K > MAX_TOP_K or shared > MAX_SHARED:
@@ -98,7 +98,7 @@ class HipMxMoe(Kernel):
             return "more than 2^31 routed rows"
         return refuses_lists(c)
 
-    def refuses_config(self, c: Call, config: MxMoeConfig) -> str | None:
+    def unsupported_config_reason(self, c: Call, config: MxMoeConfig) -> str | None:
         gate_up, down = config.gate_up, config.down
         if not isinstance(down, ExpertTiles) and (reason := self._refuses_sums(c, config, down)):
             return reason
@@ -139,7 +139,7 @@ class HipMxMoe(Kernel):
         h_rows = num_rows(c) + (TILE - 1) * c.E
         if isinstance(down, StagedDown) and h_rows * k_steps * STEP_BYTES >= MAX_BYTES:
             return "h is beyond signed 32-bit offsets (2 GiB)"
-        if steps.lds_bytes(c, self.fmt, config, down) > ROWS[c.arch].lds_bytes:
+        if steps.lds_bytes(c, self.fmt, config, down) > ARCH_SPECS[c.arch].lds_bytes:
             return f"rows of {c.M} tokens by {down.columns} columns do not fit in LDS"
         return None
 
@@ -150,7 +150,7 @@ class HipMxMoe(Kernel):
         m_tiles = next((t for t in (1, 2) if rows <= t * TILE), 4)
         made = [MxMoeConfig(1, 1, k, 4, 1) for k in (4, 2) if m_tiles == 1]
         made.append(MxMoeConfig(m_tiles, 4, 1, 4, 1))
-        first = next(config for config in made if self.refuses_config(c, config) is None)
+        first = next(config for config in made if self.unsupported_config_reason(c, config) is None)
         return next((fused for fused in self._fused(c, first)), first)
 
     def _fused(self, c: Call, config: MxMoeConfig) -> Iterator[MxMoeConfig]:
@@ -163,13 +163,13 @@ class HipMxMoe(Kernel):
             if c.M > FEW_TOKENS and k_steps * TILE > columns:
                 continue
             made = replace(config, columns=columns, down_n=waves, rows=rows)
-            if self.refuses_config(c, made) is None:
+            if self.unsupported_config_reason(c, made) is None:
                 yield made
         if k_steps <= MAX_DEEP_STEPS and _rows_of_expert(c) >= MIN_SUM_ROWS:
             made = replace(config, columns=32, down_n=_sum_waves(c), rows=1, slots=4)
             if k_steps > MAX_STAGED_STEPS:
                 made = _deep(made)
-            if self.refuses_config(c, made) is None:
+            if self.unsupported_config_reason(c, made) is None:
                 yield made
 
     def candidates(self, c: Call) -> list[MxMoeConfig]:
@@ -207,7 +207,7 @@ class HipMxMoe(Kernel):
         if _sum_waves(c) > StagedDown.WAVES[-1] // 2:  # tiles enough for weights to pass by LDS
             alike = [one for one in made if (one.up_n, one.up_k, one.ahead) == (4, 1, 1)]
             made += [replace(one, ring=1) for one in alike]
-        fit = (config for config in made if self.refuses_config(c, config) is None)
+        fit = (config for config in made if self.unsupported_config_reason(c, config) is None)
         return [first, *(config for config in fit if config != first)]
 
     def defines(self, c: Call, config: MxMoeConfig) -> Mapping[str, Any]:

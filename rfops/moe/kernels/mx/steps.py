@@ -12,7 +12,7 @@ from rfops.dispatch.heuristic import ceil
 from rfops.dispatch.kernel import Call
 from rfops.dispatch.steps import Step
 from rfops.dispatch.strided import matrix_strides
-from rfops.jit.arch import ROWS, WAVE
+from rfops.jit.arch import ARCH_SPECS, WAVE
 
 from ...fused_moe_mx import RAW, Format, scale_columns
 from ..bf16.hip import ADD_COLUMNS, IN_TYPES, XCDS, chosen, id_defines, num_rows
@@ -213,7 +213,7 @@ def _groups(c: Call, fmt: Format, product: Product, m_tiles: int, n_waves: int, 
     columns = n_waves * TILES * TILE // (2 if product.stage == 1 else 1)
     tiles = row_tiles(c, m_tiles * TILE) * ceil(product.columns(fmt), columns)
     # An XCD may have one more, as routed and shared experts are shared out each by themselves.
-    return int(min(ROWS[c.arch].cus * per_cu, (ceil(tiles, XCDS) + 1) * XCDS))
+    return int(min(ARCH_SPECS[c.arch].cus * per_cu, (ceil(tiles, XCDS) + 1) * XCDS))
 
 
 def experts_defines(

@@ -11,7 +11,7 @@ from torch import Tensor
 from rfops.dispatch.heuristic import ceil
 from rfops.dispatch.kernel import Call, Kernel, Run, RunOf
 from rfops.dispatch.tuned_table import serving
-from rfops.jit.arch import ROWS
+from rfops.jit.arch import ARCH_SPECS
 from rfops.triton import launch
 from rfops.triton.bound import BoundTriton
 
@@ -32,12 +32,12 @@ class TritonMxMoe(Kernel):
     def __init__(self, fmt: Format) -> None:
         self.fmt = fmt
 
-    def refuses(self, c: Call) -> str | None:
+    def unsupported_reason(self, c: Call) -> str | None:
         reason = launch.missing()
         if reason is not None:
             return reason
         if serving(c.arch) is None:
-            return f"no tiles for {c.arch}: {', '.join(ROWS)} and later NVIDIA GPUs have some"
+            return f"no tiles for {c.arch}: {', '.join(ARCH_SPECS)} and later NVIDIA GPUs have some"
         if reason := refuses_weights(c, self.fmt.bits) or refuses_slots(c):
             return reason
         if ceil(max(c.D, c.I), _BLOCK_N) > _MAX_COLUMNS:

@@ -66,8 +66,8 @@ class Hip(Kernel):
     name = "hip"
     module = "moe_topk"
 
-    def refuses(self, c: Call) -> str | None:
-        return self.refuses_arch(c) or refuses_choosing(c)
+    def unsupported_reason(self, c: Call) -> str | None:
+        return self.unsupported_arch_reason(c) or refuses_choosing(c)
 
     def defines(self, c: Call, config: Any) -> Mapping[str, Any]:
         bias = c.values.get("bias_dtype", torch.float32) if c.has("bias") else None
@@ -115,7 +115,7 @@ class Torch(Kernel):
 class Choose(Op):
     """An op whose kernels these are."""
 
-    def refuses(self, c: Call, *sizes: int) -> tuple[str, str, str, str] | None:
+    def unsupported_reason(self, c: Call, *sizes: int) -> tuple[str, str, str, str] | None:
         _m, experts, k = sizes
         groups, taken = c.values.get("num_groups", 1), c.values.get("topk_groups", 1)
         if experts % groups:

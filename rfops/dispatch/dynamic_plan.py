@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rfops.dispatch.heuristic import coarse
-from rfops.dispatch.routing import Router
+from rfops.dispatch.routing import KernelSelector
 from rfops.dispatch.tuned_table import getter
 
 from .first_run import first_run
@@ -65,7 +65,7 @@ class _Shared:
         return True
 
 
-class Family:
+class DynamicShapePlan:
     """Makes the plans of calls that differ in sizes alone. Shapes between coarse sizes share a
     decision where it is the default of a HIP kernel, so that a shape which changes every call costs
     5 us and not 8. What a kernel takes may depend on more than the coarse sizes: it is asked where
@@ -74,7 +74,7 @@ class Family:
     def __init__(self, op: Op, like: Call, config: Any) -> None:
         self.op, self.like, self.config = op, like, config
         self.names = op.declaration.sizes
-        self.router = Router(op.tuned, like.arch, like.cu_num) if op.tuned else None
+        self.router = KernelSelector(op.tuned, like.arch, like.cu_num) if op.tuned else None
         self._shared: dict[tuple[int, ...], _Shared] = {}
         self._plain = op.has_plain_plans
         if self._plain:
@@ -85,7 +85,7 @@ class Family:
         self._table_values = op.table_sizes(like)[len(set(op.table) & set(self.names)) :]
 
     def __call__(self, *sizes: int) -> tuple[Any, ...] | None:
-        if self.op.refuses(self.like, *sizes) is not None:
+        if self.op.unsupported_reason(self.like, *sizes) is not None:
             return None  # the checks say it
         key = self._key(sizes)
         shared = self._shared.get(key)
@@ -119,9 +119,13 @@ class Family:
         return run
 
     def _share(
-        self, kernel: Kernel, config: Any, run_of: RunOf, sizes: tuple[int, ...],
+        self,
+        kernel: Kernel,
+        config: Any,
+        run_of: RunOf,
+        sizes: tuple[int, ...],
         key: tuple[int, ...],
-    ) -> _Shared | None:  # fmt: skip
+    ) -> _Shared | None:
         """Ask the kernel about these sizes, and remember for which others the answer holds; None
         where it refuses."""
         limits = [at for at, name in enumerate(self.names) if name in kernel.limits.split()]
@@ -131,7 +135,10 @@ class Family:
         asked = [most, list(sizes)] if most != list(sizes) else [most]
         for bounds in asked:
             traced = Traced.of(self.like.resized(bounds))
-            if kernel.refuses(traced) is None and kernel.refuses_config(traced, config) is None:
+            if (
+                kernel.unsupported_reason(traced) is None
+                and kernel.unsupported_config_reason(traced, config) is None
+            ):
                 break
         else:
             return None

@@ -8,20 +8,23 @@ from typing import Any
 
 import pytest
 
-from rfops.dispatch.family import Family, Traced
+from rfops.dispatch.dynamic_plan import DynamicShapePlan, Traced
 from rfops.dispatch.kernel import Call
 from rfops.dispatch.op import Op, ops
 from rfops.jit.arch import ARCHS
+
+
+def _has_hip(op: Op, arch: str) -> bool:
+    c = op.call_of(arch, **dict.fromkeys(op.asked, 128))
+    return any(k.is_hip and k.unsupported_arch_reason(c) is None for k in op.kernels.values())
+
 
 SHARING = sorted(
     (name, arch)
     for name, op in ops().items()
     for arch in ARCHS
-    if op.shares
-    and op.declaration.patterns
-    and any(k.is_hip and k.refuses_arch(op.call_of(arch, **dict.fromkeys(op.asked, 128))) is None
-            for k in op.kernels.values())
-)  # fmt: skip
+    if op.shares and op.declaration.patterns and _has_hip(op, arch)
+)
 
 
 def _random_call(op: Op, arch: str, rng: random.Random) -> Call | None:
@@ -51,7 +54,7 @@ def _random_call(op: Op, arch: str, rng: random.Random) -> Call | None:
 
 def _like(op: Op, c: Call, rng: random.Random) -> Call | None:
     """Other sizes with the key of these; None where the op refuses them."""
-    family = Family(op, c, None)
+    family = DynamicShapePlan(op, c, None)
     sizes = dict(c.sizes)
     for at, _ in op.coarse_at:
         name = op.declaration.sizes[at]
@@ -76,12 +79,17 @@ def test_sizes_of_one_step_are_decided_alike(name: str, arch: str) -> None:
         other = None if c is None else _like(op, c, rng)
         if c is None or other is None:
             continue
-        made, mine = (op.decide(one, Family(op, one, None).router, None) for one in (c, other))
+        made, mine = (
+            op.decide(one, DynamicShapePlan(op, one, None).router, None) for one in (c, other)
+        )
         rules = {made[1], mine[1]}
         if not rules <= {"envelope default", "first"}:
             continue  # a tuned row, or what is left: not shared
         kernel, _, config = made
-        is_taken = kernel.refuses(other) is None and kernel.refuses_config(other, config) is None
+        is_taken = (
+            kernel.unsupported_reason(other) is None
+            and kernel.unsupported_config_reason(other, config) is None
+        )
         if is_taken and kernel.name == next(iter(op.order(c)), None):
             assert (mine[0].name, mine[2]) == (kernel.name, config), f"{c} and {other}"
             compared += 1
@@ -112,10 +120,10 @@ def test_limits_bound_sizes_from_above(name: str, arch: str) -> None:
         assert set(limits) <= set(op.declaration.sizes), f"{kernel.name}: {limits}"
         for _ in range(1000 if limits else 0):
             c = _random_call(op, arch, rng)
-            if c is None or kernel.refuses(c) is not None:
+            if c is None or kernel.unsupported_reason(c) is not None:
                 continue
             c = _limited_sizes(op, limits, c, rng)
-            if kernel.refuses(c) is not None:
+            if kernel.unsupported_reason(c) is not None:
                 refused += 1
                 continue
             taken += 1
@@ -123,7 +131,7 @@ def test_limits_bound_sizes_from_above(name: str, arch: str) -> None:
                 unit = math.gcd(getattr(c, limit), 128)
                 less = rng.randrange(unit, getattr(c, limit) + 1, unit)
                 smaller = c.with_sizes(**{limit: less})
-                assert kernel.refuses(smaller) is None, f"{kernel.name}: {c}, {smaller}"
+                assert kernel.unsupported_reason(smaller) is None, f"{kernel.name}: {c}, {smaller}"
         if limits:
             compared[kernel.name] = min(taken, refused)
     assert not compared or max(compared.values()) > 5, f"few sizes are near a limit: {compared}"
@@ -137,7 +145,7 @@ def test_the_checks_of_sizes_read_the_sizes_that_they_are_given(name: str) -> No
         c = _random_call(op, "gfx950", rng)
         if c is not None:
             traced, calls = Traced.of(c), calls + 1
-            op.refuses(traced, *c.sizes.values())
+            op.unsupported_reason(traced, *c.sizes.values())
             assert not traced.read, f"{traced.read} of {c}"
     assert calls or not op.declaration.patterns
 
@@ -157,15 +165,15 @@ def test_a_traced_call_knows_what_is_read() -> None:
         assert traced.read == read
 
 
-def _family(monkeypatch: pytest.MonkeyPatch, name: str, **sizes: int) -> Family:
+def _family(monkeypatch: pytest.MonkeyPatch, name: str, **sizes: int) -> DynamicShapePlan:
     """One whose plans launch nothing: the first item of each is the kernel's name."""
     op = ops()[name]
     for kernel in op.kernels.values():
         monkeypatch.setattr(kernel, "variant", lambda _c, _v, name=kernel.name: lambda *_: name)
-    return Family(op, op.call_of("gfx950", **sizes), None)
+    return DynamicShapePlan(op, op.call_of("gfx950", **sizes), None)
 
 
-def _kernels(family: Family, *shapes: tuple[int, ...]) -> list[str]:
+def _kernels(family: DynamicShapePlan, *shapes: tuple[int, ...]) -> list[str]:
     plans = [family(*sizes) for sizes in shapes]
     return [plan[0] for plan in plans if plan is not None]
 
@@ -175,7 +183,7 @@ def test_a_refusal_inside_a_step_is_found(monkeypatch: pytest.MonkeyPatch) -> No
     family = _family(monkeypatch, "gemm_mxfp8", M=1, N=498, K=256)
     gemv = family.op.kernels["gemv"]
     monkeypatch.setattr(gemv, "limits", "")
-    monkeypatch.setattr(gemv, "refuses", lambda c: "an odd N" if c.N % 2 else None)
+    monkeypatch.setattr(gemv, "unsupported_reason", lambda c: "an odd N" if c.N % 2 else None)
     assert len({family._key((1, n, 256)) for n in range(498, 503)}) == 1
     got = _kernels(family, *((1, n, 256) for n in (498, 499, 500, 498, 501, 502)))
     assert got == ["gemv", "mfma", "gemv", "gemv", "mfma", "gemv"]
@@ -187,11 +195,11 @@ def test_a_variant_that_refuses_inside_a_step(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(gemv, "limits", "")
     asked = []
 
-    def refuses_config(c: Call, _config: Any) -> str | None:
+    def unsupported_config_reason(c: Call, _config: Any) -> str | None:
         asked.append(c.N)
         return None
 
-    monkeypatch.setattr(gemv, "refuses_config", refuses_config)
+    monkeypatch.setattr(gemv, "unsupported_config_reason", unsupported_config_reason)
     _kernels(family, (1, 498, 256), (1, 499, 256), (1, 499, 256))
     assert asked == [498, 499]
 
@@ -199,13 +207,13 @@ def test_a_variant_that_refuses_inside_a_step(monkeypatch: pytest.MonkeyPatch) -
 def test_a_limit_is_asked_once_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     family = _family(monkeypatch, "gemm_mxfp8", M=1, N=498, K=256)
     gemv, asked = family.op.kernels["gemv"], []
-    plain = gemv.refuses
+    plain = gemv.unsupported_reason
 
-    def refuses(c: Call) -> str | None:
+    def unsupported_reason(c: Call) -> str | None:
         asked.append(object.__getattribute__(c, "N"))
         return plain(c)
 
-    monkeypatch.setattr(gemv, "refuses", refuses)
+    monkeypatch.setattr(gemv, "unsupported_reason", unsupported_reason)
     assert _kernels(family, (1, 498, 256)) == ["gemv"]
     first = len(asked)
     assert asked[-1] == family._key((1, 498, 256))[1], "the largest of the step"

@@ -1,0 +1,1 @@
+"""The build backend of the rfops wheel. Nothing imports it at run time."""
