@@ -73,10 +73,10 @@ MOVED = {
 }
 # Methods of Kernel and Op.
 OLD_METHODS = {
-    "unsupported_reason": "unsupported_reason",
-    "unsupported_config_reason": "unsupported_config_reason",
+    "refuses": "unsupported_reason",
+    "refuses_config": "unsupported_config_reason",
     "refuses_arch": "unsupported_arch_reason",
-    "result_specs": "result_specs",
+    "forms": "result_specs",
 }
 _NEW_NAMES = {
     f"rfops.{folder.partition('.')[0]}.{old}": f"rfops.{folder}.{new}"

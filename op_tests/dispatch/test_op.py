@@ -871,8 +871,8 @@ def test_methods_by_their_old_names() -> None:
     class Old(Kernel):
         name = "old"
 
-        def unsupported_reason(self, c: Call) -> str | None:
-            return super().unsupported_reason(c) or ("N is odd" if c.N % 2 else None)  # type: ignore[misc]
+        def refuses(self, c: Call) -> str | None:
+            return super().refuses(c) or ("N is odd" if c.N % 2 else None)  # type: ignore[misc]
 
         def variant(self, c: Call, config: Any) -> RunOf:
             return lambda n: lambda out, x: torch.add(x, x, out=out)
@@ -882,7 +882,7 @@ def test_methods_by_their_old_names() -> None:
             return "never"
 
     class OldOp(Op):
-        def unsupported_reason(self, c: Call, *sizes: int) -> tuple[str, str, str, str] | None:
+        def refuses(self, c: Call, *sizes: int) -> tuple[str, str, str, str] | None:
             return ("x", "of 4 at least", f"{sizes[0]}", "pad it") if sizes[0] < 4 else None
 
     op = OldOp(unique("old"), "x: f32[N]\n-> out: f32[N]", kernels=(Old(),))
@@ -891,5 +891,5 @@ def test_methods_by_their_old_names() -> None:
         op.call(torch.ones(5), None)
     with pytest.raises(ValueError, match="x must be of 4 at least, got 2; pad it"):
         op.call(torch.ones(2), None)
-    assert New().unsupported_reason(op.call_of(N=4)) == "never"  # type: ignore[attr-defined]
+    assert New().refuses(op.call_of(N=4)) == "never"  # type: ignore[attr-defined]
     assert op.forms(op.call_of(N=4)) == [([4], torch.float32)]  # type: ignore[attr-defined]

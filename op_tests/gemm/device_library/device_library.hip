@@ -189,11 +189,11 @@ __device__ inline void multiply_chunks(f32* out, const MxRows& x, const MxRows& 
   __shared__ LdsPartials<F32x4, Chunk::kFold, Chunk::kHolders> partials;
   const Chunk chunk(lane_id());
   const u32 scales_k = k / kMxBlock;
-  const auto w_at = chunk.at(chunk.row * k, chunk.row * scales_k);
-  const auto x_at = chunk.row < m ? w_at : chunk.at(kOutOfBounds, kOutOfBounds);
+  const auto w_at = chunk.offsets(chunk.row * k, chunk.row * scales_k);
+  const auto x_at = chunk.row < m ? w_at : chunk.offsets(kOutOfBounds, kOutOfBounds);
   F32x4 sum = {};
   for (u32 step = 0; step < k; step += Chunk::kStepK) {
-    const auto outside = chunk.beyond(step, k);
+    const auto outside = chunk.oob_bits(step, k);
     Fragment a[Chunk::kCount], b[Chunk::kCount];
     Chunk::load(a, w.payload, w_at.payload, outside, step);
     Chunk::load(b, x.payload, x_at.payload, outside, step);
