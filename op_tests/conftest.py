@@ -22,6 +22,7 @@ from support.devices import ARCHS, device_of, real_gpu, thin  # noqa: E402 - wit
 pytest_plugins = [  # their fixtures
     "support.engine_project",
     "support.launchers",
+    "support.moe_mx_problems",
     "support.plugin_calls",
     "support.tables",
     "support.vgpu.graphs",

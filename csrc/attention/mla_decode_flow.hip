@@ -27,7 +27,7 @@ using namespace rfops;
 constexpr bool kFp8 = RFOPS_KV_FP8;
 constexpr bool kQueryFp8 = RFOPS_Q_FP8;
 constexpr bool kPaged = RFOPS_PAGED;     // pages of more than one token
-constexpr bool kRope = RFOPS_ROPE;       // keys are turned by their place in the sequence
+constexpr bool kRope = RFOPS_ROPE;       // rotate keys by their position in the sequence
 constexpr bool kRagged = RFOPS_RAGGED;   // sequences have some number of queries each
 constexpr u32 kMinTokens = RFOPS_LEAST;  // tokens of a worker at least
 constexpr u32 kMaxSpins = RFOPS_TURNS;   // that a part waits for others, at most

@@ -42,7 +42,7 @@ class DirectStages : StageRows<kPaged> {
   static constexpr u32 kNumStages = kLdsBytes / KvStageLayout::kBytes, kPrefetch = kNumStages - 2,
                        kEndsPrefetch = 2;
   static_assert(kPrefetch == kEndsPrefetch || kPrefetch == 1);
-  static constexpr u32 kLoadsPerTile = kLoads + 1;  // in a turn, after what keys are turned by
+  static constexpr u32 kLoadsPerTile = kLoads + 1;  // an iteration, after RoPE angles
 
   __device__ DirectStages(LdsBytes* lds, const KvPageTable<kPaged>& tokens, u32 begin)
       : Base(tokens, begin), lds_(lds) {

@@ -194,7 +194,7 @@ class KeyRotator {
     if constexpr (kSubstep == 11) *high_ptr() = pair_;
   }
 
-  Angles angles_, first_angles_;  // of the tile that is turned next; of the first
+  Angles angles_, first_angles_;  // of the tile to rotate next; of the first
   u32 offset_, stage_offset_, low_, high_, token_;
   u64 src_;
   f32 widened_[8], products_[8];

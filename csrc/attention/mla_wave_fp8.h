@@ -271,7 +271,7 @@ class Fp8WaveAttention : public RowsOf32x32 {
   f32 s_[32];             // and of this one
   f32 tile_max_;          // the most of these
   RescaleThreshold threshold_;
-  u32 unclean_;  // 1: turn 0 may have multiplied zeros by values that are not finite
+  u32 unclean_;  // 1: iteration 0 may have multiplied zeros by values that are not finite
 };
 
 }  // namespace rfops

@@ -236,7 +236,7 @@ class WaveAttention {
         s_[n][kPair * 2] = low, s_[n][kPair * 2 + 1] = high;
       }
       if constexpr (u % 4 == 2) {
-        u32 packed;  // by assembly: here, not where the two are made
+        u32 packed;  // by assembly, so that it is here and not where its halves are computed
         asm volatile("v_perm_b32 %0, %1, %2, %3" : "=v"(packed) : "v"(high), "v"(low), "s"(kUpper));
         p_[n][kPair] = packed;
       }
@@ -304,7 +304,7 @@ class WaveAttention {
   Scores s_;                   // and of this one
   f32 tile_max_;               // the lane's most of these
   RescaleThreshold threshold_;
-  u32 unclean_;             // 1: turn 0 may have multiplied zeros by values that are not finite
+  u32 unclean_;  // 1: iteration 0 may have multiplied zeros by values that are not finite
   U32x2 p_[2], exchanged_;  // weights of the two columns, then of tokens of the result's
 };
 

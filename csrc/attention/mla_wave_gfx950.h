@@ -278,7 +278,7 @@ class WaveAttention : public RowsOf32x32 {
   Scores s_;      // and of this one
   f32 tile_max_;  // the lane's most of these
   RescaleThreshold threshold_;
-  u32 unclean_;  // 1: turn 0 may have multiplied zeros by values that are not finite
+  u32 unclean_;  // 1: iteration 0 may have multiplied zeros by values that are not finite
   u32 p_[8];
 };
 

@@ -61,7 +61,7 @@ struct SequenceChunk {
     if (seqs.lens == nullptr) {
       u32 page_end = static_cast<u32>(seqs.bounds[seq + 1]);
       const u32 zero = static_cast<u32>(seqs.bounds[0]);
-      force_vgpr(page_end);  // asked for with `entry`, not where a lane turns out to want it
+      force_vgpr(page_end);  // loaded with `entry`, not in the branch that needs it
       length = in_bounds ? (page_end - entry) << seqs.page_shift : 0;
       start = in_bounds ? ((entry - zero) << seqs.page_shift) + seqs.cost.tokens() * seq : ~0u;
       next = ((readlane(page_end, kWaveSize - 1) - zero) << seqs.page_shift) +

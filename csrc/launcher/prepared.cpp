@@ -61,12 +61,12 @@ PyObject* run_slowly(const Run* self, PyObject* const* args) {
 
 /// The exception of the same run made in Python, which names the kernel and its tensors.
 PyObject* explain(const Run* self, PyObject* const* args, size_t flags, PyObject* names) {
-  PyObject* made =
+  PyObject* slow_run =
       PyObject_CallFunctionObjArgs(self->made_by->slow, self->grid_object, self->scalars, nullptr);
-  if (made == nullptr) return nullptr;
-  PyObject* done = PyObject_Vectorcall(made, args, flags, names);
-  Py_DECREF(made);
-  return done;
+  if (slow_run == nullptr) return nullptr;
+  PyObject* result = PyObject_Vectorcall(slow_run, args, flags, names);
+  Py_DECREF(slow_run);
+  return result;
 }
 
 PyObject* run(PyObject* object, PyObject* const* args, size_t flags, PyObject* names) {

@@ -3,148 +3,30 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 import rfops.vgpu
-from rfops import compat
-from rfops.challenge import moe_mxfp4
-from rfops.dispatch.heuristic import ceil
-from rfops.dispatch.layout import Shuffled
-from rfops.moe import fused_moe_mxfp4, fused_moe_mxfp8
-from rfops.moe.fused_moe import fused_moe
-from rfops.moe.fused_moe_mx import MXFP4, MXFP8, Experts, Format, arguments
+from rfops.moe.fused_moe_mx import MXFP4, MXFP8, Format
 from rfops.moe.kernels.mx.config import MxMoeConfig
-from rfops.moe.kernels.mx.hip import MAX_DEEP_STEPS
 from rfops.moe.kernels.mx.signatures import EXPERTS, moe_mx_experts_kernel
-from rfops.quantization.mxfp8 import E8M0_NAN
-from rfops.quantization.shuffle import padded_scale, shuffle_scale, shuffle_weight
+from rfops.quantization.shuffle import shuffle_weight
+from support.moe_mx_problems import (
+    CONFIGS,
+    OPS,
+    PLAIN,
+    Problem,
+    assert_near,
+    call_of,
+    random_problem,
+    sums_config,
+)
 
 pytestmark = pytest.mark.requires_gfx950
 BF16, F16 = torch.bfloat16, torch.float16
-OPS = {"mxfp4": fused_moe_mxfp4.OP, "mxfp8": fused_moe_mxfp8.OP}
-
-
-@dataclass
-class Problem:
-    fmt: Format
-    x: torch.Tensor
-    w1: Any
-    w2: Any
-    w1_scale: Any
-    w2_scale: Any
-    topk_weights: torch.Tensor
-    topk_ids: torch.Tensor
-    num_shared: int = 0
-    rounding: str | None = None
-
-    @property
-    def how(self) -> str:
-        return self.rounding or next(iter(self.fmt.bumps))
-
-    @property
-    def weights(self) -> tuple[Any, ...]:
-        return self.w1, self.w2, self.w1_scale, self.w2_scale
-
-    def with_(self, **changes: Any) -> Problem:
-        return replace(self, **changes)
-
-    def shuffled(self) -> Problem:
-        """What pads scales is NaN: no kernel may read it."""
-        scales = [_shuffled_scale(s.flatten(0, 1)) for s in (self.w1_scale, self.w2_scale)]
-        return self.with_(
-            w1=shuffle_weight(self.w1),
-            w2=shuffle_weight(self.w2),
-            w1_scale=scales[0],
-            w2_scale=scales[1],
-        )
-
-    def call(self, **more: Any) -> torch.Tensor:
-        """By the op's route."""
-        return fused_moe(
-            self.x,
-            self.w1,
-            self.w2,
-            self.topk_weights,
-            self.topk_ids,
-            quant=self.fmt.word,
-            w1_scale=self.w1_scale,
-            w2_scale=self.w2_scale,
-            num_shared=self.num_shared,
-            rounding=self.rounding,
-            **more,
-        )
-
-    def run(self, kernel: str, config: Any = None, out: torch.Tensor | None = None) -> torch.Tensor:
-        """By one kernel, in `out` or in one full of NaN."""
-        op = OPS[self.fmt.word]
-        if out is None:
-            out = torch.full(self.x.shape, math.nan, dtype=self.x.dtype)
-        choice = self.topk_weights, self.topk_ids, None, self.topk_ids.shape[1]
-        args = arguments(
-            op, self.x, *self.weights, choice, self.num_shared, (False, False), self.rounding
-        )
-        c, _ = op.check((*args, None, None))
-        op.prepare(kernel, c, config)(out, *args[:7], None)
-        return out
-
-    @property
-    def experts(self) -> Experts:
-        return Experts(self.fmt, self.how, *self.weights)
-
-    @property
-    def exact(self) -> torch.Tensor:
-        return self.experts.run(self.x, self.topk_weights, self.topk_ids, self.num_shared)
-
-
-def _shuffled_scale(scale: torch.Tensor) -> Shuffled:
-    rows, columns = scale.shape
-    padded = scale.new_full(padded_scale(rows, columns), E8M0_NAN, dtype=torch.uint8)
-    padded[:rows, :columns] = scale.view(torch.uint8)
-    return shuffle_scale(padded.view(scale.dtype))
-
-
-def random_problem(
-    fmt: Format,
-    m: int,
-    d: int,
-    i: int,
-    e: int,
-    k: int,
-    num_shared: int = 0,
-    dtype: torch.dtype = BF16,
-    seed: int = 0,
-) -> Problem:
-    """Results of about 1; each token's experts differ while there are enough."""
-    generator = torch.Generator().manual_seed(1_000_003 * seed + 10_007 * d + 101 * i + 7 * m + e)
-
-    def normal(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=generator)
-
-    routed = e - num_shared
-    order = torch.rand(m, routed, generator=generator).argsort(1)
-    ids = order[:, torch.arange(k) % routed].int()
-    how = next(iter(fmt.bumps))
-    w1, s1 = fmt.quantise(normal(e, 2 * i, d) / math.sqrt(d), how)
-    w2, s2 = fmt.quantise(normal(e, d, i) / math.sqrt(i), how)
-    weights = torch.rand(m, k, generator=generator)
-    return Problem(fmt, normal(m, d).to(dtype), w1, w2, s1, s2, weights, ids, num_shared)
-
-
-def assert_near(got: torch.Tensor, exact: torch.Tensor) -> None:
-    """Each row's relative L2: half a unit of out's 8 bits and of each expert's rounded rows, 2^-9
-    each at most and a third of it on average, and of h a few elements in a million that lie within
-    fp32's error of a boundary, which move by a step of the format: 5e-3 of a row of 32 elements."""
-    assert got.dtype in (BF16, F16)
-    wide = got.double()
-    off = (wide - exact.double()).norm(dim=1) / exact.double().norm(dim=1).clamp(min=1e-6)
-    row = int(off.argmax())
-    assert off[row] <= 5e-3, f"row {row}: relative L2 {off[row]:.2e}; {got[row]}, {exact[row]}"
-
-
 SHAPES = [
     # m, d, i, e, k, shared, dtype
     (5, 256, 256, 4, 2, 0, BF16),
@@ -152,25 +34,6 @@ SHAPES = [
     (1, 1024, 512, 8, 2, 0, BF16),
     (40, 256, 768, 3, 3, 2, BF16),
 ]
-PLAIN = MxMoeConfig(1, 4, 1, 4, 1)  # four launches, whatever the route's default is
-CONFIGS = [
-    MxMoeConfig(1, 1, 4, 4, 1, 4),
-    MxMoeConfig(1, 4, 1, 2, 1, 1),
-    MxMoeConfig(2, 2, 2, 2, 2, 2),
-    MxMoeConfig(4, 4, 1, 4, 1, 2),
-    MxMoeConfig(8, 4, 1, 4, 1, 1),
-    MxMoeConfig(2, 8, 1, 1, 1, 8),
-    MxMoeConfig(1, 1, 4, 8, 1, 2, 16, 1),
-    MxMoeConfig(2, 4, 1, 4, 1, 2, 32, 2),
-    MxMoeConfig(4, 4, 1, 4, 1, 2, 16, 4),
-]
-
-
-# Kernels are the same sources: by default MX-FP8 has one test of its own.
-@pytest.fixture(params=[MXFP4, pytest.param(MXFP8, marks=pytest.mark.sweep)], ids=lambda f: f.word)
-def fmt(request: pytest.FixtureRequest) -> Format:
-    made: Format = request.param
-    return made
 
 
 def test_mxfp8_in_short() -> None:
@@ -223,20 +86,11 @@ def test_variants(fmt: Format, config: MxMoeConfig) -> None:
     problem = random_problem(fmt, 150, 1024, 512, 5, 2)
     ids = torch.tensor([[0, 1]] * 130 + [[1, 2]] * 19 + [[4, 4]], dtype=torch.int32)
     problem = problem.with_(topk_ids=ids)
-    if OPS[fmt.word].kernels["hip"].unsupported_config_reason(_call(problem), config):
+    if OPS[fmt.word].kernels["hip"].unsupported_config_reason(call_of(problem), config):
         pytest.fail(f"{config} is not for this shape")
     got = problem.run("hip", config)
     assert_near(got, problem.exact)
     assert torch.equal(problem.shuffled().run("hip", config), got)
-
-
-def _call(problem: Problem) -> Any:
-    op = OPS[problem.fmt.word]
-    choice = problem.topk_weights, problem.topk_ids, None, problem.topk_ids.shape[1]
-    args = arguments(
-        op, problem.x, *problem.weights, choice, problem.num_shared, (False, False), None
-    )
-    return op.check((*args, None, None))[0]
 
 
 @pytest.mark.parametrize("rounding", ["even", "up", "down", "floor", "ceil"])
@@ -363,7 +217,7 @@ def test_counts_that_a_call_left_behind(columns: int, rows: int, slots: int, rin
     tokens, waves, experts = (100, 2, 12) if slots else (40, 4, 4)
     problem = random_problem(MXFP4, tokens, d, i, experts + 1, 2, num_shared=1)
     exact, problem = problem.exact, problem.shuffled() if ring else problem
-    c, out = _call(problem), torch.full((tokens, d), math.nan, dtype=BF16)
+    c, out = call_of(problem), torch.full((tokens, d), math.nan, dtype=BF16)
     kernel = OPS["mxfp4"].kernels["hip"]
     config = MxMoeConfig(1, 4, 1, waves, 1, 2, columns, rows, slots=slots, ring=ring)
     launches = kernel.launches(c, config)
@@ -395,7 +249,7 @@ def test_counts_that_a_call_left_behind(columns: int, rows: int, slots: int, rin
 def test_a_single_workgroup_clears_counts(slots: int) -> None:
     """32 columns are one workgroup's, which no other helps to leave counts of 0."""
     problem = random_problem(MXFP4, 20, 32, 64, 4, 2)
-    c, out = _call(problem), torch.full((20, 32), math.nan, dtype=BF16)
+    c, out = call_of(problem), torch.full((20, 32), math.nan, dtype=BF16)
     kernel = OPS["mxfp4"].kernels["hip"]
     config = MxMoeConfig(1, 4, 1, 4, 1, 2, 32, 2 if slots else 1, slots=slots)
     launches = kernel.launches(c, config)
@@ -472,14 +326,13 @@ SUMS = [
 ]
 
 
-def _sums(columns: int, waves: int, slots: int, rows: int = 1) -> MxMoeConfig:
-    return MxMoeConfig(1, 4, 1, waves, 1, 2, columns, rows, slots=slots)
-
-
 @pytest.mark.thin(3)
 @pytest.mark.parametrize(
     ("kernel", "i", "config"),
-    [("moe_mx_down_sums", 512, _sums(32, 3, 4)), ("moe_mx_down_deep", 2048, _sums(32, 2, 4, 2))],
+    [
+        ("moe_mx_down_sums", 512, sums_config(32, 3, 4)),
+        ("moe_mx_down_deep", 2048, sums_config(32, 2, 4, 2)),
+    ],
 )
 def test_sums_that_never_leave_the_chip(
     kernel: str, i: int, config: MxMoeConfig, monkeypatch: pytest.MonkeyPatch
@@ -505,7 +358,7 @@ def test_sums_that_never_leave_the_chip(
 @pytest.mark.parametrize("case", SUMS, ids=str)
 def test_sums(fmt: Format, case: Any) -> None:
     """Tails, tiles of an expert that a wave has part of, more tiles than one, nobody's experts."""
-    shape, config = case[0], _sums(*case[1])
+    shape, config = case[0], sums_config(*case[1])
     problem = random_problem(fmt, *shape)
     problem.topk_ids[1, 0], problem.topk_ids[3] = -1, 1
     for kind in (problem, problem.with_(topk_ids=torch.full_like(problem.topk_ids, -1))):
@@ -605,101 +458,6 @@ def test_weights_of_many_rows_once(shape: Any, columns: int) -> None:
     assert_near(got, exact)
 
 
-# D and I whose scales shuffle_scale pads; of MXFP4 steps are of 256, of MX-FP8 of 128.
-PADDED_WIDTHS = [(256, 384), (288, 128), (512, 704), (320, 192), (512, 160), (2880, 416)]
-PADDED_BY = {  # launches after moe_mx_prepare
-    "moe_mx_experts moe_mx_experts moe_add_pairs": MxMoeConfig(1, 2, 2, 4, 1),
-    "moe_mx_experts moe_mx_down": MxMoeConfig(2, 4, 1, 4, 1, 2, 16, 2),
-    "moe_mx_experts moe_mx_down_sums": _sums(32, 3, 4),
-    "moe_mx_experts moe_mx_down_deep": _sums(16, 2, 3, 2),
-    "moe_mx_gate_up moe_mx_down_sums": replace(_sums(16, 2, 3), m_tiles=4, ring=1),
-}
-
-
-def _check_padded_scales(fmt: Format, sizes: tuple[int, int], launches: str) -> None:
-    config = PADDED_BY[launches]
-    problem = random_problem(fmt, 21, *sizes, 3, 2, num_shared=1)
-    exact, problem = problem.exact, problem.shuffled()
-    assert OPS[fmt.word].kernels["hip"].unsupported_config_reason(_call(problem), config) is None
-    with rfops.vgpu.check() as checked, rfops.vgpu.profile() as p:
-        got = problem.run("hip", config)
-    assert [launch.kernel for launch in p.launches] == ["moe_mx_prepare", *launches.split()]
-    assert not checked.findings, "\n".join(map(str, checked.findings))
-    assert_near(got, exact)
-
-
-@pytest.mark.thin(5)
-@pytest.mark.parametrize("launches", PADDED_BY)
-@pytest.mark.parametrize("word", ["mxfp4", "mxfp8"])
-def test_padded_scales(word: str, launches: str) -> None:
-    """By each kernel; padding, of rows and of columns, is NaN."""
-    if word == "mxfp8" and "gate_up" in launches:
-        c = _call(random_problem(MXFP8, 4, 256, 192, 3, 2).shuffled())
-        reason = OPS[word].kernels["hip"].unsupported_config_reason(c, PADDED_BY[launches])
-        assert reason is not None and "a ring wants all of MXFP4" in reason
-        return
-    sizes = (256, 704) if "gate_up" in launches else (320, 192) if word == "mxfp4" else (512, 160)
-    _check_padded_scales(OPS[word].fmt, sizes, launches)
-
-
-@pytest.mark.sweep
-@pytest.mark.parametrize("launches", PADDED_BY)
-@pytest.mark.parametrize("sizes", PADDED_WIDTHS, ids=str)
-def test_padded_scales_of_widths(fmt: Format, sizes: tuple[int, int], launches: str) -> None:
-    """By each kernel that takes them; the others say that they do not."""
-    config, steps = PADDED_BY[launches], [-(-size // fmt.step) for size in sizes]
-    is_refused = (
-        ("gate_up" in launches and (fmt is MXFP8 or sizes[0] % fmt.step != 0))
-        or (config.up_k > 1 and steps[0] % 2 != 0)  # waves share K-steps evenly
-        or ("deep" in launches and steps[1] > MAX_DEEP_STEPS)
-    )
-    if is_refused:
-        c = _call(random_problem(fmt, 4, *sizes, 3, 2).shuffled())
-        assert OPS[fmt.word].kernels["hip"].unsupported_config_reason(c, config) is not None
-    else:
-        _check_padded_scales(fmt, sizes, launches)
-
-
-@pytest.mark.parametrize("kernel", ["triton", "torch"])
-@pytest.mark.parametrize("word", ["mxfp4", "mxfp8"])
-def test_padded_scales_by_other_kernels(word: str, kernel: str) -> None:
-    problem = random_problem(OPS[word].fmt, 5, 320, 96, 3, 2, num_shared=1)
-    assert_near(problem.shuffled().run(kernel), problem.exact)
-
-
-def test_padded_scales_in_a_call() -> None:
-    """As shuffle_scale leaves them: rows to 256, by the public call and by aiter's names, 2-D and
-    by expert; and rows to 32, as others pad."""
-    problem = random_problem(MXFP4, 5, 320, 96, 3, 2)
-    plain, up = problem.call(), problem.with_(rounding="up").call()  # up: as aiter's rounds
-    assert_near(plain, problem.exact)
-    raw = problem.w1_scale, problem.w2_scale
-    whole = [shuffle_scale(s.flatten(0, 1)) for s in raw]
-    least = [
-        Shuffled(s.data[: 32 * ceil(r.shape[0] * r.shape[1], 32)], "32x8")
-        for s, r in zip(whole, raw, strict=True)
-    ]
-    by_expert = [
-        Shuffled(s.data[: r.shape[0] * r.shape[1]].view(*r.shape[:2], -1), "32x8")
-        for s, r in zip(whole, raw, strict=True)
-    ]
-    assert whole[0].data.shape[0] > 3 * 192 and whole[0].data.shape[1] == 16
-    for scales in (whole, least, by_expert):
-        made = problem.with_(w1_scale=scales[0], w2_scale=scales[1])
-        assert torch.equal(made.call(), plain)
-        got = compat.fused_moe(
-            problem.x,
-            problem.w1,
-            problem.w2,
-            problem.topk_weights,
-            problem.topk_ids,
-            quant_type=compat.QuantType.per_1x32,
-            w1_scale=scales[0].data,
-            w2_scale=scales[1].data,
-        )
-        assert torch.equal(got, up)
-
-
 RAW = [
     (m_tiles, n, stage, each, chunk)
     for m_tiles, n in ((2, 8), (1, 4), (4, 4), (8, 4))
@@ -739,7 +497,7 @@ def test_three_launches_for_few_tokens(i: int) -> None:
         for m in (1, 8):
             if fmt is MXFP8 and i > 1536:
                 continue  # its columns do not fit in registers
-            c = _call(random_problem(fmt, m, 256, i, 2, 1))
+            c = call_of(random_problem(fmt, m, 256, i, 2, 1))
             assert OPS[fmt.word].kernels["hip"].default(c).columns > 0
 
 
@@ -752,7 +510,7 @@ def test_sums_for_many_rows_of_few_experts() -> None:
         (512, 512, 65, 0),
         (3000, 512, 33, 0),
     ):
-        c = _call(random_problem(MXFP4, 1, 256, 256, 33, 8, 1)).with_sizes(M=m, I=i, E=e, R=e - 1)
+        c = call_of(random_problem(MXFP4, 1, 256, 256, 33, 8, 1)).with_sizes(M=m, I=i, E=e, R=e - 1)
         assert kernel.default(c).slots == slots, (m, i, e)
 
 
@@ -769,204 +527,3 @@ def test_what_hip_does(fmt: Format, config: MxMoeConfig) -> None:
     assert [launch.kernel for launch in p.launches] == names
     for launch in p.launches:
         assert launch.vgpr_spills == launch.sgpr_spills == launch.scratch_bytes_per_lane == 0
-
-
-# ---------------------------------------------------------------- the op
-
-
-def test_the_call(fmt: Format) -> None:
-    """Raw, shuffled, scales of all experts at once, into out, by a config, as an op of torch."""
-    problem = random_problem(fmt, 9, 256, 256, 5, 2, num_shared=1)
-    first = problem.call()
-    assert_near(first, problem.exact)
-    assert torch.equal(problem.shuffled().call(), first)
-    flat = problem.with_(w1_scale=problem.w1_scale.flatten(0, 1))
-    assert torch.equal(flat.call(), first)
-    out = torch.full_like(first, math.nan)
-    assert problem.call(out=out) is out and torch.equal(out, first)
-    assert_near(problem.call(config=CONFIGS[1]), problem.exact)
-    empty = problem.with_(
-        x=problem.x[:0], topk_weights=problem.topk_weights[:0], topk_ids=problem.topk_ids[:0]
-    )
-    assert empty.call().shape == (0, 256)
-
-
-def test_a_layer(fmt: Format) -> None:
-    """The router's choice, and its experts; one launch more."""
-    problem = random_problem(fmt, 17, 256, 256, 5, 2, num_shared=1).shuffled()
-    generator = torch.Generator().manual_seed(7)
-    router = (torch.randn(4, 256, generator=generator) / 16).to(BF16)
-    scales = {"w1_scale": problem.w1_scale, "w2_scale": problem.w2_scale}
-    with rfops.vgpu.profile() as p:
-        got = rfops.moe_layer(
-            problem.x, router, problem.w1, problem.w2, 2, num_shared=1, quant=fmt.word, **scales
-        )
-    assert len(p.launches) in (4, 5) and p.launches[0].kernel == "moe_router"
-    weights, ids = rfops.moe_router(problem.x, router, 2)
-    assert torch.equal(got, problem.with_(topk_weights=weights, topk_ids=ids).call())
-
-
-@pytest.mark.sweep
-@pytest.mark.parametrize("case", moe_mxfp4.PROBLEM.tests)
-def test_the_challenge(case: Any) -> None:
-    """Problem amd-moe-mxfp4 of 2026, shrunk: its weights as it shuffles them, its own reference."""
-    problem = moe_mxfp4.PROBLEM
-    data = problem.generate(problem.shrink(case))
-    x, _, _, _, _, w1, w2, s1, s2, topk_weights, topk_ids, config = data
-    width = config["d_expert"]
-    assert width == config["d_expert_pad"] and x.shape[1] == config["d_hidden_pad"]
-    given = [Shuffled(w, "16x16") for w in (w1, w2)]
-    scales = [Shuffled(s, "32x8") for s in (s1, s2)]
-    got = fused_moe(
-        x, *given, topk_weights, topk_ids, quant="mxfp4", w1_scale=scales[0], w2_scale=scales[1]
-    )
-    assert_near(got, moe_mxfp4.layer(data))
-
-
-P = random_problem(MXFP4, 4, 256, 256, 3, 2)
-REFUSALS: dict[str, tuple[dict[str, Any], str]] = {
-    "fp32 rows": ({"x": P.x.float()}, "x must be bfloat16 or float16, got .*; convert it"),
-    "a dtype": ({"w1": P.w1.float()}, "w1 must be uint8"),
-    "another D": ({"x": P.x[:, :128]}, r"w1 must be a \[E, N, D/2=64\] tensor"),
-    "gate alone": (
-        {"w1": P.w1[:, :256].contiguous(), "w1_scale": P.w1_scale[:, :256].contiguous()},
-        "w1 must be of 2 . I = 512 rows an expert",
-    ),
-    "no scale": ({"w1_scale": None}, "w1_scale must be a .* tensor, got NoneType"),
-    "scales of fewer": ({"w2_scale": P.w2_scale[:2].contiguous()}, "w2_scale must be a"),
-    "one shuffled": ({"w1": shuffle_weight(P.w1)}, "w2 must be 16x16 as w1 is, got raw"),
-    "one scale shuffled": (
-        {"w1_scale": shuffle_scale(P.w1_scale.flatten(0, 1))},
-        "w2_scale must be 32x8 as w1_scale is, got raw",
-    ),
-    "scales as weights": (
-        {
-            "w1": shuffle_scale(P.w1_scale.flatten(0, 1)),
-            "w2": shuffle_scale(P.w2_scale.flatten(0, 1)),
-        },
-        "w_layout must be raw or 16x16, got '32x8'",
-    ),
-    "many shared": ({"num_shared": 4}, "num_shared must be an int from 0 to 3, got 4"),
-    "a rounding": ({"rounding": "odd"}, "rounding must be even, up or down, got 'odd'"),
-    "float ids": ({"topk_ids": P.topk_ids.float()}, "topk_ids must be int32 or int64"),
-}
-
-
-@pytest.mark.parametrize("case", REFUSALS)
-def test_refusals(case: str) -> None:
-    changes, message = REFUSALS[case]
-    with pytest.raises(ValueError, match=f"^fused_moe_mxfp4: {message}"):
-        P.with_(**changes).call()
-
-
-def test_refusals_of_layouts() -> None:
-    """Shuffled scales that lack their padding, of too few rows, of each expert by itself."""
-    problem = random_problem(MXFP4, 4, 288, 160, 3, 2)
-    good = problem.shuffled()
-    unpadded = Shuffled(problem.w1_scale, "32x8")
-    few = Shuffled(good.w2_scale.data[: 3 * 288 - 32], "32x8")
-    each = torch.stack([shuffle_scale(s).data for s in problem.w2_scale])
-    cases = (
-        (
-            {"w1_scale": unpadded},
-            r"w1_scale must be a \[E=3, N=320, 16\] tensor, 32x8, got "
-            r"\[3, 320, 9\]; pass .* or what shuffle_scale makes of the rows of all experts",
-        ),
-        (
-            {"w2_scale": few},
-            r"w2_scale must be a \[864 or more, columns\] tensor, "
-            r"32x8, got \[832, 8\]; pass one e8m0 byte",
-        ),
-        ({"w2_scale": Shuffled(each, "32x8")}, r"w2_scale must be a \[E=3, D=288, SI\] tensor"),
-    )
-    for changes, message in cases:
-        with pytest.raises(ValueError, match=f"^fused_moe_mxfp4: {message}"):
-            good.with_(**changes).call()
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: MxMoeConfig(3, 4, 1, 4, 1), "m_tiles must be 1, 2, 4, 8 or 9, got 3"),
-        (lambda: MxMoeConfig(16, 4, 1, 4, 1), "m_tiles must be 1, 2, 4, 8 or 9, got 16"),
-        (lambda: MxMoeConfig(1, 4, 4, 4, 1), r"n_waves \* k_waves must be at most 8 here, got 16"),
-        (lambda: MxMoeConfig(8, 8, 1, 4, 1), r"n_waves \* k_waves must be at most 4 here, got 8"),
-        (lambda: MxMoeConfig(4, 2, 2, 4, 1), "m_tiles must be 1 or 2 with k_waves > 1, got 4"),
-        (lambda: MxMoeConfig(1, 1, 4, 8, 1, 2, 48), "columns must be 16 or 32, got 48"),
-        (lambda: MxMoeConfig(1, 1, 4, 2, 1, 2, 16), "waves must be 4, 8 or 16, got 2"),
-        (lambda: MxMoeConfig(1, 1, 4, 4, 1, slots=4), "slots must be 0 with columns=0, got 4"),
-        (lambda: MxMoeConfig(1, 1, 4, 4, 1, 2, 16, slots=6), "stages must be 3 to 5, got 6"),
-        (lambda: MxMoeConfig(1, 1, 4, 16, 1, 2, 16, slots=4), "waves must be 2 to 15, got 16"),
-        (lambda: MxMoeConfig(1, 1, 4, 10, 1, 2), "n_waves must be 1, 2, 3, 4 or 8, got 10"),
-        (lambda: MxMoeConfig(4, 4, 1, 4, 1, ahead=2), "prefetch must be 1 or 3, got 2"),
-        (lambda: MxMoeConfig(4, 4, 1, 4, 1, ring=2), "ring must be 0 or 1, got 2"),
-        (
-            lambda: MxMoeConfig(4, 8, 1, 4, 1, ring=1),
-            "up_n, up_k and ahead must be 4, 1 and 1 with ring=1",
-        ),
-        (lambda: MxMoeConfig(4, 8, 1, 4, 1, ahead=3), r"n_waves \* k_waves must be at most 4 here"),
-        (lambda: MxMoeConfig(9, 4, 1, 4, 1, ahead=3), "prefetch must be 3 with m_tiles=9"),
-        (lambda: MxMoeConfig(4, 3, 1, 4, 1, ahead=3), "columns must be 16 or 32 with up_n=3"),
-        (
-            lambda: MxMoeConfig(4, 3, 1, 4, 1, 2, 16),
-            "prefetch must be 3 with m_tiles=9 or n_waves=3",
-        ),
-    ],
-)
-def test_configs_that_cannot_be(make: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        make()
-
-
-def test_lists_beyond_offsets_are_refused() -> None:
-    """Of 128 experts, whose rows and x, of one step, are still within theirs."""
-    c = _call(random_problem(MXFP4, 4, 32, 32, 3, 2))
-    unsupported_reason = OPS["mxfp4"].kernels["hip"].unsupported_reason
-    assert unsupported_reason(c.with_sizes(M=2**23 - 1, E=128, R=128)) is None
-    wanted = "lists of 8388608 tokens for 128 experts"
-    assert wanted in unsupported_reason(c.with_sizes(M=2**23, E=128, R=128))
-
-
-def test_configs_that_a_call_refuses() -> None:
-    """Rows that do not fit in LDS, weights that do not fit in registers."""
-    kernel = OPS["mxfp4"].kernels["hip"]
-    c = _call(random_problem(MXFP4, 300, 64, 256, 3, 20))
-    fused = MxMoeConfig(1, 4, 1, 8, 1, 2, 16, 1)
-    assert "rows of 300 tokens by 16 columns do not fit" in kernel.unsupported_config_reason(
-        c, fused
-    )
-    c = _call(random_problem(MXFP4, 3, 64, 1536, 3, 2))
-    assert "12 tiles are more than the 11" in kernel.unsupported_config_reason(c, fused)
-    assert kernel.unsupported_config_reason(c, replace(fused, slots=3)) is None
-    c = _call(random_problem(MXFP4, 1100, 64, 256, 3, 2))
-    assert "of 1100 tokens by 32 columns" in kernel.unsupported_config_reason(c, _sums(32, 4, 3))
-    problem = random_problem(MXFP4, 3, 1024, 256, 3, 2)
-    ring = MxMoeConfig(4, 4, 1, 4, 1, ring=1)
-    assert "a ring wants all of MXFP4 weights shuffled" in kernel.unsupported_config_reason(
-        _call(problem), ring
-    )
-    assert kernel.unsupported_config_reason(_call(problem.shuffled()), ring) is None
-    tail = random_problem(MXFP4, 3, 288, 256, 3, 2).shuffled()
-    assert "D in 256s" in kernel.unsupported_config_reason(_call(tail), ring)
-    many = random_problem(MXFP4, 3, 256, 256, 65, 2).shuffled()
-    assert "up to 64 experts" in kernel.unsupported_config_reason(_call(many), ring)
-    ahead = MxMoeConfig(4, 4, 1, 4, 1, ahead=3)
-    wanted = "want m_tiles=4, 8 or 9, D in 1024s, and all of MXFP4 weights shuffled"
-    assert wanted in kernel.unsupported_config_reason(_call(problem), ahead)
-    c = _call(problem.shuffled())
-    assert kernel.unsupported_config_reason(c, ahead) is None
-    assert wanted in kernel.unsupported_config_reason(c, replace(ahead, m_tiles=2))
-    c = _call(random_problem(MXFP4, 3, 512, 256, 3, 2).shuffled())
-    assert wanted in kernel.unsupported_config_reason(c, ahead)
-    c = _call(random_problem(MXFP8, 3, 1024, 256, 3, 2).shuffled())
-    assert wanted in OPS["mxfp8"].kernels["hip"].unsupported_config_reason(c, ahead)
-
-
-@pytest.mark.sweep
-@pytest.mark.parametrize("config", CONFIGS, ids=str)
-def test_wide_rows(fmt: Format, config: MxMoeConfig) -> None:
-    """Few tokens by one format, many by the other: the kernels are the same source."""
-    m = (16, 200)[(CONFIGS.index(config) + (fmt is MXFP8)) % 2]
-    problem = random_problem(fmt, m, 7168 if fmt is MXFP4 else 6144, 512, 5, 4).shuffled()
-    exact = random_problem(fmt, m, problem.x.shape[1], 512, 5, 4).exact
-    assert_near(problem.run("hip", config), exact)
