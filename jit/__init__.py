@@ -39,8 +39,8 @@ def __getattr__(name: str) -> Any:
     """Imports a module of `_WITH_TORCH` when the first of its names is asked for."""
     for module, names in _WITH_TORCH.items():
         if name in names:
-            found = importlib.import_module(f".{module}", __name__)
-            globals().update({name: getattr(found, name) for name in names})
+            submodule = importlib.import_module(f".{module}", __name__)
+            globals().update({name: getattr(submodule, name) for name in names})
             return globals()[name]
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

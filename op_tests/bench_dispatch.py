@@ -100,7 +100,7 @@ def null_runtime(folder: Path) -> Iterator[None]:
     library = null_hip.build(folder, record=False)
     with pytest.MonkeyPatch.context() as patch:
         for op in ops().values():
-            patch.setattr(op, "plans", op.plans.fresh())
+            patch.setattr(op, "plans", op.plans.new_table())
         for kernel in compiled_ops():
             patch.setattr(kernel, "_bound", {})
         patch.setenv("RFOPS_HIP_LIBRARY", str(library))

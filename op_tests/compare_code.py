@@ -30,19 +30,19 @@ from rfops.jit.build.device import build_device
 from rfops.jit.build.spec import module_spec
 from rfops.jit.cache import code_object
 from rfops.jit.policy import manifest
-from rfops.jit.policy.manifest import Wanted
+from rfops.jit.policy.manifest import BuildRequest
 
 SECTIONS = (".text", ".rodata", ".data", ".bss")
 
 
-def wanted(file: Path | None) -> list[Wanted]:
+def wanted(file: Path | None) -> list[BuildRequest]:
     """The device variants of `rfops build`, and those of a manifest."""
     options = argparse.Namespace(
         arch="gfx942,gfx950", manifest=None, defines=[], modules=[], config=None
     )
     entries = [*build._wanted(options), *(manifest.load(file) if file else ())]
-    ours = [e for e in entries if isinstance(e, Wanted) and e.arch != "host"]
-    return [e for e in dict.fromkeys(ours) if e.config == Wanted("", "").config]
+    ours = [e for e in entries if isinstance(e, BuildRequest) and e.arch != "host"]
+    return [e for e in dict.fromkeys(ours) if e.config == BuildRequest("", "").config]
 
 
 def sections(file: Path) -> Iterator[tuple[str, object]]:
@@ -64,7 +64,7 @@ def sections(file: Path) -> Iterator[tuple[str, object]]:
                     yield f"relocation of {section['sh_info']}", [*place, *target]
 
 
-def digest(entry: Wanted) -> dict[str, Any]:
+def digest(entry: BuildRequest) -> dict[str, Any]:
     """What a variant's code is, names aside, and a few figures for the eye."""
     spec = module_spec(entry.module, entry.config)
     artifact = build_device(spec, entry.arch, dict(entry.defines))

@@ -35,7 +35,9 @@ def engine() -> list[str]:
     compiler. Hooks run in the folder of pyproject.toml."""
     project = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))["project"]
     needed = [
-        one for one in project["dependencies"] if re.split(r"[<>=;]", one)[0].strip() in ENGINE
+        dependency
+        for dependency in project["dependencies"]
+        if re.split(r"[<>=;]", dependency)[0].strip() in ENGINE
     ]
     if not os.environ.get("CXX") and not shutil.which("g++") and not shutil.which("clang++"):
         needed += project["optional-dependencies"]["clang"]

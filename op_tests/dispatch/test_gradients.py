@@ -284,5 +284,5 @@ def test_metadata_that_cannot_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
         assert modes._metadata() == found, "whatever is on when the launcher is loaded"
     assert not mode.seen
     for words in ([7] * 8, [0] * 8):
-        monkeypatch.setattr(modes, "_words", lambda *_, words=words: words)
+        monkeypatch.setattr(modes, "_read_words", lambda *_, words=words: words)
         assert modes._metadata() == (0, 0)

@@ -714,7 +714,7 @@ def test_a_row_takes_effect_in_a_call(
     request: pytest.FixtureRequest,
 ) -> None:  # fmt: skip
     """The kernel that ran is the row's: its grid has a workgroup for each row of w."""
-    monkeypatch.setattr(OP, "plans", OP.plans.fresh())
+    monkeypatch.setattr(OP, "plans", OP.plans.new_table())
     config = routing.config_text(GemvConfig(lanes=64, rows=1, steps=1, waves=2))
     overlay({"m": 1, "n": 24, "k": 64, "kernel": "gemv", "config": config})
     launches: list[tuple[object, ...]] = []

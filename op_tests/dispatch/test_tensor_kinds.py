@@ -76,7 +76,7 @@ def warm(
 ) -> tuple[Case, list[Any]]:
     """A call that has a plan, from which a strange argument must differ."""
     case = request.param
-    monkeypatch.setattr(case.op, "plans", case.op.plans.fresh())
+    monkeypatch.setattr(case.op, "plans", case.op.plans.new_table())
     args = arguments(case)
     case.op.call(*args)
     return case, args
@@ -158,7 +158,7 @@ def test_the_negative_bit_is_found() -> None:
     with torch.inference_mode():
         tensors = torch.ones(3), torch._neg_view(torch.ones(3)), torch.ones(2, 2).T
     for tensor in (*tensors, torch._neg_view(torch.ones(4)), torch.ones(5, requires_grad=True)):
-        (word,) = modes._words(tensor._cdata + offset, 1)
+        (word,) = modes._read_words(tensor._cdata + offset, 1)
         assert bool(word & bit) == tensor.is_neg()
 
 
@@ -166,7 +166,7 @@ def test_the_negative_bit_is_found() -> None:
 def test_an_ambiguous_negative_bit_is_not_used(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """(0, 0): the native table then asks each tensor."""
     offset, _ = modes.negative_bit()
-    words, negated = modes._words, torch._neg_view
+    words, negated = modes._read_words, torch._neg_view
 
     def twice(address: int, count: int) -> list[int]:
         found = words(address, count)
@@ -176,7 +176,7 @@ def test_an_ambiguous_negative_bit_is_not_used(case: str, monkeypatch: pytest.Mo
         return negated(tensor) if tensor.is_floating_point() else tensor.to("meta")
 
     if case == "the keys stand twice":
-        monkeypatch.setattr(modes, "_words", twice)
+        monkeypatch.setattr(modes, "_read_words", twice)
     else:
         monkeypatch.setattr(torch, "_neg_view", on_another_device)
     assert modes.negative_bit() == (0, 0)

@@ -58,7 +58,7 @@ def warm(
 ) -> Iterator[Op]:
     """The op after two calls, with and without out; the second of each found its plan."""
     make, shape = OPS[request.param]
-    plans = ops()[request.param].plans.fresh()
+    plans = ops()[request.param].plans.new_table()
     monkeypatch.setattr(ops()[request.param], "plans", plans)
     op = Op(request.param, make(), torch.empty(shape, dtype=BF16))
     for _ in range(2):
@@ -76,9 +76,9 @@ def test_plans_that_were_replaced_do_not_take_the_call_back(
 ) -> None:
     """The launcher is built in the background, and makes all tables native in any order."""
     op = ops()["gemm_mxfp8"]
-    replaced = op.plans.fresh()
+    replaced = op.plans.new_table()
     monkeypatch.setattr(op, "plans", replaced)
-    monkeypatch.setattr(op, "plans", op.plans.fresh())
+    monkeypatch.setattr(op, "plans", op.plans.new_table())
     call = op.call
     nothing = {name: lambda *_args: None for name in ("add", "clear", "add_family", "caller")}
     replaced.use_native(SimpleNamespace(**nothing))

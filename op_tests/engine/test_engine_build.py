@@ -17,7 +17,7 @@ import rfops
 from rfops.jit.build import compile, explain, failures, recipe, toolchain
 from rfops.jit.build.spec import load_config
 from rfops.jit.cache import code_object, shelf
-from rfops.jit.policy.manifest import Wanted
+from rfops.jit.policy.manifest import BuildRequest
 from support.engine_project import Project
 
 DOUBLED = 2.0 * torch.arange(100, dtype=torch.float32)
@@ -102,7 +102,7 @@ def test_a_new_artifact_of_old_sources_is_not_hashed_for_ever(
 
 def rebuilt(project: Project, **defines: int) -> bool:
     before = len(project.compiles())
-    fresh = project.op().build("gfx950", defines).fresh
+    fresh = project.op().build("gfx950", defines).is_new
     assert fresh == (len(project.compiles()) > before)
     return fresh
 
@@ -147,7 +147,7 @@ def test_why_flags_in_another_order_are_not_cached(project: Project) -> None:
     ):
         project.config.write_text(json.dumps({"axpy": {"srcs": ["axpy.hip"], "flags": flags}}))
         load_config.cache_clear()
-        why = explain.explain(Wanted("axpy", "gfx950", (), project.config))
+        why = explain.explain(BuildRequest("axpy", "gfx950", (), project.config))
         if is_order is None:
             project.op().build("gfx950")
             continue
@@ -224,24 +224,24 @@ def test_moving_the_checkout_does_not_rebuild(project: Project) -> None:
     rebuilt(project)
     moved = Project(project.root.parent / "elsewhere")
     shutil.copytree(project.root, moved.root)
-    assert not moved.op().build("gfx950").fresh
+    assert not moved.op().build("gfx950").is_new
 
 
 def test_defines_flags_and_arch_are_in_the_key(project: Project) -> None:
     assert rebuilt(project) and rebuilt(project, BIAS=3) and not rebuilt(project, BIAS=3)
     assert torch.equal(project.run(project.op(), BIAS=3), DOUBLED + 3)
-    assert project.op().build("gfx942").fresh
+    assert project.op().build("gfx942").is_new
     project.config.write_text(json.dumps({"axpy": {"srcs": ["axpy.hip"], "flags": ["-O2"]}}))
     build_config = project.root / "other.json"
     project.config.rename(build_config)
     op = rfops.jit.compile_ops("axpy", config=build_config)(project.op()._function)
-    assert op.build("gfx950").fresh
+    assert op.build("gfx950").is_new
 
 
 def test_order_of_defines_does_not_matter(project: Project) -> None:
     op = project.op()
-    assert op.build("gfx950", {"BIAS": 1, "A": 2}).fresh
-    assert not op.build("gfx950", {"A": 2, "BIAS": 1}).fresh
+    assert op.build("gfx950", {"BIAS": 1, "A": 2}).is_new
+    assert not op.build("gfx950", {"A": 2, "BIAS": 1}).is_new
     assert op.bind("cpu", {"BIAS": 1, "A": 2}) is op.bind("cpu", {"A": 2, "BIAS": 1})
 
 
@@ -308,7 +308,7 @@ def test_broken_kernel(project: Project) -> None:
     assert error.log_path is not None and "'nothing'" in error.log_path.read_text()
     assert all(part in str(error) for part in ("axpy", error.command, "'nothing'"))
     project.source.write_text(KERNEL_WITH_ERROR.replace("nothing", "0"))
-    assert project.op().build("gfx950").fresh, "a failure stays"
+    assert project.op().build("gfx950").is_new, "a failure stays"
 
 
 KERNEL_WITH_ERROR = '#include "rfops_test/types.h"\nextern "C" __global__ void axpy() { nothing; }'
@@ -375,7 +375,7 @@ def test_a_read_only_cache_serves(project: Project, monkeypatch: pytest.MonkeyPa
 
     for name in ("mkdir", "write_text", "rename", "replace", "touch"):
         monkeypatch.setattr(Path, name, refuse)
-    assert not project.op().build("gfx950").fresh
+    assert not project.op().build("gfx950").is_new
 
 
 # ---------------------------------------------------------------- several at once
@@ -439,7 +439,7 @@ def test_a_killed_builder_frees_the_others(project: Project) -> None:
     before = (project.root / "version").read_text()
     project.write_hipcc()
     project.set_version(before)
-    assert project.op().build("gfx950").fresh
+    assert project.op().build("gfx950").is_new
 
 
 # ---------------------------------------------------------------- parts

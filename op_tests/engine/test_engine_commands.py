@@ -116,7 +116,7 @@ def test_settings_of_one_line(
 ) -> None:
     monkeypatch.setenv(name, f"{tmp_path}/a\n  command = touch {tmp_path}/mark")
     read: Callable[[str], object] = settings.path
-    read = {"CXX": settings.words, "RFOPS_CACHE_READ": settings.path_list}.get(name, read)
+    read = {"CXX": settings.word_list, "RFOPS_CACHE_READ": settings.path_list}.get(name, read)
     for use in (read, settings.text):
         with pytest.raises(rfops.ConfigError, match=rf"^{name}: .*\\n.* has a line end"):
             use(name)

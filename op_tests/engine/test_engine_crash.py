@@ -66,7 +66,7 @@ def check(project: Project) -> None:
     assert before == "nothing" or entries
     assert Child.run(project.build).result() in ("built", "found")
     artifact = project.op().build("gfx950")
-    assert not artifact.fresh
+    assert not artifact.is_new
     assert artifact.file.read_bytes() == (project.root / "ready").read_bytes()
     left = [file.name for file in project.shelf.iterdir() if file.name.startswith(".stage")]
     assert not left, left

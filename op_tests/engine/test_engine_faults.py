@@ -461,7 +461,7 @@ def test_a_failure_is_tried_again_later(project: Project, monkeypatch: pytest.Mo
     project.source.write_text(BROKEN)
     assert outcome(project) == outcome(project)
     assert len(project.compiles()) == 1
-    monkeypatch.setattr(failures, "_MEANT_FOR", 0.0)
+    monkeypatch.setattr(failures, "_SHARED_SECONDS", 0.0)
     outcome(project)
     assert len(project.compiles()) == 2
 

@@ -208,9 +208,9 @@ def test_mangled_configs(project: Project, tmp_path: Path) -> None:
 
 def entries(project: Project) -> bytes:
     """A manifest with an entry of each kind."""
-    wanted = manifest.Wanted("axpy", "gfx950", (("BIAS", 3),), project.config)
-    triton = manifest.TritonWanted("rfops.triton.x:kernel", "gfx942", '{"name": "kernel"}')
-    known = [wanted, triton, manifest.Wanted("vgpu", "host")]
+    wanted = manifest.BuildRequest("axpy", "gfx950", (("BIAS", 3),), project.config)
+    triton = manifest.TritonBuildRequest("rfops.triton.x:kernel", "gfx942", '{"name": "kernel"}')
+    known = [wanted, triton, manifest.BuildRequest("vgpu", "host")]
     return json.dumps({"rfops_manifest": 1, "entries": [e.as_dict() for e in known]}).encode()
 
 
@@ -231,7 +231,7 @@ def test_mangled_manifests(project: Project, tmp_path: Path) -> None:
         for entry in loaded:
             str(entry).encode()
             json.dumps(entry.as_dict()).encode()
-            if isinstance(entry, manifest.Wanted) and entry.arch != "host":
+            if isinstance(entry, manifest.BuildRequest) and entry.arch != "host":
                 assert entry.command.encode()
                 with contextlib.suppress(rfops.RfopsError):
                     spec = module_spec(entry.module, entry.config)

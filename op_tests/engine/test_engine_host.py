@@ -187,7 +187,7 @@ def test_a_build_goes_on_where_it_ended(
 def test_the_entry_says_how_it_was_built(folder: Path) -> None:
     artifact = build_host(module_spec("small", folder / "config.json"))
     assert artifact.folder.parent == folder / "cache" / "v1" / "host" / "small"
-    assert artifact.fresh and artifact.meta.compiler == host_toolchain().version
+    assert artifact.is_new and artifact.meta.compiler == host_toolchain().version
     read = {name for name, sha in artifact.meta.deps.items() if sha}
     assert read == {f"root/{name}" for name in SOURCES}
     assert {file.name for file in artifact.folder.iterdir()} == {

@@ -52,7 +52,7 @@ def test_a_cache_moves_to_another_checkout_and_user(
         assert f"{new} entries added" in (out := capsys.readouterr().out)
         assert f"{known} were there" in out
     assert torch.equal(other.run(other.op(), BIAS=2), DOUBLED + 2)
-    assert not other.op().build("gfx942").fresh
+    assert not other.op().build("gfx942").is_new
     names = tarfile.open(file).getnames()
     assert not any(name.startswith(("/", "..")) for name in names)
     assert str(project.root) not in gzip.decompress(file.read_bytes()).decode(errors="replace")
@@ -88,7 +88,7 @@ def test_export_while_others_import_and_remove(
         return scandir(place)  # type: ignore[call-overload]
 
     monkeypatch.setattr(os, "scandir", gone)
-    whole, seen = archive.whole, list[Path]()
+    whole, seen = archive.verified_meta, list[Path]()
 
     def vanishing(folder: Path) -> object:
         found = whole(folder)
@@ -97,7 +97,7 @@ def test_export_while_others_import_and_remove(
             shutil.rmtree(folder)
         return found
 
-    monkeypatch.setattr(archive, "whole", vanishing)
+    monkeypatch.setattr(archive, "verified_meta", vanishing)
     assert transfer.export(tmp_path / "cache") == 1 and len(seen) == 2
 
 
@@ -263,7 +263,12 @@ def test_libraries_that_the_engine_did_not_build(four: Project) -> None:
     done = collect.collect(total)
     assert not broken.exists() and building.exists() and (done.removed, done.in_use) == (1, 1)
     done = collect.collect(total - 1)
-    assert not old.exists() and used.exists() and done.kept == total - 5000 and done.freed == 5000
+    assert (
+        not old.exists()
+        and used.exists()
+        and done.kept_bytes == total - 5000
+        and done.freed == 5000
+    )
     assert biases(four) == {0, 1, 2, 3}
     assert collect.collect(0).removed == 5 and not used.exists() and building.exists()
 

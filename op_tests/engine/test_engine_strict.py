@@ -63,10 +63,10 @@ def test_the_newest_compiler_of_the_cache_stands_in(
         project.build()
         project.build(BIAS=int(float(version)))
     no_compiler(project, monkeypatch)
-    versions = [found.headline[-3:] for found in toolchain.recorded("device")]
+    versions = [found.headline[-3:] for found in toolchain.recorded_compilers("device")]
     assert versions == ["1.0", "2.0"]
     assert project.op().build("gfx950").meta.compiler.endswith("1.0")
-    assert not toolchain.recorded("host")
+    assert not toolchain.recorded_compilers("host")
 
 
 def test_an_installed_compiler_is_not_stood_in_for(project: Project) -> None:
@@ -267,7 +267,7 @@ def test_a_run_is_recorded_and_replayed(
     assert cli.main(["build", "--manifest", str(file)]) == 0
     monkeypatch.setenv("RFOPS_JIT", "0")
     assert {project.build(BIAS=b) for b in (1, 2, 3)} == {"found"}
-    assert not project.op().build("gfx942").fresh
+    assert not project.op().build("gfx942").is_new
 
 
 TRITON_KERNEL = """
@@ -356,7 +356,7 @@ def test_a_wrong_manifest(tmp_path: Path, text: str, message: str) -> None:
 
 
 def test_entries_survive_the_file(tmp_path: Path) -> None:
-    wanted = manifest.Wanted("a", "gfx942", (("B", True), ("T", "u32"), ("X", 0.5)), tmp_path)
+    wanted = manifest.BuildRequest("a", "gfx942", (("B", True), ("T", "u32"), ("X", 0.5)), tmp_path)
     file = tmp_path / "m.json"
     file.write_text(json.dumps({"rfops_manifest": 1, "entries": [wanted.as_dict()]}))
     assert manifest.load(file) == [wanted]

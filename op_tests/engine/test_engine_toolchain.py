@@ -118,7 +118,7 @@ def test_the_advice_is_a_command_that_works_there(
         advice = f"pip install -e '.[clang]' in {bare.root}"
     for kind, target in (("device", "gfx950"), ("host", toolchain.HOST_TARGET)):
         with pytest.raises(rfops.ToolchainNotFound) as caught:
-            toolchain.choose(kind, target, again=True)
+            toolchain.choose(kind, target, refresh=True)
         assert f"or: {advice}" in str(caught.value).splitlines()[-1]
 
 
@@ -130,7 +130,7 @@ def test_a_hipcc_that_does_not_start(project: Project, monkeypatch: pytest.Monke
     with pytest.raises(rfops.ToolchainNotFound, match=r"cannot build for gfx950: .*No such file"):
         project.op().build("gfx950")
     broken.write_text(project.hipcc.read_text())
-    assert project.op().build("gfx950").fresh, "a compiler that failed to start is asked again"
+    assert project.op().build("gfx950").is_new, "a compiler that failed to start is asked again"
 
 
 def test_the_compiler_behind_hipcc_is_watched(project: Project) -> None:
@@ -143,7 +143,7 @@ def test_the_compiler_behind_hipcc_is_watched(project: Project) -> None:
     project.op().build("gfx950")
     clang.write_text("22")
     project.set_version("clang version 22")
-    assert project.python("print(project.op().build('gfx950').fresh)").strip() == "True"
+    assert project.python("print(project.op().build('gfx950').is_new)").strip() == "True"
 
 
 @pytest.mark.parametrize("young", [True, False])
@@ -208,7 +208,7 @@ def test_a_wrapper_around_another_compiler(project: Project) -> None:
     project.hipcc.chmod(0o755)
     toolchain._choose.cache_clear()
     artifact = project.op().build("gfx950")
-    assert artifact.fresh and "wrapped" in artifact.meta.compiler
+    assert artifact.is_new and "wrapped" in artifact.meta.compiler
     assert "stand-in clang version 1.0" in artifact.meta.compiler
 
 
@@ -277,7 +277,7 @@ def test_records_are_read_only_by_who_asks_for_more(
         asked.append(kind)
         return []
 
-    monkeypatch.setattr(toolchain, "recorded", recorded)
+    monkeypatch.setattr(toolchain, "recorded_compilers", recorded)
     found = toolchain.usable("host", toolchain.HOST_TARGET)
     assert next(found) == toolchain.choose("host", toolchain.HOST_TARGET) and not asked
     assert next(found, None) is None and asked == ["host"]

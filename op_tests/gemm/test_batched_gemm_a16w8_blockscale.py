@@ -304,7 +304,7 @@ def checks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     assert launcher.native() is not None or launcher.build(), "RFOPS_LOG=debug says why"
     seen: list[int] = []
     check = OP.check
-    monkeypatch.setattr(OP, "plans", OP.plans.fresh())
+    monkeypatch.setattr(OP, "plans", OP.plans.new_table())
     monkeypatch.setattr(OP, "check", lambda args: seen.append(1) or check(args))
     return seen
 
@@ -360,7 +360,7 @@ def no_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """What `staged` leaves to `tiles` fails."""
     for name in ("_prepare_tiles", "_prepare_one_block"):
         monkeypatch.setattr(kernels, name, lambda *_args: pytest.fail)
-    monkeypatch.setattr(OP, "plans", OP.plans.fresh())
+    monkeypatch.setattr(OP, "plans", OP.plans.new_table())
 
 
 @on_nvidia
@@ -470,7 +470,7 @@ def staged_ptx(shape: tuple[int, int, int, int], config: StagedConfig, x_type: s
 def test_more_batches_than_a_grid_takes(
     one_device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(OP, "plans", OP.plans.fresh())
+    monkeypatch.setattr(OP, "plans", OP.plans.new_table())
     monkeypatch.setattr(kernels, "MAX_GRID", 2)
     problem = random_problem(7, 1, 20, 40).to(one_device)
     for config in (RowsConfig(16, 64, batches=2), TilesConfig(16, 16, 64), TilesConfig(16, 16, 32)):
@@ -480,7 +480,7 @@ def test_more_batches_than_a_grid_takes(
 def test_more_tiles_of_m_than_a_grid_takes(
     one_device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(OP, "plans", OP.plans.fresh())
+    monkeypatch.setattr(OP, "plans", OP.plans.new_table())
     monkeypatch.setattr(kernels, "MAX_GRID", 2)
     problem = random_problem(1, 40, 20, 40).to(one_device)
     assert_correct(run(problem, TilesConfig(16, 32, 64)), problem)

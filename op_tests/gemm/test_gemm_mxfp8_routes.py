@@ -38,7 +38,7 @@ def kernels_of(call: Callable[[], object]) -> set[str]:
 
 @pytest.fixture(autouse=True)
 def _new_plans(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(OP, "plans", OP.plans.fresh())
+    monkeypatch.setattr(OP, "plans", OP.plans.new_table())
 
 
 @pytest.fixture
@@ -248,7 +248,7 @@ def test_graph_capture(m: int, gfx950: torch.device, monkeypatch: pytest.MonkeyP
 def native_plans(monkeypatch: pytest.MonkeyPatch) -> Plans:
     """Plans that know families."""
     assert launcher.native() is not None or launcher.build(), "RFOPS_LOG=debug says why"
-    monkeypatch.setattr(OP, "plans", plans := OP.plans.fresh())
+    monkeypatch.setattr(OP, "plans", plans := OP.plans.new_table())
     return plans
 
 

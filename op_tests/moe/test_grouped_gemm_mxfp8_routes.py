@@ -43,7 +43,7 @@ pytestmark = pytest.mark.requires_gfx950
 def native_plans(monkeypatch: pytest.MonkeyPatch) -> Plans:
     """Plans that know families."""
     assert launcher.native() is not None or launcher.build(), "RFOPS_LOG=debug says why"
-    monkeypatch.setattr(OP, "plans", plans := OP.plans.fresh())
+    monkeypatch.setattr(OP, "plans", plans := OP.plans.new_table())
     return plans
 
 
@@ -126,7 +126,7 @@ def test_the_torch_route(arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(
             OP.kernels[name], "unsupported_reason", lambda _: "the test wants torch"
         )
-    monkeypatch.setattr(OP, "plans", OP.plans.fresh())
+    monkeypatch.setattr(OP, "plans", OP.plans.new_table())
     monkeypatch.setattr(op_module, "_CHUNK", 2048)  # a part of N at a time
     for problem in (by_hand(), problem_of(ROUTINGS["some rows in no block"], 8, 20, 288, 5)):
         assert_correct(run(problem, torch.device("cpu")), problem)

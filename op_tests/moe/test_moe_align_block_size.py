@@ -120,7 +120,7 @@ def test_more_experts_than_lds_holds_take_the_torch_route(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(op_module, "_launches", None)
-    monkeypatch.setattr(OP, "plans", OP.plans.fresh())
+    monkeypatch.setattr(OP, "plans", OP.plans.new_table())
     check(device, random_ids(700, 6000), 4, 6000)
 
 
@@ -160,7 +160,7 @@ def test_rows_and_experts_that_change_every_call(
 ) -> None:
     """Checked once, right each time; and what the guards refuse they still do."""
     assert launcher.native() is not None or launcher.build(), "RFOPS_LOG=debug says why"
-    plans, checks, guard = OP.plans.fresh(), [], OP.check
+    plans, checks, guard = OP.plans.new_table(), [], OP.check
     monkeypatch.setattr(OP, "plans", plans)
     monkeypatch.setattr(OP, "check", lambda args: checks.append(1) or guard(args))
     cases = [(rows, 8) for rows in range(1, 40)] + [(33, experts) for experts in (1, 9, 64, 6000)]
@@ -195,12 +195,12 @@ def test_writes_all_of_its_output_and_nothing_else(
     ids = random_ids(9000, 40).to(device)
     expected = moe_align_block_size_ref(ids, 16, 40)
     monkeypatch.setattr(workspace, "_arenas", {})
-    monkeypatch.setattr(op_module.OP, "plans", op_module.OP.plans.fresh())
+    monkeypatch.setattr(op_module.OP, "plans", op_module.OP.plans.new_table())
     assert_same(moe_align_block_size(ids, 16, 40), expected)
     ((scratch,),) = (arena.buffers for arena in workspace._arenas.values())
     scratch.fill_(177)
     monkeypatch.setattr(torch, "empty", poisoned)
-    monkeypatch.setattr(op_module.OP, "plans", op_module.OP.plans.fresh())
+    monkeypatch.setattr(op_module.OP, "plans", op_module.OP.plans.new_table())
     got = moe_align_block_size(ids, 16, 40)
     monkeypatch.undo()
     assert_same(got, expected)

@@ -125,7 +125,7 @@ def test_an_error_of_a_build_is_an_error(monkeypatch: pytest.MonkeyPatch) -> Non
         raise rfops.BuildError("mxfp8_gemv", "clang", "no room left", None)
 
     monkeypatch.setattr(gemv_kernel, "bind", fail)
-    monkeypatch.setattr(OP, "plans", OP.plans.fresh())  # no kernel of another test's call
+    monkeypatch.setattr(OP, "plans", OP.plans.new_table())  # no kernel of another test's call
     with pytest.raises(rfops.BuildError, match="no room left"):
         dense(xq=fp8(3, 96), x_scale=bytes_of(3, 3), wq=fp8(5, 96), w_scale=bytes_of(5, 3))
 

@@ -196,10 +196,10 @@ def test_a_plain_wheel_is_for_any_platform(wheel: Path) -> None:
 
 
 def test_levels_of_a_wheel_are_known_ones() -> None:
-    assert prebuilt.levels_of("1") == (cpu.x86_level(),)
-    assert prebuilt.levels_of("v4,v3,v4") == ("v4", "v3")
+    assert prebuilt.parse_levels("1") == (cpu.x86_level(),)
+    assert prebuilt.parse_levels("v4,v3,v4") == ("v4", "v3")
     with pytest.raises(rfops.ConfigError, match="RFOPS_BUILD_VGPU must be 1 or levels of x86-64"):
-        prebuilt.levels_of("v3,v5")
+        prebuilt.parse_levels("v3,v5")
 
 
 def test_wheel_has_the_commands_of_ops(wheel: Path, tmp_path: Path, vgpu_path: Path) -> None:

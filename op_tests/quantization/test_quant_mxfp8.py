@@ -301,7 +301,7 @@ def test_opcheck() -> None:
 def test_it_is_an_op_as_the_others_are(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plans = OP.plans.fresh()
+    plans = OP.plans.new_table()
     monkeypatch.setattr(OP, "plans", plans)
     for shape in ((64,), (2, 64), (1, 2, 64), (2, 64)):
         payload, scale = quant_mxfp8(torch.ones(shape))

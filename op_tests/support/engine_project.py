@@ -181,7 +181,7 @@ class Project:
     def note_arrivals(self, monkeypatch: pytest.MonkeyPatch) -> Path:
         """A file that from now on grows by a byte whenever a process has found nothing cached, and
         goes on to wait for the build or to do it."""
-        file, last = self.root / "arrived", failures.last
+        file, last = self.root / "arrived", failures.last_id
 
         def arrive(*args: Any) -> str:
             found = last(*args)
@@ -190,7 +190,7 @@ class Project:
             return found
 
         file.touch()
-        monkeypatch.setattr(failures, "last", arrive)
+        monkeypatch.setattr(failures, "last_id", arrive)
         return file
 
     def set_version(self, text: str) -> None:
@@ -212,7 +212,7 @@ class Project:
 
     def build(self, **defines: int) -> str:
         """Build for gfx950 in this process: "built" or "found"."""
-        return "built" if self.op().build("gfx950", defines).fresh else "found"
+        return "built" if self.op().build("gfx950", defines).is_new else "found"
 
     def op(self, **options: object) -> CompiledOp:
         """The kernel's op, new: nothing of it is bound yet."""

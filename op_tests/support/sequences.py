@@ -368,7 +368,7 @@ def empty_plans() -> Iterator[None]:
     """Every op starts without plans, and has the ones from before again afterwards."""
     before = {op: op.plans for op in ops().values()}
     for op, plans in before.items():
-        op.plans = plans.fresh()
+        op.plans = plans.new_table()
     try:
         yield
     finally:

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from rfops.dispatch.dynamic_plan import DynamicShapePlan
 from rfops.dispatch.op import Op
 from rfops.jit import CompiledOp, settings
-from rfops.jit.launch.bind import bound_by
+from rfops.jit.launch.bind import bind_with
 from rfops.jit.launch.prepare import NamedLaunch
 
 Dim3 = tuple[int, int, int]
@@ -203,7 +203,7 @@ def recording(arch: str) -> Iterator[Recorder]:
         return _Kernel(recorder._launches, op, defines)
 
     part = settings.put("RFOPS_VGPU_PART", "")
-    with part, settings.put("RFOPS_VGPU_ARCH", arch), bound_by(bind):
+    with part, settings.put("RFOPS_VGPU_ARCH", arch), bind_with(bind):
         yield recorder
 
 

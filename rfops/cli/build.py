@@ -28,9 +28,9 @@ from rfops.jit.build.host import build_host
 from rfops.jit.build.spec import ModuleSpec, load_config, module_spec
 from rfops.jit.cache import transfer
 from rfops.jit.policy import manifest, strict
-from rfops.jit.policy.manifest import TritonWanted, Wanted
+from rfops.jit.policy.manifest import BuildRequest, TritonBuildRequest
 
-Entry = Wanted | TritonWanted
+Entry = BuildRequest | TritonBuildRequest
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -76,7 +76,7 @@ def run(options: argparse.Namespace) -> int:
 
     with strict.allowed(), progress, ThreadPoolExecutor(max_workers=workers) as pool:
         # Host libraries are parallel in themselves, Triton has one driver for the process.
-        alone = [e for e in wanted if e.arch == "host" or isinstance(e, TritonWanted)]
+        alone = [e for e in wanted if e.arch == "host" or isinstance(e, TritonBuildRequest)]
         devices = [entry for entry in wanted if entry not in alone]
         results = itertools.chain(pool.map(job, devices), map(job, alone))
         with _stopping(pool):
@@ -134,18 +134,18 @@ def _run_on(wanted: list[Entry], options: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
-def _ours(wanted: list[Entry]) -> list[Wanted]:
-    return [entry for entry in wanted if isinstance(entry, Wanted)]
+def _ours(wanted: list[Entry]) -> list[BuildRequest]:
+    return [entry for entry in wanted if isinstance(entry, BuildRequest)]
 
 
 def build_task(entry: Entry, is_far: bool) -> tuple[str, str, bytes]:
     """In a worker: how it went, and the module's builds where another cache is to have them."""
-    if is_far and isinstance(entry, Wanted):  # this node's own sources
+    if is_far and isinstance(entry, BuildRequest):  # this node's own sources
         entry = replace(entry, config=paths.COMPILER_CONFIG)
     with strict.allowed():
         state, error = _build(entry)
     data = b""
-    if error is None and is_far and isinstance(entry, Wanted):
+    if error is None and is_far and isinstance(entry, BuildRequest):
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "builds"
             transfer.export(file, (entry.arch,), (entry.module,))
@@ -172,7 +172,7 @@ def _reason(error: RfopsError) -> tuple[object, str]:
 
 def _build(entry: Entry) -> tuple[str, RfopsError | None]:
     try:
-        if isinstance(entry, TritonWanted):
+        if isinstance(entry, TritonBuildRequest):
             return "built" if _build_triton(entry) else "cached", None
         spec = module_spec(entry.module, entry.config)
         if entry.arch == "host":
@@ -181,10 +181,10 @@ def _build(entry: Entry) -> tuple[str, RfopsError | None]:
             artifact = build_device(spec, entry.arch, dict(entry.defines))
     except RfopsError as error:
         return "failed", error
-    return "built" if artifact.fresh else "cached", None
+    return "built" if artifact.is_new else "cached", None
 
 
-def _build_triton(entry: TritonWanted) -> bool:
+def _build_triton(entry: TritonBuildRequest) -> bool:
     """Through the virtual GPU's driver: no GPU is needed, and the cache's keys are the same."""
     with_ops()
     from rfops import vgpu
@@ -211,7 +211,7 @@ def _wanted(options: argparse.Namespace) -> Iterator[Entry]:
     if options.manifest is not None:
         chosen = options.modules
         for entry in manifest.load(options.manifest):
-            name = entry.kernel if isinstance(entry, TritonWanted) else entry.module
+            name = entry.kernel if isinstance(entry, TritonBuildRequest) else entry.module
             if (not chosen or name in chosen) and entry.arch in (*archs, "host"):
                 yield entry
         return
@@ -260,17 +260,17 @@ def _launcher() -> list[str]:
 
 def variants(
     spec: ModuleSpec, archs: Collection[str], defines: tuple[tuple[str, Any], ...]
-) -> Iterator[Wanted]:
+) -> Iterator[BuildRequest]:
     """The variant of these defines, or all that the module's op declares, for each architecture."""
     if spec.kind == "host":
-        yield Wanted(spec.name, "host", (), spec.config)
+        yield BuildRequest(spec.name, "host", (), spec.config)
         return
     known = () if defines else declared_ops(spec.config)
     ops = [op for op in known if op.module == spec.name and op.variants]
     for arch in (arch for arch in archs if arch in spec.archs):
         declared = [d for op in ops for d in (op.variants(arch) if op.variants else ())]
         for variant in declared if ops else [dict(defines)]:  # two kernels may declare the same
-            yield Wanted(spec.name, arch, manifest.defines_of(variant), spec.config)
+            yield BuildRequest(spec.name, arch, manifest.defines_of(variant), spec.config)
 
 
 def define(text: str) -> tuple[str, str]:

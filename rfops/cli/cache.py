@@ -83,7 +83,7 @@ def _gc(options: argparse.Namespace) -> int:
     in_use = f", {done.in_use} in use" if done.in_use else ""
     print(
         f"{done.removed} entries removed ({resources.megabytes(done.freed)}), "
-        f"{resources.megabytes(done.kept)} left{in_use} in {cache_root()}"
+        f"{resources.megabytes(done.kept_bytes)} left{in_use} in {cache_root()}"
     )
     return 0
 
@@ -97,7 +97,7 @@ def _why(options: argparse.Namespace) -> int:
         spec.require_arch(arch)
     defines = manifest.defines_of(dict(map(cli_build.define, options.defines)))
     asked = list(map(explain.explain, cli_build.variants(spec, archs, defines)))
-    missing = [explanation for explanation in asked if explanation.found is None]
+    missing = [explanation for explanation in asked if explanation.artifact is None]
     for explanation in (missing or asked)[:_EXPLAINED]:
         print(explanation)
     if len(asked) > 1:

@@ -170,7 +170,7 @@ def _cache() -> dict[str, Any]:
         "virtual_gpu": vgpu,
         "trust": trusted,
         "launcher": any(next(root.glob("host/launcher/*/meta.json"), None) for root in roots),
-        "compilers": [t.headline for kind in builders for t in toolchain.recorded(kind)],
+        "compilers": [t.headline for kind in builders for t in toolchain.recorded_compilers(kind)],
     }
 
 

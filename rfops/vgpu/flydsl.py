@@ -141,7 +141,11 @@ class _Hooks:
     def launch(self, state: Any, args: tuple[Any, ...]) -> Any:
         """FlyDSL's runtime only prints what HIP refuses; here it is a HipError."""
         self.library.hipGetLastError()
-        told = tensor_memory.known(self.runtime, _tensors(args)) if tensor_memory.is_on() else None
+        told = (
+            tensor_memory.registered(self.runtime, _tensors(args))
+            if tensor_memory.is_registering()
+            else None
+        )
         with told or contextlib.nullcontext():
             result = self.launch_before(state, args)
         code = self.library.hipGetLastError()

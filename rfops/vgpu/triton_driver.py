@@ -115,8 +115,8 @@ class _Launcher(amd_driver.HIPLauncher):  # type: ignore[misc]
 
     def __call__(self, *args: Any) -> Any:
         try:
-            if tensor_memory.is_on():
-                with tensor_memory.known(triton_driver.active.runtime, args):
+            if tensor_memory.is_registering():
+                with tensor_memory.registered(triton_driver.active.runtime, args):
                     return super().__call__(*args)
             return super().__call__(*args)
         except RuntimeError as error:

@@ -57,7 +57,7 @@ class Case:
     words: list[str] = field(default_factory=list)  # in the finding's text
     at: dict[str, str] = field(default_factory=dict)  # wave, lane, address
     waves: int = 1
-    fresh: bool = False  # the input buffer is new: nobody has written it
+    is_new: bool = False  # the input buffer is new: nobody has written it
     faults: bool = False
 
     def place(self, base: int) -> dict[str, int]:
@@ -75,7 +75,7 @@ class Case:
             self.at = dict(item.split(" ") for item in value.split(", "))
         else:
             assert key == "run", key
-            self.fresh, self.faults = "fresh input" in value, "faults" in value
+            self.is_new, self.faults = "fresh input" in value, "faults" in value
             if found := re.search(r"(\d+) waves", value):
                 self.waves = int(found[1])
 

@@ -59,7 +59,7 @@ class Gpu:
     @contextlib.contextmanager
     def input_of(self, case: Case) -> Iterator[int]:
         """The input buffer, or one that was allocated while checking was on and never written."""
-        if not case.fresh:
+        if not case.is_new:
             yield self.input
             return
         before = self.hip.rfops_vgpu_check(1)
@@ -303,7 +303,7 @@ def test_a_kernel_bound_in_a_block_is_as_others_after_it(
         kernel.launch(*args)
     assert not check.findings
     seen: list[object] = []
-    monkeypatch.setattr(tensor_memory, "known", lambda *told: seen.append(told))
+    monkeypatch.setattr(tensor_memory, "registered", lambda *told: seen.append(told))
     kernel.launch(*args)
     assert not seen
 

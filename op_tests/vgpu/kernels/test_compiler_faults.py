@@ -17,13 +17,13 @@ from rfops.cli.common import declared_ops
 from rfops.jit.build import toolchain
 from rfops.jit.build.recipe import device_unit
 from rfops.jit.build.spec import module_spec
-from rfops.jit.policy.manifest import Wanted
+from rfops.jit.policy.manifest import BuildRequest
 from support.vgpu.cases import ARCHS
 
 _MINUS_ZERO = re.compile(r"^.*insertelement .*\bhalf 0xH8000\b.*$", re.M)
 
 
-def _wanted() -> list[Wanted]:
+def _wanted() -> list[BuildRequest]:
     """Variants of each module that together have each architecture and each value of a define: a
     constant is in the source, and no variant has another than one of its defines lets in."""
     found, seen = [], set()
@@ -55,7 +55,7 @@ WANTED = _wanted()
 
 @pytest.mark.thin(23)
 @pytest.mark.parametrize("wanted", WANTED, ids=lambda w: f"{w.module}-{w.arch}-{WANTED.index(w)}")
-def test_no_kernel_pairs_a_value_with_minus_zero(wanted: Wanted, tmp_path: Path) -> None:
+def test_no_kernel_pairs_a_value_with_minus_zero(wanted: BuildRequest, tmp_path: Path) -> None:
     spec = module_spec(wanted.module)
     unit = device_unit(spec, wanted.arch, dict(wanted.defines), _clang(wanted.arch))
     found = _MINUS_ZERO.findall(_ir(unit.argv(unit.commands[0]), tmp_path))

@@ -175,7 +175,7 @@ class _Launches:
         y = torch.empty((self.num_ids, c.D), dtype=x.dtype, device=x.device)
         x = x if x.stride(1) == 1 else x.contiguous()
         gate, up, down, tables, stacks = self._weights(weights)
-        with tensor_memory.pointed_to(c.device, weights if self.is_table else ()):
+        with tensor_memory.registered_tensors(c.device, weights if self.is_table else ()):
             self.gate_up(h, x, gate, up, *tables[:2], *layout, stacks[0])
             self.down(y, h, down, tables[2], *layout, stacks[1])
         self.add(out, y, topk_weights, topk_ids)
