@@ -255,7 +255,7 @@ def test_a_refused_call_is_not_tried_again(
 def test_keys_keep_no_tensor_alive(target: str, is_refused: bool, engines: list[str]) -> None:
     callee = BY_TARGET[target]
     original: Callable[..., Any] = lambda *_args, **_kwargs: None  # noqa: E731
-    wrapped = callee._around(original)
+    wrapped = callee._wrap(original)
     args, kwargs, check = CALLS[target]()
     more = {"quant_dtype_a": torch.ones(3)} if is_refused else {}
     wrapped(*args, **kwargs, **more)

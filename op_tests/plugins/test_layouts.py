@@ -183,10 +183,10 @@ def test_weights_are_not_kept_and_are_looked_at_once(
     monkeypatch.setattr(layouts, "fingerprint", lambda t: looks.append(1) or real(t))
     for _ in range(3):
         assert layouts.of(own) == layouts.SHUFFLED
-    assert len(looks) == 1 and len(layouts._KNOWN) == 1
+    assert len(looks) == 1 and len(layouts._LAYOUT_RECORDS) == 1
     del own
     gc.collect()
-    assert not layouts._KNOWN
+    assert not layouts._LAYOUT_RECORDS
     with torch.inference_mode():
         inner = w.clone()
         assert layouts.of(inner) is None and layouts.of(inner) is None

@@ -271,7 +271,7 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     monkeypatch.delenv("RFOPS_PLUGIN", raising=False)
     monkeypatch.setattr(later, "_EACH_TIME", {})  # of modules that are loaded when this is over
     monkeypatch.setattr(layouts, "_RECORDS", {})
-    monkeypatch.setattr(layouts, "_KNOWN", {})
+    monkeypatch.setattr(layouts, "_LAYOUT_RECORDS", {})
 
     def original(target: str) -> Callable[..., Any]:
         if target == "aiter.get_hip_quant":

@@ -132,7 +132,7 @@ def _engines() -> dict[str, dict[str, Any]]:
 def _wrapped(engine: str, has_aiter: bool) -> tuple[list[str], str]:
     """The callees that its plugin wraps, and why not all."""
     try:
-        groups = targets.wanted()
+        groups = targets.selected_groups()
     except ConfigError as error:
         return [], str(error)
     if not groups:

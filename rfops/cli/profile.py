@@ -81,7 +81,9 @@ def _time(problem: Problem, options: argparse.Namespace) -> list[Report]:
     with vgpu.timing(options.part, detail=detail, events=most) as timing, count as profile:
         problem.launch()
     if profile is not None:
-        text = page.page(report.of(profile.launches), f"{problem.op.name} {problem.call}")
+        text = page.page(
+            report.from_launches(profile.launches), f"{problem.op.name} {problem.call}"
+        )
         options.html.write_text(text, encoding="utf-8")
         print(f"rfops: wrote {options.html}", file=sys.stderr)
     if options.trace:

@@ -100,7 +100,10 @@ def _tell(options: argparse.Namespace, folder: Path, words: list[str], status: i
             "rfops run --check names the instruction",
             file=sys.stderr,
         )
-    print(report.text(found, why=options.timing, checked=options.check), file=sys.stderr)
+    print(
+        report.text(found, show_reasons=options.timing, show_findings=options.check),
+        file=sys.stderr,
+    )
     if found.left_out and (options.trace or options.html):
         print(
             f"rfops run: of {len(found.different)} different launches {len(found.followed)} "

@@ -33,7 +33,7 @@ def found(m: int = 16, n: int = 512, k: int = 2048) -> report.Report:
     w, w_scale = rfops.quant_mxfp8(torch.randn(n, k))
     with rfops.vgpu.timing("MI355X", events=50_000), rfops.vgpu.profile() as p:
         rfops.gemm_mxfp8(x, w, x_scale, w_scale)
-    return report.of(p.launches)
+    return report.from_launches(p.launches)
 
 
 @functools.cache
@@ -182,7 +182,7 @@ def test_timeline() -> None:
 
 def test_a_long_timeline_says_what_is_left_out() -> None:
     (one,) = found().followed
-    html = page_charts.timeline(one.time, most=100)
+    html = page_charts.timeline(one.time, max_rects=100)
     assert len([*rectangles(svgs(html)[0])]) <= 100
     assert re.search(r"; \d{3,} more slices are left out", html)
     alone = dataclasses.replace(one.time, figures={**one.time.figures, "events": []})

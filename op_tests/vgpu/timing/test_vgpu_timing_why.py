@@ -87,7 +87,7 @@ def of_category(slices: Slices, cat: str, index: int) -> Slices:
 
 
 def test_a_timeline_is_well_formed_and_has_all() -> None:
-    trace = timeline.trace(launches(), most=1_000_000)
+    trace = timeline.trace(launches(), max_issues=1_000_000)
     slices = check_well_formed(trace)
     start = 0.0
     for index, launch in enumerate(launches()):
@@ -127,7 +127,7 @@ def test_matrix_units_are_busy_as_long_as_they_work() -> None:
 
 
 def test_a_timeline_is_capped() -> None:
-    trace = timeline.trace(launches(), most=50)
+    trace = timeline.trace(launches(), max_issues=50)
     issues = of_category(check_well_formed(trace), "issue", 1)
     assert sum(s["args"]["issued"] for s in issues) == 50
     assert [launch["capped"] for launch in trace["otherData"]["launches"]] == [True, True]
@@ -149,7 +149,7 @@ def test_a_listing_marks_what_waits_most() -> None:
     total = sum(launch.stalls.values())
     assert f"{total} clk" in head and len(rows) == len(launch.pcs)
     marked = [row for row in rows if row.startswith("  >")]
-    assert len(marked) == timed_text.MARKED
+    assert len(marked) == timed_text.NUM_MARKED
     worst = max(launch.pcs, key=lambda row: sum(row["stalls"].values()))
     (line,) = [row for row in marked if f"{worst['offset']:#x} " in row]
     clk = sum(worst["stalls"].values())
@@ -210,7 +210,7 @@ def test_source_lines_of_the_engines_code(tmp_path: Path) -> None:
         (f"rfops/{header}:1", f"{CSRC}/{header}:1"),
         ("/home/a/b.py:3", "/home/a/b.py:3"),
     ):
-        assert timed_text.place(name, "lines_kernel") == told
+        assert timed_text.source_path(name, "lines_kernel") == told
     row = {"offset": 256, "text": "s_nop 0", "issued": 1, "stalls": {"vmcnt": 4},
            "source": f"{stage}root/deep/m.hip:2"}  # fmt: skip
     one = TimedLaunch({**launches()[0].figures, "kernel": "lines_kernel", "pcs": [row]})
