@@ -40,7 +40,7 @@ def wanted(file: Path | None) -> list[BuildRequest]:
     options = argparse.Namespace(
         arch="gfx942,gfx950", manifest=None, defines=[], modules=[], config=None
     )
-    entries = [*build._wanted(options), *(manifest.load(file) if file else ())]
+    entries = [*build._requests(options), *(manifest.load(file) if file else ())]
     ours = [e for e in entries if isinstance(e, BuildRequest) and e.arch != "host"]
     return [e for e in dict.fromkeys(ours) if e.config == BuildRequest("", "").config]
 

@@ -461,9 +461,9 @@ def test_a_summary_is_aligned() -> None:
 
 
 def test_a_name_is_shown_without_its_namespace() -> None:
-    assert score.plain("_ZN5aiter12gemm_32x128aE") == "gemm_32x128a"
-    assert score.plain("_ZN5aiter13gemm_32x128aE") == "_ZN5aiter13gemm_32x128aE"
-    assert score.plain("gemm") == "gemm"
+    assert score.readable_name("_ZN5aiter12gemm_32x128aE") == "gemm_32x128a"
+    assert score.readable_name("_ZN5aiter13gemm_32x128aE") == "_ZN5aiter13gemm_32x128aE"
+    assert score.readable_name("gemm") == "gemm"
 
 
 # ---------------------------------------------------------------- workers

@@ -20,7 +20,7 @@ from rfops import cli
 from rfops.cli import build as cli_build
 from rfops.cli.executor import cluster
 from rfops.cli.executor.driver import ATTEMPTS, DEATHS, Died, Outcome, Run, Task
-from rfops.cli.executor.local import LocalPool, outcome_of, shares
+from rfops.cli.executor.local import LocalPool, outcome_of, split_cores
 
 pytestmark = pytest.mark.requires_gfx950
 needs_ray = pytest.mark.skipif(
@@ -170,9 +170,9 @@ def test_a_process_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_shares_of_the_cores() -> None:
     """All of them, each once, in equal parts; where workers are more, a core each."""
-    assert shares([0, 1, 2, 3, 6, 7, 8], 2) == [[0, 1, 2], [3, 6, 7, 8]]
-    assert shares([4, 5], 5) == [[4], [5], [4], [5], [4]]
-    assert shares([3], 1) == [[3]]
+    assert split_cores([0, 1, 2, 3, 6, 7, 8], 2) == [[0, 1, 2], [3, 6, 7, 8]]
+    assert split_cores([4, 5], 5) == [[4], [5], [4], [5], [4]]
+    assert split_cores([3], 1) == [[3]]
 
 
 @pytest.mark.parametrize(
@@ -246,7 +246,7 @@ def test_builds_of_far_workers_come_home(tmp_path: Path, monkeypatch: pytest.Mon
     state, error, data = cli_build.build_task(entry, True)
     assert (state, error) == ("built", "") and data
     monkeypatch.setenv("RFOPS_CACHE_DIR", str(tmp_path / "home"))
-    cli_build._take(data)
+    cli_build._import_archive(data)
     assert cli_build.build_task(entry, False) == ("cached", "", b"")
 
 

@@ -42,21 +42,21 @@ def run(options: argparse.Namespace) -> int:
     from rfops.cli.common import with_ops
 
     with_ops()
-    of = problem(options.problem)
-    words = ["rfops", "submit", of.name, "--form", options.form]
-    words += ["--official"] * options.official
-    words += [word for case in options.case for word in ("--case", case)]
-    text = generate(of, options.form, _cases(of, options), shlex.join(words))
+    problem_ = problem(options.problem)
+    command = ["rfops", "submit", problem_.name, "--form", options.form]
+    command += ["--official"] * options.official
+    command += [argument for case in options.case for argument in ("--case", case)]
+    text = generate(problem_, options.form, _cases(problem_, options), shlex.join(command))
     options.output.write_text(text, encoding="utf-8")
-    print(f"{options.output}: {len(text) / 1000:.0f} KB, {options.form}, for {of.arch}")
+    print(f"{options.output}: {len(text) / 1000:.0f} KB, {options.form}, for {problem_.arch}")
     return 0
 
 
-def _cases(of: Problem, options: argparse.Namespace) -> list[Case]:
+def _cases(problem_: Problem, options: argparse.Namespace) -> list[Case]:
     from rfops.challenge.problem import case_of
 
-    official = [*of.tests, *of.benchmarks]
-    cases = [*official, *([] if options.official else map(of.shrink, official))]
+    official = [*problem_.tests, *problem_.benchmarks]
+    cases = [*official, *([] if options.official else map(problem_.shrink, official))]
     for case in map(case_of, options.case):
         if missing := set(official[0]) - set(case):
             raise ValueError(f"case {case}: without {', '.join(sorted(missing))}")

@@ -92,8 +92,9 @@ def _refuse_other_runtimes(library: Path) -> None:
     other_runtimes = {name for name in names if Path(name).resolve() != library.resolve()}
     if other_runtimes:
         raise ConfigError(
-            "activate_flydsl: no other HIP runtime may be loaded in this process, because FlyDSL uses "
-            f"the first one, got {', '.join(sorted(other_runtimes))}. Activate before it is loaded."
+            "activate_flydsl: no other HIP runtime may be loaded in this process, because FlyDSL "
+            f"uses the first one, got {', '.join(sorted(other_runtimes))}. Activate before it is "
+            "loaded."
         )
 
 
