@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from rfops.challenge import MODULES, formats, problem
-from rfops.challenge.data import moved
+from rfops.challenge.data import to_device
 from rfops.challenge.evaluate import Limits, Verdict, evaluate
 from rfops.challenge.folder import problem_of
 from rfops.challenge.problem import Problem, case_of, error_of, spec_of
@@ -421,7 +421,7 @@ def test_all_of_a_problem_s_data_moves(name: str) -> None:
 
     of = problem(name)
     data = of.generate(of.shrink(of.tests[0]))
-    there = tensors(moved(data, "meta"))
+    there = tensors(to_device(data, "meta"))
     assert len(there) == len(tensors(data)) > 2
     assert {t.device.type for t in there} == {"meta"}
     assert {t.device.type for t in tensors(data)} == {"cpu"}

@@ -18,10 +18,10 @@ import torch
 
 from rfops.challenge import inline, problem
 from rfops.challenge.entries import ROWS
-from rfops.challenge.evaluate import Limits, evaluate, refused
+from rfops.challenge.evaluate import Limits, evaluate, refusal_of
 from rfops.challenge.problem import Case, Problem, case_of
-from rfops.challenge.record import Place, _Names, recording, unreal
-from rfops.challenge.submit import WORD, _code_text, _reworded, generate
+from rfops.challenge.record import ArgPlace, _Names, recording, unreal
+from rfops.challenge.submit import FORBIDDEN, _code_text, _reworded, generate
 from rfops.cli import main
 from rfops.jit import vgpu_library_folder
 from rfops.jit.launch import bind
@@ -109,7 +109,7 @@ def test_a_file_is_plain_python_and_twice_the_same(name: str, form: str) -> None
     cases = [small(of)]
     text = generate(of, form, cases, "a test")
     assert text == generate(of, form, cases, "a test")
-    assert not refused(text) and max(map(len, text.splitlines())) <= 110
+    assert not refusal_of(text) and max(map(len, text.splitlines())) <= 110
     assert text.startswith(f"#!POPCORN leaderboard {name}\n#!POPCORN gpus ")
     assert "of rfops 0." in text[:300] and "Written by `a test`" in text[:400]
     imported = {
@@ -226,12 +226,12 @@ def test_the_refused_word_is_gone() -> None:
         _reworded("x_stream x_flow")
     spelt = base64.b64decode("abStreAm" * 40)
     text = _code_text({"code_1": spelt})
-    assert WORD not in text.lower()
+    assert FORBIDDEN not in text.lower()
     namespace: dict[str, Any] = {}
     exec(text, namespace)
     assert base64.b64decode(namespace["CODE"]["code_1"]) == spelt
     says = 'the bot refuses the file: line 2 has the word "stream"'
-    assert refused("x = 1\n# a hipStream_t") == says
+    assert refusal_of("x = 1\n# a hipStream_t") == says
 
 
 def test_memory_in_common_is_one() -> None:
@@ -245,8 +245,8 @@ def test_memory_in_common_is_one() -> None:
     launch: Any = type("L", (), {"variant": type("V", (), {"op": Op}), "args": (*parts, x[4:])})
     names = _Names({"x": x}, [launch])
     assert names.scratch == {"a": 48, "c": 8}
-    found = [names.of(tensor) for tensor in launch.args]
-    assert found == [Place("a"), Place("a", 16), Place("c"), Place("x", 16)]
+    found = [names.place_of(tensor) for tensor in launch.args]
+    assert found == [ArgPlace("a"), ArgPlace("a", 16), ArgPlace("c"), ArgPlace("x", 16)]
 
 
 def test_a_plan_that_uses_torch_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

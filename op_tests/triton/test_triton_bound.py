@@ -107,7 +107,7 @@ def test_others_find_what_one_has_compiled(searched: Counted) -> None:
 
 
 def test_what_is_kept_is_bounded(searched: Counted, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bound, "_MOST", 8)
+    monkeypatch.setattr(bound, "_MAX_CACHED", 8)
     made = Sum(searched)
     for m in range(1, 40):
         run(made, 3, 5, apart=m)

@@ -49,9 +49,9 @@ MOST_SPLIT = 8  # more sums to add than CUs bring: down of MI300X 22.2 us by 9, 
 _BF16, _F32, _I32 = torch.bfloat16, torch.float32, torch.int32
 
 
-def _m_tiles(m: int, most: int) -> int:
+def _m_tiles(m: int, max_tiles: int) -> int:
     """Of 16 rows of x, of a workgroup."""
-    return min(most, 1 << (ceil(max(m, 1), TILE) - 1).bit_length())
+    return min(max_tiles, 1 << (ceil(max(m, 1), TILE) - 1).bit_length())
 
 
 @dataclass(frozen=True)
@@ -80,16 +80,19 @@ class Product:
         """K is split for as many workgroups as there are CUs, of two steps at least, or of one of
         each wave, or of a chunk; none is without a step."""
         steps = {OUT: WAVES, WIDE: self.chunk}.get(self.stage, 1)  # of a turn
-        turns, least = ceil(self.k, STEP * steps), 1 if self.stage in (OUT, WIDE) else 2
-        split = max(1, min(cus // self.tiles(m), turns // least, MOST_SPLIT))
-        made = {"M_TILES": _m_tiles(m, self.most_m), "SPLIT": ceil(turns, ceil(turns, split))}
+        num_steps, min_steps = ceil(self.k, STEP * steps), 1 if self.stage in (OUT, WIDE) else 2
+        split = max(1, min(cus // self.tiles(m), num_steps // min_steps, MOST_SPLIT))
+        defines = {
+            "M_TILES": _m_tiles(m, self.most_m),
+            "SPLIT": ceil(num_steps, ceil(num_steps, split)),
+        }
         if self.stage == DOWN_WIDE:
-            return {"SPLIT": made["SPLIT"], "N_TILES": self.columns // TILE}
+            return {"SPLIT": defines["SPLIT"], "N_TILES": self.columns // TILE}
         if self.stage == WIDE:
-            return {**made, "N_TILES": self.columns // TILE, "STEPS": self.chunk}
+            return {**defines, "N_TILES": self.columns // TILE, "STEPS": self.chunk}
         if self.stage == OUT:
-            return {**made, "N_TILES": self.columns // TILE}
-        return {**made, "N_TILES": self.columns // (TILE * WAVES), "STAGE": self.stage}
+            return {**defines, "N_TILES": self.columns // TILE}
+        return {**defines, "N_TILES": self.columns // (TILE * WAVES), "STAGE": self.stage}
 
     def groups(self, m: int, cus: int) -> int:
         return self.tiles(m) * self.defines(m, cus)["SPLIT"]
@@ -111,10 +114,10 @@ def products(c: Call) -> tuple[Product, ...]:
     )
 
 
-def _busiest(c: Call, first: Product, *others: Product) -> Product:
+def _busiest(c: Call, first_product: Product, *other_products: Product) -> Product:
     """The first, or one that has work for a tenth of CUs more."""
-    best = first
-    for p in others:
+    best = first_product
+    for p in other_products:
         if p.groups(c.B, c.cu_num) > 1.1 * best.groups(c.B, c.cu_num):
             best = p
     return best
@@ -126,10 +129,10 @@ def down_product(c: Call) -> Product:
     64 in 14.7, and 256 by 128 in 20.7."""
     stage, widths = DOWN, [64, 128]
     if c.B > FEW_ROWS:  # two buffers of x and w
-        room = ARCH_SPECS[c.arch].lds_bytes // (4 * STEP) - 64
-        stage, widths = DOWN_WIDE, [n for n in (64, 96, 128) if n <= room]
-    made = (Product(stage, c.R, c.D, n, c.D, n_other=CACHE_ROW, most_m=4) for n in widths)
-    return _busiest(c, *made)
+        max_columns = ARCH_SPECS[c.arch].lds_bytes // (4 * STEP) - 64
+        stage, widths = DOWN_WIDE, [n for n in (64, 96, 128) if n <= max_columns]
+    candidates = (Product(stage, c.R, c.D, n, c.D, n_other=CACHE_ROW, most_m=4) for n in widths)
+    return _busiest(c, *candidates)
 
 
 def out_product(c: Call) -> Product:
@@ -137,10 +140,12 @@ def out_product(c: Call) -> Product:
     times 52). More rows are bound by x, which wide tiles read less often."""
     if c.B <= FEW_ROWS:
         return Product(OUT, c.D, c.V, 64)
-    wide = (48, 64) if c.B <= WIDE_ROWS else (96, 112)
+    widths = (48, 64) if c.B <= WIDE_ROWS else (96, 112)
     lds = ARCH_SPECS[c.arch].lds_bytes
-    made = (Product(WIDE, c.D, c.V, n, chunk=2 if 4 * n * 2 * STEP <= lds else 1) for n in wide)
-    return _busiest(c, *made)
+    candidates = (
+        Product(WIDE, c.D, c.V, n, chunk=2 if 4 * n * 2 * STEP <= lds else 1) for n in widths
+    )
+    return _busiest(c, *candidates)
 
 
 def query_defines(m: int, heads: int, k: int, cus: int) -> Mapping[str, int]:
@@ -156,9 +161,11 @@ def query_defines(m: int, heads: int, k: int, cus: int) -> Mapping[str, int]:
         tiles //= 2
     if tiles == 4:
         return QUERY_WIDE
-    turns = ceil(k, 2 * STEP)
-    split = min(cus // query_groups(m, heads, tiles), turns, MOST_SPLIT) if 4 * heads <= cus else 1
-    return {"M_TILES": tiles, "SPLIT": ceil(turns, ceil(turns, max(1, split)))}
+    num_steps = ceil(k, 2 * STEP)
+    split = (
+        min(cus // query_groups(m, heads, tiles), num_steps, MOST_SPLIT) if 4 * heads <= cus else 1
+    )
+    return {"M_TILES": tiles, "SPLIT": ceil(num_steps, ceil(num_steps, max(1, split)))}
 
 
 def query_groups(m: int, heads: int, tiles: int) -> int:
@@ -175,7 +182,7 @@ def query_sums(m: int, heads: int, defines: Mapping[str, int]) -> int:
 
 def _defines(arch: str) -> list[list[dict[str, int]]]:
     """DeepSeek-V3's, of one sequence and of 128."""
-    made = []
+    defines = []
     for m in (1, 128):
         c = Call(
             arch,
@@ -185,8 +192,8 @@ def _defines(arch: str) -> list[list[dict[str, int]]]:
             {},
             {},
         )
-        made.append([p.defines(m, c.cu_num) for p in products(c)])
-    return made
+        defines.append([p.defines(m, c.cu_num) for p in products(c)])
+    return defines
 
 
 @compile_ops(
@@ -367,13 +374,13 @@ class HipLayer(Kernel):
 
     def launches(self, c: Call) -> Run:
         """The launches of one call."""
-        down, value, out = made = products(c)
+        down, value, out = products_ = products(c)
         page = page_of(c)
         heads, pages, rows = c.V // V, c.L // page, ceil(c.B, TILE) * TILE
         query = query_defines(c.B, heads, c.R, c.cu_num)
-        sums = [p.sums(c.B, p.defines(c.B, c.cu_num)["SPLIT"]) for p in made]
-        sums.append(query_sums(c.B, heads, query))
-        tiles = [p.tiles(c.B) * (WAVES if p.stage in BY_WAVES else 1) for p in made]
+        partial_sizes = [p.sums(c.B, p.defines(c.B, c.cu_num)["SPLIT"]) for p in products_]
+        partial_sizes.append(query_sums(c.B, heads, query))
+        tiles = [p.tiles(c.B) * (WAVES if p.stage in BY_WAVES else 1) for p in products_]
         tiles.append(query_groups(c.B, heads, query["M_TILES"]))
         return run_steps(
             c.device,
@@ -397,7 +404,7 @@ class HipLayer(Kernel):
                 "q": ((c.B, heads, CACHE_ROW), _BF16),
                 "latent": ((c.B, heads, LATENT), _BF16),  # what attention gives
                 "value": ((rows, heads * V), _BF16),  # packed
-                "workspace": (max(sums), _F32),
+                "workspace": (max(partial_sizes), _F32),
             },
             zeros={"counts": max(tiles)},
             outer=True,

@@ -29,8 +29,8 @@ class Row:
 
     @property
     def op(self) -> Op:
-        found: Op = importlib.import_module(self.module).OP
-        return found
+        op: Op = importlib.import_module(self.module).OP
+        return op
 
 
 def is_out(data: Any, out: torch.Tensor) -> Any:
@@ -58,7 +58,9 @@ def _call_fp8_mm(t: dict[str, Any], _data: Any) -> object:
 def mixture_of_experts(data: Any) -> tuple[Any, dict[str, Any]]:
     x, weights, config = data
     names = [f"experts.{e}" for e in range(config["n_routed_experts"])]
-    gate, up, down = ([weights[f"{name}.{part}.weight"] for name in names] for part in range(3))
+    gate, up, down = (
+        [weights[f"{name}.{matrix_idx}.weight"] for name in names] for matrix_idx in range(3)
+    )
     shared = config["n_shared_experts"]  # as wide as so many experts: their columns, and rows
     gate += shared_of(weights["shared_experts.0.weight"], shared, 1)
     up += shared_of(weights["shared_experts.1.weight"], shared, 1)
@@ -69,8 +71,8 @@ def mixture_of_experts(data: Any) -> tuple[Any, dict[str, Any]]:
     return sizes, tensors
 
 
-def shared_of(weight: torch.Tensor, parts: int, dim: int) -> list[torch.Tensor]:
-    return [part.contiguous() for part in weight.chunk(parts, dim)]
+def shared_of(weight: torch.Tensor, num_experts: int, dim: int) -> list[torch.Tensor]:
+    return [expert_weight.contiguous() for expert_weight in weight.chunk(num_experts, dim)]
 
 
 def as_x(data: Any, out: torch.Tensor) -> Any:
@@ -203,8 +205,8 @@ def mla_decode(data: Any) -> tuple[Any, dict[str, Any]]:
 def angles(rows: int, device: torch.device) -> torch.Tensor:
     """Cosines and sines of each position, as the layer computes them: all in bfloat16."""
     frequency = 10000.0 ** (-torch.arange(32, dtype=torch.bfloat16, device=device) / 32)
-    turns = torch.arange(rows, device=device).to(torch.bfloat16)[:, None] * frequency
-    return torch.cat((turns.cos(), turns.sin()), -1)
+    rotations = torch.arange(rows, device=device).to(torch.bfloat16)[:, None] * frequency
+    return torch.cat((rotations.cos(), rotations.sin()), -1)
 
 
 def with_cache(data: Any, out: torch.Tensor) -> Any:

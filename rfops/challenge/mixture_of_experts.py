@@ -74,7 +74,7 @@ def layer(data: Any, dtype: torch.dtype) -> torch.Tensor:
         return (a.float() @ b.float()).to(dtype)
 
     def expert(name: str, rows: torch.Tensor) -> torch.Tensor:
-        gate, up, down = (weights[f"{name}.{part}.weight"] for part in range(3))
+        gate, up, down = (weights[f"{name}.{matrix_idx}.weight"] for matrix_idx in range(3))
         return mm(silu(mm(rows, gate)) * mm(rows, up), down)
 
     routed = torch.zeros(tokens.shape, dtype=dtype)

@@ -39,7 +39,8 @@ def run(command_line: argparse.Namespace) -> int:
         return code
     if command_line.words in ([], ["-h"], ["--help"]):
         print(
-            f"usage: rfops {command_line.name} OP ...\n\n{COMMANDS[command_line.name]}\n\nOP, --help after it:"
+            f"usage: rfops {command_line.name} OP ...\n\n{COMMANDS[command_line.name]}\n\n"
+            "OP, --help after it:"
         )
         print("\n".join(f"  {name}" for name in op_names(command_line.name == "tune")))
         for program, (_, text) in programs.items():
@@ -51,8 +52,8 @@ def run(command_line: argparse.Namespace) -> int:
     asked_op = ops().get(command_line.words[0])
     if command_line.name == "tune" and asked_op is not None and not asked_op.table:
         raise ValueError(
-            f"tune: {asked_op.name} must have a tuned table, got none. Give its Op a `table`, and a "
-            "kernel a Config."
+            f"tune: {asked_op.name} must have a tuned table, got none. Give its Op a `table`, "
+            "and a kernel a Config."
         )
     command = importlib.import_module(f"rfops.cli.{command_line.name}")
     parser = argparse.ArgumentParser(prog=f"rfops {command_line.name}", description=command.__doc__)

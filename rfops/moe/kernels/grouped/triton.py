@@ -42,7 +42,7 @@ class TritonGrouped(Kernel):
 
     def default(self, c: Call) -> TritonConfig:
         """The table's tile for blocks of block_m rows."""
-        return tiles.of(self.own_row(c))
+        return tiles.from_row(self.own_row(c))
 
     def candidates(self, c: Call) -> Iterable[TritonConfig]:
         return tiles.candidates(self.default(c), c, c.block_m, False)
