@@ -95,18 +95,18 @@ class TritonMoe(Kernel):
         return FusedMoeTritonConfig(block_m, 128, 64, 8, 4, 4)
 
     def candidates(self, c: Call) -> list[FusedMoeTritonConfig]:
-        first = self.default(c)
-        made = [
+        default = self.default(c)
+        configs = [
             FusedMoeTritonConfig(m, n, k, 8, warps, stages)
             for m in sorted(
-                {max(16, first.block_m // 2), first.block_m, min(256, 2 * first.block_m)}
+                {max(16, default.block_m // 2), default.block_m, min(256, 2 * default.block_m)}
             )
             for n, k in ((64, 64), (128, 32), (128, 64), (256, 32), (256, 64))
             for warps in (4, 8)
             for stages in ((2,) if c.arch.startswith("gfx") else (3, 4))
         ]
-        fit = (config for config in made if self.unsupported_config_reason(c, config) is None)
-        return [first, *(config for config in fit if config != first)]
+        fit = (config for config in configs if self.unsupported_config_reason(c, config) is None)
+        return [default, *(config for config in fit if config != default)]
 
     def variant(self, c: Call, config: FusedMoeTritonConfig) -> RunOf:
         def run_of(*sizes: int) -> Run:
@@ -160,8 +160,8 @@ class _Launches:
         )((blocks * ceil(c.D, config.block_n), 1, 1), **common, n=c.D, k=c.I)
         self.add = add_rows(c)
 
-    def __call__(self, out: Tensor, x: Tensor, *rest: Any) -> None:
-        *weights, topk_weights, topk_ids, router = rest
+    def __call__(self, out: Tensor, x: Tensor, *args: Any) -> None:
+        *weights, topk_weights, topk_ids, router = args
         c, config = self.c, self.config
         if router is not None:
             topk_weights, topk_ids = moe_router(
@@ -185,8 +185,8 @@ class _Launches:
         if self.is_table:
             return *(w[0] for w in weights), [_addresses(w) for w in weights], (None, None)
         w1, w2 = weights
-        first, i = w1[0].T, self.c.I
-        return first[:, :i], first[:, i:], w2[0].T, (None, None, None), (w1, w2)
+        w1_t, i = w1[0].T, self.c.I
+        return w1_t[:, :i], w1_t[:, i:], w2[0].T, (None, None, None), (w1, w2)
 
 
 def _stack(name: str, is_table: bool) -> dict[str, str]:
