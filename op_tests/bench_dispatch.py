@@ -90,7 +90,7 @@ def five(
     n: i32,
     k: i32,
 ) -> None:
-    """The kernel's parameters."""  # fmt: skip
+    """The kernel's parameters."""
 
 
 @contextmanager

@@ -163,8 +163,9 @@ def measure_loops(rows: set[Row], clock: Clock, scale: float) -> Iterator[tuple[
     if not chosen:
         return
     steps = {row: max(1, int((100 if row in MATRICES else 2000) * scale)) for row in chosen}
-    batch = Snippets([loop_source(body, i, steps[row])
-                      for i, (row, body) in enumerate(chosen.items())])  # fmt: skip
+    batch = Snippets(
+        [loop_source(body, i, steps[row]) for i, (row, body) in enumerate(chosen.items())]
+    )
     inputs = np.full((WAVES * 64, 4), 0x3F8000003F800000, np.uint64)
     count = library().rfops_vgpu_instructions
     count.restype = ctypes.c_uint64
@@ -231,8 +232,9 @@ def measure_triton_gemm(shape: tuple[int, int, int], clock: Clock) -> float:
 def gemm_inputs(m: int, n: int, k: int) -> tuple[torch.Tensor, ...]:
     """a [m, k] and b [n, k] of small integers: sums are exact in fp32."""
     source = torch.Generator().manual_seed(1)
-    return tuple(torch.randint(-4, 5, (rows, k), generator=source).to(torch.float8_e4m3fn)
-                 for rows in (m, n))  # fmt: skip
+    return tuple(
+        torch.randint(-4, 5, (rows, k), generator=source).to(torch.float8_e4m3fn) for rows in (m, n)
+    )
 
 
 def check_gemm(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:

@@ -75,9 +75,12 @@ def digest(entry: BuildRequest) -> dict[str, Any]:
     content = [[*sections(object_file)], [*kernels.values()]]
     text = json.dumps(content, sort_keys=True, default=str)
     return {
-        "module": entry.module, "arch": entry.arch, "defines": dict(entry.defines),
-        "bytes": object_file.stat().st_size, "code": hashlib.sha256(text.encode()).hexdigest(),
-    }  # fmt: skip
+        "module": entry.module,
+        "arch": entry.arch,
+        "defines": dict(entry.defines),
+        "bytes": object_file.stat().st_size,
+        "code": hashlib.sha256(text.encode()).hexdigest(),
+    }
 
 
 def digests(file: Path | None) -> list[dict[str, Any]]:

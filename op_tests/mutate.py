@@ -482,8 +482,14 @@ def judge(mutant: Mutant, trees: queue.Queue[Path], limit: float) -> dict[str, o
     killed = verdict != "passed"
     last = "\n".join(reports(lines)[-1:] or lines[-3:])
     seconds = round(time.monotonic() - began, 1)
-    return {**dataclasses.asdict(mutant), "killed": killed, "by": last if killed else "",
-            "verdict": verdict, "seconds": seconds, "tests": chosen}  # fmt: skip
+    return {
+        **dataclasses.asdict(mutant),
+        "killed": killed,
+        "by": last if killed else "",
+        "verdict": verdict,
+        "seconds": seconds,
+        "tests": chosen,
+    }
 
 
 def killers_that_fail(rows: list[dict[str, object]], tree: Path, limit: float) -> set[str]:

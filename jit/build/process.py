@@ -44,9 +44,13 @@ class Command:
         self.limit, self.status = limit, 0
         arguments: dict[str, Any] = {"stderr": subprocess.STDOUT} | options
         self._process: subprocess.Popen[bytes] = subprocess.Popen(
-            list(argv), env=dict(env), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            start_new_session=True, **arguments,
-        )  # fmt: skip
+            list(argv),
+            env=dict(env),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+            **arguments,
+        )
         _sessions.add(self._process.pid)
 
     def __enter__(self) -> Self:

@@ -261,9 +261,16 @@ ZIG_FLAGS = ("-x", "hip", "--cuda-device-only", "-nogpuinc", "-nogpulib")
 
 # Variables that add flags, headers or tools behind the key's back.
 _FLAG_VARIABLES = (
-    "HIPCC_COMPILE_FLAGS_APPEND", "HIPCC_LINK_FLAGS_APPEND", "CCC_OVERRIDE_OPTIONS", "CCC_ADD_ARGS",
-    "CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "GCC_EXEC_PREFIX", "COMPILER_PATH",
-)  # fmt: skip
+    "HIPCC_COMPILE_FLAGS_APPEND",
+    "HIPCC_LINK_FLAGS_APPEND",
+    "CCC_OVERRIDE_OPTIONS",
+    "CCC_ADD_ARGS",
+    "CPATH",
+    "C_INCLUDE_PATH",
+    "CPLUS_INCLUDE_PATH",
+    "GCC_EXEC_PREFIX",
+    "COMPILER_PATH",
+)
 
 
 def environment() -> dict[str, str]:

@@ -34,9 +34,15 @@ MEMBER = re.compile(rf"(gfx\w+|host)/({_NAME})/([0-9a-f]{{40}})/({_NAME})")
 _KEY = re.compile(r"[0-9a-f]{40}")
 _WAY_OUT = "; if it is meant to, --max-size raises that limit"
 _BROKEN = (
-    tarfile.TarError, zlib.error, EOFError, OSError, ValueError, ArithmeticError, LookupError,
+    tarfile.TarError,
+    zlib.error,
+    EOFError,
+    OSError,
+    ValueError,
+    ArithmeticError,
+    LookupError,
     RecursionError,
-)  # fmt: skip
+)
 
 Name = tuple[str, str, str]  # arch, module, key
 

@@ -45,9 +45,13 @@ def check(location: str, value: object, kind: type[R]) -> R:
 
 
 _KIND_NAMES = {
-    "array": "a list", "object": "an object", "str": "a text", "int": "a whole number",
-    "float": "a number", "bool": "true or false",
-}  # fmt: skip
+    "array": "a list",
+    "object": "an object",
+    "str": "a text",
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+}
 
 
 def _explain(error: str, value: Any, kind: type[Record]) -> str:

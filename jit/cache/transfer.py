@@ -23,9 +23,11 @@ from .shelf import ArtifactCache, IndexEntry, Meta, Roots
 
 
 def export(
-    file: Path, archs: Collection[str] = (), modules: Collection[str] = (),
+    file: Path,
+    archs: Collection[str] = (),
+    modules: Collection[str] = (),
     keys: Collection[str] = (),
-) -> int:  # fmt: skip
+) -> int:
     """Write all whole entries (of these architectures, modules and keys) to one file; how many."""
     exported: set[str] = set()
     temporary = file.with_name(f".{file.name}.{uuid.uuid4().hex}")

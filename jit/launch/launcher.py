@@ -156,7 +156,13 @@ def _attach(module: ModuleType, kernel: BoundKernel) -> None:
     # torch's own function is quicker than torch.cuda's, which makes a Stream object.
     get_stream = getattr(torch._C, "_cuda_getCurrentRawStream", raw_stream)
     launch = module.Launcher(
-        *map(kernel.hip.address, calls), kernel.function.value, kernel.index,
-        kernel.kernarg_size, kernel.layout, get_stream, slow, kernel.fail,
-    )  # fmt: skip
+        *map(kernel.hip.address, calls),
+        kernel.function.value,
+        kernel.index,
+        kernel.kernarg_size,
+        kernel.layout,
+        get_stream,
+        slow,
+        kernel.fail,
+    )
     kernel.launch = launch  # type: ignore[method-assign]

@@ -23,9 +23,14 @@ CONFIGS: dict[str, Any] = {
     "shared_fp8": [SharedFp8Config(1, LEAST_SHARED), SharedFp8Config(5, LEAST_SHARED)],
 }
 KERNELS = [
-    ("gfx950", "torch"), ("gfx950", "triton"), ("gfx942", "flow"), ("gfx950", "flow"),
-    ("gfx942", "shared"), ("gfx950", "shared"), ("gfx950", "shared_fp8"),
-]  # fmt: skip
+    ("gfx950", "torch"),
+    ("gfx950", "triton"),
+    ("gfx942", "flow"),
+    ("gfx950", "flow"),
+    ("gfx942", "shared"),
+    ("gfx950", "shared"),
+    ("gfx950", "shared_fp8"),
+]
 
 
 @pytest.fixture(params=KERNELS, ids="-".join)
@@ -55,8 +60,11 @@ def assert_same(kernel: tuple[str, str], p: Problem, config: Any) -> None:
     out, lse = run(kernel[1], p, config)
     wanted, wanted_lse = exact(p)
     is_nan = wanted.isnan().any(-1)
-    for what, found in (("any", out.isnan().any(-1)), ("all", out.isnan().all(-1)),
-                        ("lse", lse.isnan())):  # fmt: skip
+    for what, found in (
+        ("any", out.isnan().any(-1)),
+        ("all", out.isnan().all(-1)),
+        ("lse", lse.isnan()),
+    ):
         wrong = (found != is_nan).nonzero().tolist()
         assert not wrong, f"{what}: rows and heads {wrong[:4]} of {p.lens}"
     assert is_nan.any() and not is_nan.all()
@@ -115,6 +123,7 @@ def test_page_sizes(page: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RFOPS_VGPU_ARCH", "gfx950")
     p = problem([300, 5, page], 4, page=page, qo_len=2)
     lse = torch.full(p.q.shape[:2], math.nan)
-    got = mla_decode(p.q, p.kv, p.kv_indptr, p.kv_indices, p.sm_scale, qo_len=2, kv_lens=p.kv_lens,
-                     lse=lse)  # fmt: skip
+    got = mla_decode(
+        p.q, p.kv, p.kv_indptr, p.kv_indices, p.sm_scale, qo_len=2, kv_lens=p.kv_lens, lse=lse
+    )
     assert_correct((got, lse), p)

@@ -247,10 +247,12 @@ def test_an_entry_ends_with_its_evaluator(tmp_path: Path, number: signal.Signals
     entry.write_text(HANGS.format(file=str(said)))
     words = ["eval", "amd-fp8-mm", "--submission", str(entry), "--case", CASE]
     with subprocess.Popen(
-        [*COMMAND, *words], stderr=subprocess.PIPE, text=True,
+        [*COMMAND, *words],
+        stderr=subprocess.PIPE,
+        text=True,
         # pytest itself may have been started with Ctrl-C ignored
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    ) as evaluator:  # fmt: skip
+    ) as evaluator:
         while not said.exists():
             assert evaluator.poll() is None
             time.sleep(0.05)
@@ -292,7 +294,7 @@ def custom_kernel(data):
         ("return data[4]", "os.wait(); return data[4]", "two processes answered"),
         ("[os.fork() for _ in '12345678']; time.sleep(60)", "time.sleep(60)", "at most 64"),
     ],
-)  # fmt: skip
+)
 def test_forks(
     tmp_path: Path, child: str, parent: str, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -331,10 +333,13 @@ def _commands() -> list[str]:
             "makes a case's inputs itself",
         ),
         ("import torch\ndef custom_kernel(data):\n    return torch.ones(3)\n", "shape (3,), e"),
-        ("import os\nos.close(2)\nfor n in range(3, 99):\n    try: os.write(n, b'x\\n')\n"
-         "    except OSError: pass\n", "wrote over the evaluator's replies"),
+        (
+            "import os\nos.close(2)\nfor n in range(3, 99):\n    try: os.write(n, b'x\\n')\n"
+            "    except OSError: pass\n",
+            "wrote over the evaluator's replies",
+        ),
     ],
-)  # fmt: skip
+)
 def test_entries_that_break(tmp_path: Path, code: str, says: str) -> None:
     record = judged(tmp_path, code)
     assert says in f"{record.error} {record.official}", record
@@ -395,9 +400,13 @@ def test_on_the_gpu_of_torch(tmp_path: Path) -> None:
     ],
 )
 def test_no_gpu(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-    there: bool, more: list[str], says: str,
-) -> None:  # fmt: skip
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    there: bool,
+    more: list[str],
+    says: str,
+) -> None:
     file = tmp_path / "entry.py"
     file.write_text(GOOD, encoding="utf-8")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: there)
@@ -436,8 +445,14 @@ def test_the_keys_of_the_protocol(tmp_path: Path) -> None:
     reading, writing = os.pipe()
     words = [*COMMAND, "eval", "fp8-mm", "--submission", str(file), "--case", CASE]
     env = {**os.environ, "POPCORN_FD": str(writing)}
-    done = subprocess.run([*words, "--mode", "benchmark"], env=env, pass_fds=(writing,),
-                          capture_output=True, text=True, check=False)  # fmt: skip
+    done = subprocess.run(
+        [*words, "--mode", "benchmark"],
+        env=env,
+        pass_fds=(writing,),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     os.close(writing)
     with os.fdopen(reading) as stream:
         lines = dict(line.rstrip("\n").split(": ", 1) for line in stream)

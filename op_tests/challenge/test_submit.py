@@ -116,9 +116,10 @@ def test_a_file_is_plain_python_and_twice_the_same(name: str, form: str) -> None
         found.partition(".")[0]
         for node in ast.walk(ast.parse(text))
         if isinstance(node, ast.Import | ast.ImportFrom)
-        for found in ([a.name for a in node.names] if isinstance(node, ast.Import)
-                      else [str(node.module)])
-    }  # fmt: skip
+        for found in (
+            [a.name for a in node.names] if isinstance(node, ast.Import) else [str(node.module)]
+        )
+    }
     assert imported <= KNOWN, imported - KNOWN
 
 

@@ -86,14 +86,18 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], dict[str, str]]] = {
     "grouped_gemm_mxfp8_ref": (rfops.grouped_gemm_mxfp8_ref, ROWS),
     "moe_align_block_size": (
         rfops.moe_align_block_size,
-        {"block_size": INT, "num_experts": INT, "pad_sorted_ids": FLAG,
-         "ignore_invalid_experts": FLAG},
+        {
+            "block_size": INT,
+            "num_experts": INT,
+            "pad_sorted_ids": FLAG,
+            "ignore_invalid_experts": FLAG,
+        },
     ),
     "quant_mxfp8": (rfops.quant_mxfp8, {"rounding": MODE}),
     "mla_decode": (rfops.mla_decode, {"qo_len": INT, "causal": FLAG, "config": CONFIG}),
     "mxfp8_gemv": (compat.mxfp8_gemv, {"out_dtype": DTYPE}),
     "compat.grouped_gemm_mxfp8": (compat.grouped_gemm_mxfp8, ROWS),
-}  # fmt: skip
+}
 CASES = [(name, argument) for name, (_, kinds) in FUNCTIONS.items() for argument in kinds]
 # What is good, or None for "not engaged", of BAD.
 FINE = {
@@ -133,8 +137,12 @@ def test_bad_values(name: str, argument: str, way: str) -> None:
 
 
 def test_numpys_integers_are_ints() -> None:
-    for name in ("grouped_gemm_mxfp8", "moe_align_block_size", "compat.grouped_gemm_mxfp8",
-                 "grouped_gemm_mxfp8_ref"):  # fmt: skip
+    for name in (
+        "grouped_gemm_mxfp8",
+        "moe_align_block_size",
+        "compat.grouped_gemm_mxfp8",
+        "grouped_gemm_mxfp8_ref",
+    ):
         function, kinds = FUNCTIONS[name]
         good = named(name.removeprefix("compat."))
         wanted = function(**good)
@@ -222,11 +230,15 @@ def test_launch(project: Project) -> None:
     x, out = torch.ones(64), torch.empty(64)
     for launch in (bound.launch, lambda *args: type(bound).launch(bound, *args)):
         for at, name, expected, fine in (
-            (2, "a", "a number that a float of 32 bits holds",
-             {"1.5", "4.0", "nan", "True", "2^40", "-1", "np.float64", "np.bool"}),
+            (
+                2,
+                "a",
+                "a number that a float of 32 bits holds",
+                {"1.5", "4.0", "nan", "True", "2^40", "-1", "np.float64", "np.bool"},
+            ),
             (3, "n", "an int from -2147483648 to 2147483647", {"True", "-1"}),
             (0, "out", "a tensor or None", {"None", "tensor"}),
-        ):  # fmt: skip
+        ):
             for shown, bad in BAD.items():
                 if shown in fine:
                     continue

@@ -29,14 +29,21 @@ def _call(op: Op, kernel: Kernel) -> Any:
     if op.name.startswith(("fused_moe", "moe_router", "grouped_topk", "topk")):
         given["K"] = 4
     if "fp8" in op.name or "a8w8" in op.name:
-        given |= {f"{arg.name}_dtype": "fp8" for arg in op.declaration.tensors
-                  if any(d.itemsize == 1 for d in arg.dtypes) and len(arg.dtypes) > 1}  # fmt: skip
+        given |= {
+            f"{arg.name}_dtype": "fp8"
+            for arg in op.declaration.tensors
+            if any(d.itemsize == 1 for d in arg.dtypes) and len(arg.dtypes) > 1
+        }
     nvidia = op.name == "batched_gemm_a16w8_blockscale" and kernel.name in ("rows", "staged")
     return op.call_of("sm_90" if nvidia else "gfx950", **given)
 
 
-CONFIGS = [(op.name, kernel.name) for op in ops().values() for kernel in op.kernels.values()
-           if dataclasses.is_dataclass(kernel.Config)]  # fmt: skip
+CONFIGS = [
+    (op.name, kernel.name)
+    for op in ops().values()
+    for kernel in op.kernels.values()
+    if dataclasses.is_dataclass(kernel.Config)
+]
 
 
 @pytest.mark.parametrize(("name", "kernel"), CONFIGS, ids=map(" ".join, CONFIGS))

@@ -14,8 +14,9 @@ from rfops.jit.arch import ARCH_SPECS
 from support.calls import default_config, default_moe, dense_call, grouped_call
 
 CHIP = ARCH_SPECS["gfx950"]
-WORK = Work(groups=256, waves=4, bytes=6e7, w_bytes=2.3e5, x_bytes=1e3, cycles=2400, waits=1,
-            registers=64)  # fmt: skip
+WORK = Work(
+    groups=256, waves=4, bytes=6e7, w_bytes=2.3e5, x_bytes=1e3, cycles=2400, waits=1, registers=64
+)
 
 
 def us(chip: Any = CHIP, **changes: Any) -> float:
@@ -46,21 +47,35 @@ def test_order_of_preference() -> None:
     """No idle wave, least time, fewest waves, fewest registers; else as they stand."""
     table = Columns(["idle", "slow", "many waves", "many registers", "best", "as good"])
     work = replace(
-        WORK, groups=np.array([1, 1, 256, 128, 128, 128]), waves=np.array([1, 1, 1, 1, 1, 1]),
-        registers=np.array([8, 8, 8, 64, 32, 32]), bytes=0, w_bytes=0, x_bytes=0, cycles=0,
-        waits=np.array([1, 9, 1, 1, 1, 1]), more_us=0,
+        WORK,
+        groups=np.array([1, 1, 256, 128, 128, 128]),
+        waves=np.array([1, 1, 1, 1, 1, 1]),
+        registers=np.array([8, 8, 8, 64, 32, 32]),
+        bytes=0,
+        w_bytes=0,
+        x_bytes=0,
+        cycles=0,
+        waits=np.array([1, 9, 1, 1, 1, 1]),
+        more_us=0,
         idle=np.array([True, False, False, False, False, False]),
-    )  # fmt: skip
+    )
     assert table.ranked(work.costs(replace(CHIP, dispatch_cycles=0))) == [
-        "best", "as good", "many registers", "many waves", "slow", "idle"
-    ]  # fmt: skip
+        "best",
+        "as good",
+        "many registers",
+        "many waves",
+        "slow",
+        "idle",
+    ]
 
 
 def test_every_hip_kernel_of_a_gemm_goes_by_it() -> None:
     hip = [k for op in ops().values() for k in op.kernels.values() if k.is_hip and k.Config]
     assert {kernel.name for kernel in hip if isinstance(kernel, Ranked)} >= {"gemv", "mfma", "moe"}
-    for c, op in ((dense_call(4, 2304, 6144), "gemm_mxfp8"),
-                  (grouped_call(4, 1536, 6144, 128, 4, 4), "grouped_gemm_mxfp8")):  # fmt: skip
+    for c, op in (
+        (dense_call(4, 2304, 6144), "gemm_mxfp8"),
+        (grouped_call(4, 1536, 6144, 128, 4, 4), "grouped_gemm_mxfp8"),
+    ):
         for kernel in ops()[op].kernels.values():
             if isinstance(kernel, Ranked):
                 ranked = list(kernel.candidates(c))

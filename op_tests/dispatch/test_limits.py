@@ -62,7 +62,7 @@ LIMITS: list[tuple[str, str, dict[str, Any], int, str]] = [
     ("fused_moe_fp8", "triton", {"M": 2**26 - 256, "w1_dtype": "fp8", "R": 7, "K": 7}, 1, SLOTS),
     ("fused_moe_mxfp4", "triton", {"M": 2**26 - 256, "E": 8, "R": 7, "K": 7}, 1, SLOTS),
     ("fused_moe_mxfp8", "triton", {"E": 2**21 - 16, "R": 2**21 - 17, "M": 512, "K": 7}, 1, SLOTS),
-]  # fmt: skip
+]
 # Arguments that no kernel takes.
 OF_OPS: list[tuple[str, dict[str, Any], int, str]] = [
     ("moe_align_block_size", {"rows": 2**29 - 16 * 64, "E": 64, "block_size": 16}, 1, "topk_ids"),

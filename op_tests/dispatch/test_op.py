@@ -822,8 +822,15 @@ def test_the_notation() -> None:
     assert two.leader(two.results[0]).name == "w", "not x, nor the a that is of N without a star"
     starred = Declaration.parse("x: f32[*M, K]\n-> y: f32[*M]\n-> n: i32[1]")
     assert starred.sizes == ("M", "K") and starred.patterns == ()
-    for wrong in ("x", "x: f33[M]", "x: f32[M+1]", "x: f32[M] @", "x: a b", "x: f32[K^32]",
-                  "x: f32[M]\n-> y: f32[M] new\n-> z: f32[M]"):  # fmt: skip
+    for wrong in (
+        "x",
+        "x: f33[M]",
+        "x: f32[M+1]",
+        "x: f32[M] @",
+        "x: a b",
+        "x: f32[K^32]",
+        "x: f32[M]\n-> y: f32[M] new\n-> z: f32[M]",
+    ):
         with pytest.raises(ValueError):
             Declaration.parse(wrong)
 

@@ -116,9 +116,11 @@ def test_untuned_large_m_needs_a_row(overlay: Write) -> None:
 def test_envelope_comes_before_the_table(overlay: Write) -> None:
     """A row cannot make a kernel take what it does not take."""
     file = overlay(
-        {"m": 20, "kernel": "gemv"}, {"arch": "gfx942", "cu_num": 304}, {"m": 9, "kernel": "gemv"},
+        {"m": 20, "kernel": "gemv"},
+        {"arch": "gfx942", "cu_num": 304},
+        {"m": 9, "kernel": "gemv"},
         {"m": 24},
-    )  # fmt: skip
+    )
     chosen = route(20, 480, 640)
     assert (chosen.rule, chosen.backend) == ("nearest row", "mfma")
     assert f"{file.name}:2 is nearer, but gemv: M=20 is not within 1 to 16" in chosen.why
@@ -217,9 +219,12 @@ def test_an_own_row_that_fits_is_not_spoken_of(
 def test_a_row_says_triton(overlay: Write) -> None:
     overlay(
         {"kernel": "triton"},
-        {"m": 16, "kernel": "triton",
-         "config": "method=scaled block_m=16 block_n=32 block_k=256 splits=2"},
-    )  # fmt: skip
+        {
+            "m": 16,
+            "kernel": "triton",
+            "config": "method=scaled block_m=16 block_n=32 block_k=256 splits=2",
+        },
+    )
     chosen = route(8, 480, 640)
     assert (chosen.rule, chosen.backend, chosen.config) == ("exact row", "triton", "")
     chosen = route(16, 480, 640)
@@ -262,8 +267,13 @@ def test_chip_of_an_nvidia_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_chip_of_the_virtual_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its part's compute units, unless that is one of another architecture."""
     found = {}
-    for arch, part in (("gfx942", ""), ("gfx942", "MI308X"), ("gfx942", "MI300A"),
-                       ("gfx950", "MI308X"), ("gfx950", "MI350X")):  # fmt: skip
+    for arch, part in (
+        ("gfx942", ""),
+        ("gfx942", "MI308X"),
+        ("gfx942", "MI300A"),
+        ("gfx950", "MI308X"),
+        ("gfx950", "MI350X"),
+    ):
         monkeypatch.setenv("RFOPS_VGPU_ARCH", arch)
         monkeypatch.setenv("RFOPS_VGPU_PART", part)
         found[arch, part] = routing.chip(torch.device("cpu"))
@@ -710,9 +720,11 @@ def test_supports() -> None:
 
 
 def test_a_row_takes_effect_in_a_call(
-    overlay: Write, monkeypatch: pytest.MonkeyPatch, gfx950: torch.device,
+    overlay: Write,
+    monkeypatch: pytest.MonkeyPatch,
+    gfx950: torch.device,
     request: pytest.FixtureRequest,
-) -> None:  # fmt: skip
+) -> None:
     """The kernel that ran is the row's: its grid has a workgroup for each row of w."""
     monkeypatch.setattr(OP, "plans", OP.plans.new_table())
     config = routing.config_text(GemvConfig(lanes=64, rows=1, steps=1, waves=2))

@@ -35,11 +35,18 @@ class Marked(torch.Tensor):
 
 def values_of_wrong_types(good: torch.Tensor) -> dict[str, Any]:
     return {
-        "an int": 3, "a float": 1.5, "a str": "x", "a list": [1.0, 2.0], "a tuple": (),
-        "an empty list": [], "a list of lists": [[0, 1], [1, 0]],
-        "a list of tensors": [good], "numpy's array": np.zeros((2, 2), np.float32),
-        "a dtype": torch.float32, "a class": torch.Tensor,
-    }  # fmt: skip
+        "an int": 3,
+        "a float": 1.5,
+        "a str": "x",
+        "a list": [1.0, 2.0],
+        "a tuple": (),
+        "an empty list": [],
+        "a list of lists": [[0, 1], [1, 0]],
+        "a list of tensors": [good],
+        "numpy's array": np.zeros((2, 2), np.float32),
+        "a dtype": torch.float32,
+        "a class": torch.Tensor,
+    }
 
 
 def strange_tensors(good: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
@@ -147,8 +154,9 @@ def test_a_subclass_is_the_tensor(case: Case) -> None:
     for at, place, _arg, tensor in tensors_of(case.op, args):
         got = call(replaced(args, at, place, tensor.as_subclass(Marked)))
         for one, other in zip(got, wanted, strict=True):
-            assert torch.equal(one.as_subclass(torch.Tensor).view(torch.uint8),
-                               other.view(torch.uint8))  # fmt: skip
+            assert torch.equal(
+                one.as_subclass(torch.Tensor).view(torch.uint8), other.view(torch.uint8)
+            )
 
 
 def test_the_negative_bit_is_found() -> None:

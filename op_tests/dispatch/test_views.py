@@ -73,9 +73,14 @@ def is_refusal(op: Op, error: ValueError) -> bool:
 
 
 def _compare(
-    op: Op, args: Sequence[Any], at: int, place: int, view: torch.Tensor, every: bool,
+    op: Op,
+    args: Sequence[Any],
+    at: int,
+    place: int,
+    view: torch.Tensor,
+    every: bool,
     seen: set[str],
-) -> list[torch.Tensor] | None:  # fmt: skip
+) -> list[torch.Tensor] | None:
     """The result of the route's kernel, if that was run. Raises ValueError for a refusal."""
     strange = replaced(args, at, place, view)
     plain = replaced(args, at, place, view.contiguous().clone())
@@ -98,9 +103,13 @@ def _compare(
 
 
 def _compare_call(
-    op: Op, args: Sequence[Any], at: int, place: int, view: torch.Tensor,
+    op: Op,
+    args: Sequence[Any],
+    at: int,
+    place: int,
+    view: torch.Tensor,
     wanted: list[torch.Tensor] | None,
-) -> None:  # fmt: skip
+) -> None:
     """The op itself, its plans forgotten, on a view with poison around it."""
     if wanted is None:
         return

@@ -145,9 +145,12 @@ def test_a_bomb_that_no_manifest_names(
 
 
 def test_a_bomb_that_is_named(
-    project: Project, exported: list[Member], refuse: Callable[..., str],
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    project: Project,
+    exported: list[Member],
+    refuse: Callable[..., str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     data = gzip.compress(packed(remade(exported, bytes(20_000_000))), 1)
     read: list[int] = []
     chunk = gzip.GzipFile.read
@@ -213,10 +216,16 @@ def test_headers_of_headers(refuse: Callable[..., str]) -> None:
 
 
 KINDS = {
-    "hard link": tarfile.LNKTYPE, "symlink": tarfile.SYMTYPE, "fifo": tarfile.FIFOTYPE,
-    "char": tarfile.CHRTYPE, "block": tarfile.BLKTYPE, "folder": tarfile.DIRTYPE,
-    "sparse": tarfile.GNUTYPE_SPARSE, "contiguous": tarfile.CONTTYPE, "unknown": b"Z",
-}  # fmt: skip
+    "hard link": tarfile.LNKTYPE,
+    "symlink": tarfile.SYMTYPE,
+    "fifo": tarfile.FIFOTYPE,
+    "char": tarfile.CHRTYPE,
+    "block": tarfile.BLKTYPE,
+    "folder": tarfile.DIRTYPE,
+    "sparse": tarfile.GNUTYPE_SPARSE,
+    "contiguous": tarfile.CONTTYPE,
+    "unknown": b"Z",
+}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -233,9 +242,12 @@ def test_sparse_of_pax(exported: list[Member], refuse: Callable[..., str]) -> No
     """A file of few bytes that reads as many."""
     info, _ = exported[1]
     info.pax_headers = {
-        "GNU.sparse.major": "0", "GNU.sparse.minor": "1", "GNU.sparse.map": "0,1",
-        "GNU.sparse.numblocks": "1", "GNU.sparse.size": "3200000000",
-    }  # fmt: skip
+        "GNU.sparse.major": "0",
+        "GNU.sparse.minor": "1",
+        "GNU.sparse.map": "0,1",
+        "GNU.sparse.numblocks": "1",
+        "GNU.sparse.size": "3200000000",
+    }
     refuse(packed(exported, format=tarfile.PAX_FORMAT))
 
 

@@ -315,8 +315,9 @@ KERNEL_WITH_ERROR = '#include "rfops_test/types.h"\nextern "C" __global__ void a
 
 
 def test_a_compiler_that_writes_no_code_object(project: Project) -> None:
-    project.write_hipcc(before="open(out, 'w').write('x'); open('deps.d', 'w').write('m: \\n')\n"
-                        "sys.exit(0)")  # fmt: skip
+    project.write_hipcc(
+        before="open(out, 'w').write('x'); open('deps.d', 'w').write('m: \\n')\nsys.exit(0)"
+    )
     with pytest.raises(rfops.BuildError, match="not a 64-bit little-endian ELF file"):
         project.op().build("gfx950")
     assert not list((project.cache / "v1" / "gfx950" / "axpy").glob("*/meta.json"))

@@ -95,11 +95,17 @@ def test_commands_are_checked_alike(
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        ("a  b   'c' \"d\" $out ${x} $$ `id` $(id) ; | & > x # \\ é", None), ("", None),
-        ("{root}{rfops}{cc}", None), (True, "1"), (-(2**63), str(-(2**63))),
-        (2**64 - 1, str(2**64 - 1)), (0.5, "0.5"), (math.inf, "inf"), ("x" + 100 * "  y", None),
+        ("a  b   'c' \"d\" $out ${x} $$ `id` $(id) ; | & > x # \\ é", None),
+        ("", None),
+        ("{root}{rfops}{cc}", None),
+        (True, "1"),
+        (-(2**63), str(-(2**63))),
+        (2**64 - 1, str(2**64 - 1)),
+        (0.5, "0.5"),
+        (math.inf, "inf"),
+        ("x" + 100 * "  y", None),
     ],
-)  # fmt: skip
+)
 def test_what_the_compiler_gets(project: Project, value: Any, text: str | None) -> None:
     """To the letter, through ninja and its shell."""
     project.op().build("gfx950", {"VEC": value})

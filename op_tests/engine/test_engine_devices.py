@@ -56,9 +56,13 @@ def mixed(null: NullHip, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 @pytest.mark.parametrize("kind", ["native", "ctypes"])
 def test_each_gpu_gets_its_own(
-    kind: str, native: ModuleType, project: Project, null: NullHip, mixed: SimpleNamespace,
+    kind: str,
+    native: ModuleType,
+    project: Project,
+    null: NullHip,
+    mixed: SimpleNamespace,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     if kind == "ctypes":
         monkeypatch.setenv("RFOPS_LAUNCHER", "ctypes")
     op, x = project.op(), torch.ones(4)
@@ -77,8 +81,9 @@ def test_each_gpu_gets_its_own(
             assert null.number("device") == current
     assert null.number("launches") == 8 and mixed.asked == {0: 1, 1: 1}
     assert sorted(call[3] for call in project.compiles()) == [
-        "--offload-arch=gfx942", "--offload-arch=gfx950",
-    ]  # fmt: skip
+        "--offload-arch=gfx942",
+        "--offload-arch=gfx950",
+    ]
 
 
 def test_a_gpu_that_the_module_does_not_know(project: Project, mixed: SimpleNamespace) -> None:

@@ -164,9 +164,11 @@ def test_what_is_not_plain_goes_through_python(
     parameter = torch.nn.Parameter(x)
     buffer = torch.nn.Buffer(x)
     for args in (
-        (parameter, buffer, 1, 4), (x, x[::2], numpy.float32(2), numpy.int64(4)),
-        (x, x, torch.tensor(2.0), 4), (x.requires_grad_(), x[1:], True, 4),
-    ):  # fmt: skip
+        (parameter, buffer, 1, 4),
+        (x, x[::2], numpy.float32(2), numpy.int64(4)),
+        (x, x, torch.tensor(2.0), 4),
+        (x.requires_grad_(), x[1:], True, 4),
+    ):
         bound.launch((1, 1, 1), (64, 1, 1), args)
         pointers = struct.unpack_from("<QQ", null.kernarg)
         assert pointers == (args[0].data_ptr(), args[1].data_ptr())
@@ -294,9 +296,8 @@ def gpus(null: NullHip, monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNames
 
 @pytest.mark.parametrize("kind", ["native", "ctypes"])
 def test_the_device_is_set_only_when_it_is_another(
-    kind: str, native: ModuleType, project: Project, null: NullHip,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    kind: str, native: ModuleType, project: Project, null: NullHip, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if kind == "ctypes":
         monkeypatch.setenv("RFOPS_LAUNCHER", "ctypes")
     x = torch.ones(4)
@@ -445,13 +446,21 @@ def test_plans_know_what_was_decided(table: Callable[..., Plans]) -> None:
     assert plans.find(same, *args[1:]) == "plan", "another tensor like it"
     assert plans.find(torch.nn.Parameter(same, requires_grad=False), *args[1:]) == "plan"
     others: tuple[tuple[Any, ...], ...] = (
-        (torch.empty(4, 65), *args[1:]), (torch.empty(64, 4).T, *args[1:]),
-        (torch.empty(4, 128)[:, ::2], *args[1:]), (x.double(), *args[1:]), (x.int(), *args[1:]),
-        (torch.empty(257)[1:].view(4, 64), *args[1:]), (x.flatten(), *args[1:]),
-        (x, torch.float16, *args[2:]), (x, *args[1:3], 4, 0.5, "text"),
+        (torch.empty(4, 65), *args[1:]),
+        (torch.empty(64, 4).T, *args[1:]),
+        (torch.empty(4, 128)[:, ::2], *args[1:]),
+        (x.double(), *args[1:]),
+        (x.int(), *args[1:]),
+        (torch.empty(257)[1:].view(4, 64), *args[1:]),
+        (x.flatten(), *args[1:]),
+        (x, torch.float16, *args[2:]),
+        (x, *args[1:3], 4, 0.5, "text"),
         (x, *args[1:4], 0.25, "text"),
-        (x, *args[1:5], "other"), args[:-1], (*args, None), (*args[1:], x),
-    )  # fmt: skip
+        (x, *args[1:5], "other"),
+        args[:-1],
+        (*args, None),
+        (*args[1:], x),
+    )
     for other in others:
         assert plans.find(*other) is None, other
     assert (plans.hits, plans.misses, len(plans)) == (3, 1 + len(others), 1)
@@ -636,9 +645,15 @@ Sizes = tuple[int, int, int, int]
 
 def arguments(m: int = 2, k: int = 64, n: int = 5, r: int = 6) -> list[Any]:
     return [
-        torch.ones(m, k), torch.ones(n, k // 32), torch.ones(2, r // 2), torch.ones(7).int(),
-        torch.empty(m, n), r, torch.ones(3), "value",
-    ]  # fmt: skip
+        torch.ones(m, k),
+        torch.ones(n, k // 32),
+        torch.ones(2, r // 2),
+        torch.ones(7).int(),
+        torch.empty(m, n),
+        r,
+        torch.ones(3),
+        "value",
+    ]
 
 
 @pytest.fixture
@@ -835,8 +850,11 @@ def test_the_bench_runs() -> None:
     bench = str(Path(bench_dispatch.__file__))
     done = subprocess.run(
         [sys.executable, bench, "--quick"],
-        capture_output=True, text=True, check=False, env={**os.environ, "RFOPS_LOG": "warning"},
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "RFOPS_LOG": "warning"},
+    )
     assert not done.stderr and done.returncode == ("MISSED" in done.stdout)
     for row in ("native", "op", "growing", "library", "custom_op"):
         assert f" {row} " in done.stdout

@@ -248,11 +248,15 @@ def small_disk(place: Path, size: str) -> Iterator[None]:
     place.mkdir()
     done = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(place)],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if done.returncode != 0:
-        pytest.skip(f"no right to mount a small disk ({done.stderr.strip()}); without one: "
-                    "test_no_room_from_any_operation_on in test_engine_crash.py")  # fmt: skip
+        pytest.skip(
+            f"no right to mount a small disk ({done.stderr.strip()}); without one: "
+            "test_no_room_from_any_operation_on in test_engine_crash.py"
+        )
     try:
         yield
     finally:
@@ -378,10 +382,14 @@ def test_eight_processes_compile_once(project: Project, at_once: AtOnce) -> None
     [
         '{"pid": 4242, "host": "another-host", "since": 1.0}',
         f'{{"pid": {os.getpid()}, "host": "{os.uname().nodename}", "since": 1.0}}',  # reused
-        '{"pid": 1}', "4242\nanother-host", "[]", "\0" * 64, "",
+        '{"pid": 1}',
+        "4242\nanother-host",
+        "[]",
+        "\0" * 64,
+        "",
     ],
     ids=["another host", "reused pid", "no host", "no json", "a list", "zeros", "nothing"],
-)  # fmt: skip
+)
 def test_old_lock_files_mean_nothing(
     project: Project, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -36,9 +36,12 @@ KINDS = {
     "in use": "v1/in-use",
 }
 COMMANDS = (
-    ("ls",), ("cache", "gc", "--max-size", "1G"), ("cache", "export", "exported"),
-    ("cache", "why", "axpy", "--config", "{config}"), ("cache", "import", "exported"),
-)  # fmt: skip
+    ("ls",),
+    ("cache", "gc", "--max-size", "1G"),
+    ("cache", "export", "exported"),
+    ("cache", "why", "axpy", "--config", "{config}"),
+    ("cache", "import", "exported"),
+)
 
 
 def fail_once(project: Project) -> None:
@@ -57,9 +60,12 @@ def fail_once(project: Project) -> None:
 @pytest.mark.parametrize("rounds", [40, pytest.param(400, marks=pytest.mark.sweep)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_garbage_in_a_file_of_the_cache(
-    quick: Project, kind: str, rounds: int, monkeypatch: pytest.MonkeyPatch,
+    quick: Project,
+    kind: str,
+    rounds: int,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     """Found or built again, and never what older sources gave."""
     rng = random.Random(f"{kind} {rounds}")
     monkeypatch.chdir(quick.root)
@@ -159,14 +165,21 @@ def test_importing_garbage(quick: Project, tmp_path: Path) -> None:
 
 CONFIG = {
     "axpy": {
-        "srcs": ["axpy.hip"], "kind": "device", "archs": ["gfx942", "gfx950"], "flags": ["-O2"],
-        "output": "module.hsaco", "title": "axpy",
+        "srcs": ["axpy.hip"],
+        "kind": "device",
+        "archs": ["gfx942", "gfx950"],
+        "flags": ["-O2"],
+        "output": "module.hsaco",
+        "title": "axpy",
     },
     "library": {
-        "srcs": ["lib/*.cpp", "lib/more/x.cpp"], "kind": "host", "flags": ["-fPIC", "-I{root}"],
-        "link_flags": ["-shared"], "output": "libx.so",
+        "srcs": ["lib/*.cpp", "lib/more/x.cpp"],
+        "kind": "host",
+        "flags": ["-fPIC", "-I{root}"],
+        "link_flags": ["-shared"],
+        "output": "libx.so",
     },
-}  # fmt: skip
+}
 
 
 def recipe(spec: ModuleSpec) -> bytes:

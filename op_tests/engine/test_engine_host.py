@@ -191,8 +191,11 @@ def test_the_entry_says_how_it_was_built(folder: Path) -> None:
     read = {name for name, sha in artifact.meta.deps.items() if sha}
     assert read == {f"root/{name}" for name in SOURCES}
     assert {file.name for file in artifact.folder.iterdir()} == {
-        "libsmall.so", "meta.json", "build.log", "build.ninja",
-    }  # fmt: skip
+        "libsmall.so",
+        "meta.json",
+        "build.log",
+        "build.ninja",
+    }
 
 
 def test_the_level_of_the_cpu_is_in_the_key(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -98,9 +98,12 @@ def test_ctrl_c_ends_a_kernel_without_end(
     """By KeyboardInterrupt; the device is usable after it. Whichever thread has the workgroup."""
     env = os.environ | {"RFOPS_LAUNCHER": launcher, "RFOPS_VGPU_THREADS": str(threads)}
     with subprocess.Popen(
-        [sys.executable, "-c", LAUNCH, str(spin), str(groups)], env=env, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    ) as process:  # fmt: skip
+        [sys.executable, "-c", LAUNCH, str(spin), str(groups)],
+        env=env,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "launching\n"
         time.sleep(0.3)  # into the launch, most likely: right without, too
@@ -113,9 +116,12 @@ def test_ctrl_c_ends_what_rfops_run_runs(spin: Path, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(LAUNCH)
     with subprocess.Popen(
-        [*COMMAND, "run", "--", sys.executable, str(script), str(spin), "1"], text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
-    ) as process:  # fmt: skip
+        [*COMMAND, "run", "--", sys.executable, str(script), str(spin), "1"],
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "launching\n"
         time.sleep(0.3)
@@ -130,9 +136,12 @@ def test_ctrl_c_ends_a_build_and_its_compilers(project: Project) -> None:
     project.write_hipcc(before=HANG.format(file=str(file)))
     words = ["build", "--config", str(project.config), "axpy", "--arch", "gfx950"]
     process = subprocess.Popen(
-        [*COMMAND, *words, "-D", "BIAS=1"], text=True, stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, start_new_session=True,
-    )  # fmt: skip
+        [*COMMAND, *words, "-D", "BIAS=1"],
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
     child = _wait_for(file)
     os.killpg(process.pid, signal.SIGINT)
     _, err = _finish(process)
@@ -175,11 +184,10 @@ def test_a_compiler_that_hangs_is_ended(project: Project, monkeypatch: pytest.Mo
         ("os.mkfifo(out); sys.exit(0)", "no regular file (p"),
         ("os.mkdir(out); sys.exit(0)", "no regular file (d"),
         ("sys.exit(0)", "reported success and wrote no"),
-        ("open(out, 'w'); os.mkfifo('deps.d'); sys.exit(0)",
-         "no regular file (p"),
+        ("open(out, 'w'); os.mkfifo('deps.d'); sys.exit(0)", "no regular file (p"),
         ("open(out, 'w'); sys.exit(0)", "reported success and wrote no"),
     ],
-)  # fmt: skip
+)
 def test_what_is_no_output(project: Project, before: str, message: str) -> None:
     project.write_hipcc(before=before)
     with pytest.raises(BuildError) as failed:

@@ -30,9 +30,11 @@ DOUBLED = 2.0 * torch.arange(100, dtype=torch.float32)
 
 
 def test_a_cache_moves_to_another_checkout_and_user(
-    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    project: Project,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     """Another path for the sources, another cache, no compiler, an empty home."""
     for bias in range(3):
         project.build(BIAS=bias)
@@ -115,11 +117,16 @@ KEY = 40 * "a"
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        ("../evil", b""), ("/etc/evil", b""), (f"gfx950/../{KEY}/x", b""), ("gfx950/axpy/x", b""),
-        (f"gfx950/axpy/{KEY}/../../x", b""), (f"gfx950/axpy/{KEY}/.x", b""),
-        (f"gfx950/axpy/{KEY}/link", tarfile.SYMTYPE), (f"gfx950/.axpy/{KEY}/x", b""),
+        ("../evil", b""),
+        ("/etc/evil", b""),
+        (f"gfx950/../{KEY}/x", b""),
+        ("gfx950/axpy/x", b""),
+        (f"gfx950/axpy/{KEY}/../../x", b""),
+        (f"gfx950/axpy/{KEY}/.x", b""),
+        (f"gfx950/axpy/{KEY}/link", tarfile.SYMTYPE),
+        (f"gfx950/.axpy/{KEY}/x", b""),
     ],
-)  # fmt: skip
+)
 def test_names_that_do_not_belong_into_a_cache(
     project: Project, tmp_path: Path, name: str, kind: bytes
 ) -> None:

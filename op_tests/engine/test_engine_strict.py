@@ -152,9 +152,11 @@ def run_triton(add: Any, n: int) -> None:
 
 
 def test_frozen_triton(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gfx950: object,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    gfx950: object,
     caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
+) -> None:
     """A kernel that its disk cache has runs; one that it has not is refused."""
     from support.triton_kernels import add
 

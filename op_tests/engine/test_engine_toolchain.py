@@ -46,8 +46,11 @@ def test_command_line_of_hipcc(project: Project) -> None:
     assert f"-I{rfops.jit.paths.INCLUDE}" in compile_
     depfile = compile_.index("-dependency-file")
     assert compile_[depfile - 1 : depfile + 3] == [
-        "-Xclang", "-dependency-file", "-Xclang", "deps.d",
-    ]  # fmt: skip
+        "-Xclang",
+        "-dependency-file",
+        "-Xclang",
+        "deps.d",
+    ]
 
 
 def test_hipcc_is_preferred_in_order(bare: Project, monkeypatch: pytest.MonkeyPatch) -> None:

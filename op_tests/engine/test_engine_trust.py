@@ -47,12 +47,18 @@ def foreign(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
 
 
 PLACES = {
-    "cache": "", "layout": "v1", "arch": "v1/gfx950", "module": "v1/gfx950/axpy",
-    "index": "v1/gfx950/axpy/index", "record": "v1/gfx950/axpy/index/*.json",
-    "entry": "v1/gfx950/axpy/*[0-9a-f]", "meta": "v1/gfx950/axpy/*/meta.json",
-    "artifact": "v1/gfx950/axpy/*/module.hsaco", "compilers": "v1/toolchains",
+    "cache": "",
+    "layout": "v1",
+    "arch": "v1/gfx950",
+    "module": "v1/gfx950/axpy",
+    "index": "v1/gfx950/axpy/index",
+    "record": "v1/gfx950/axpy/index/*.json",
+    "entry": "v1/gfx950/axpy/*[0-9a-f]",
+    "meta": "v1/gfx950/axpy/*/meta.json",
+    "artifact": "v1/gfx950/axpy/*/module.hsaco",
+    "compilers": "v1/toolchains",
     "compiler": "v1/toolchains/*.json",
-}  # fmt: skip
+}
 
 
 def place_of(project: Project, name: str) -> Path:
@@ -244,8 +250,13 @@ def test_an_acl_lets_others_write(project: Project, monkeypatch: pytest.MonkeyPa
     place = place_of(project, "entry")
     place.chmod(0o770)
     assert project.build() == "found"
-    entries = ((1, 7, 0xFFFFFFFF), (2, 7, OTHER), (4, 7, 0xFFFFFFFF), (16, 7, 0xFFFFFFFF),
-               (32, 0, 0xFFFFFFFF))  # fmt: skip
+    entries = (
+        (1, 7, 0xFFFFFFFF),
+        (2, 7, OTHER),
+        (4, 7, 0xFFFFFFFF),
+        (16, 7, 0xFFFFFFFF),
+        (32, 0, 0xFFFFFFFF),
+    )
     acl = struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in entries)
     try:
         os.setxattr(place, "system.posix_acl_access", acl)

@@ -36,9 +36,14 @@ def test_it_is_what_a_new_process_is(code: str, tmp_path: Path) -> None:
     variables = {"NEW": "5", "TMPDIR": str(tmp_path)}
     got = python(code, "a", 1, cwd=tmp_path, **variables)
     want = subprocess.run(
-        [sys.executable, "-c", code, "a", "1"], env={**os.environ, **variables}, cwd=tmp_path,
-        capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL,
-    )  # fmt: skip
+        [sys.executable, "-c", code, "a", "1"],
+        env={**os.environ, **variables},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        stdin=subprocess.DEVNULL,
+    )
     assert got.returncode == want.returncode
     assert got.stdout == want.stdout
     assert got.stderr == want.stderr
@@ -57,8 +62,10 @@ def test_it_has_torch_and_nothing_of_ours() -> None:
 
 
 def test_what_is_read_at_a_start_gets_one() -> None:
-    done = python("import sys; print('torch' in sys.modules, sys.dont_write_bytecode)",
-                  PYTHONDONTWRITEBYTECODE="1")  # fmt: skip
+    done = python(
+        "import sys; print('torch' in sys.modules, sys.dont_write_bytecode)",
+        PYTHONDONTWRITEBYTECODE="1",
+    )
     want = "PYTHONDONTWRITEBYTECODE" in os.environ
     assert done.stdout == f"{want} True\n"
 

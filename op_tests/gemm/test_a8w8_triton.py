@@ -74,8 +74,10 @@ def test_configs_that_do_not_fit() -> None:
     c = OP.call_of("gfx942", M=128, N=256, K=1024)
     large = A8W8TritonConfig(128, 256, stages=3)
     assert "LDS, gfx942 has 65536" in str(OP.kernels["triton"].unsupported_config_reason(c, large))
-    assert all(OP.kernels["triton"].unsupported_config_reason(c, one) is None
-               for one in OP.kernels["triton"].candidates(c))  # fmt: skip
+    assert all(
+        OP.kernels["triton"].unsupported_config_reason(c, one) is None
+        for one in OP.kernels["triton"].candidates(c)
+    )
 
 
 @pytest.mark.parametrize(

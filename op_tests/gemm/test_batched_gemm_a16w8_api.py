@@ -80,8 +80,11 @@ REFUSALS: dict[str, tuple[dict[str, object], str]] = {
     ),
     "w elsewhere": ({"w": zeros(2, 130, 200, dtype=OCP).to("meta")}, "w must be on cpu as x is"),
     "a batch of w of 2 GiB": (
-        {"w": torch.empty(HUGE + 2**25, dtype=torch.uint8).as_strided((2, 130, 200), (0, 2**24, 1))
-              .view(OCP)},
+        {
+            "w": torch.empty(HUGE + 2**25, dtype=torch.uint8)
+            .as_strided((2, 130, 200), (0, 2**24, 1))
+            .view(OCP)
+        },
         r"w must be smaller than 2 GiB a batch .*split it",
     ),
     "a result of 2 GiB a batch": (
@@ -113,7 +116,7 @@ REFUSALS: dict[str, tuple[dict[str, object], str]] = {
         {"dtype": torch.float32, "config": BmmConfig()},
         r"config must be .*rounds its sums to bfloat16, and the result is torch\.float32",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", REFUSALS)

@@ -105,8 +105,15 @@ def test_published_shapes_all(b: int, m: int, n: int, k: int, device: torch.devi
     assert_correct(run(problem), problem)
 
 
-ODD = [(1, 1, 1, 1), (3, 2, 17, 5), (2, 1, 129, 127), (1, 5, 100, 129), (2, 17, 31, 300),
-       (5, 1, 40, 33), (1, 33, 130, 64)]  # fmt: skip
+ODD = [
+    (1, 1, 1, 1),
+    (3, 2, 17, 5),
+    (2, 1, 129, 127),
+    (1, 5, 100, 129),
+    (2, 17, 31, 300),
+    (5, 1, 40, 33),
+    (1, 33, 130, 64),
+]
 
 
 @pytest.mark.thin(3)

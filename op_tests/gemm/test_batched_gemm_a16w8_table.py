@@ -72,8 +72,10 @@ def test_shipped_rows(arch: str) -> None:
 def test_measured_rows_beat_bmm() -> None:
     """What the table claims of the published shapes against torch.bmm on bf16 weights: no new
     table may claim less without this test saying so."""
-    over = {s: f["torch_bmm_us"] / f["us"] for s, f in
-            ((sizes, dict(row.figures)) for sizes, row in shipped("sm_90").items())}  # fmt: skip
+    over = {
+        s: f["torch_bmm_us"] / f["us"]
+        for s, f in ((sizes, dict(row.figures)) for sizes, row in shipped("sm_90").items())
+    }
     assert min(over[shape] for shape in PUBLISHED) >= 1 and over[LARGE] >= 0.9
     # Half the bytes, once the weights exceed the cache; M=32 draws so much power that clocks fall.
     for shape in STREAMED:

@@ -114,8 +114,11 @@ def test_a_pin_is_of_a_library_and_an_architecture(opened: Opened, tmp_path: Pat
         blaslt.pin(table, of, library, library.tune(of, 1, "cpu").timed[0], "a test")
     assert library.version == "1200-abc123"
     assert library.pin_of(DENSE, table) == "quick_dense" and library.pin_of(GROUP, table) == "quick"
-    others = [opened(SCRIPT.replace("1200", "1201")), opened(SCRIPT.replace("abc", "abd")),
-              opened(gfx="gfx950")]  # fmt: skip
+    others = [
+        opened(SCRIPT.replace("1200", "1201")),
+        opened(SCRIPT.replace("abc", "abd")),
+        opened(gfx="gfx950"),
+    ]
     for other in others:
         with pytest.raises(ConfigError, match="it has those of: 1200-abc123 on gfx942"):
             other.pin_of(DENSE, table)

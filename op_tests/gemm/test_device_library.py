@@ -50,9 +50,16 @@ def sum_waves(out: Tensor, parts: Tensor, waves: u32) -> None: ...
 
 @compile_ops("device_library", config=CONFIG)
 def multiply_tile(
-    out: Tensor, x: Tensor, w: Tensor, x_scale: Tensor, w_scale: Tensor, m: u32, n: u32, k: u32,
+    out: Tensor,
+    x: Tensor,
+    w: Tensor,
+    x_scale: Tensor,
+    w_scale: Tensor,
+    m: u32,
+    n: u32,
+    k: u32,
     chunk: u32,
-) -> None: ...  # fmt: skip
+) -> None: ...
 
 
 @pytest.fixture(params=["gfx942", "gfx950"])
@@ -222,10 +229,17 @@ def test_waves_add_up_in_their_order(waves: int, arch: str) -> None:
 @pytest.mark.parametrize(
     ("rows", "chunk", "k"),
     [
-        (16, 128, 512), (16, 128, 96), (16, 128, 160), (8, 128, 256), (8, 128, 32), (8, 128, 416),
-        (16, 256, 768), (8, 256, 512), (8, 256, 768),
+        (16, 128, 512),
+        (16, 128, 96),
+        (16, 128, 160),
+        (8, 128, 256),
+        (8, 128, 32),
+        (8, 128, 416),
+        (16, 256, 768),
+        (8, 256, 512),
+        (8, 256, 768),
     ],
-)  # fmt: skip
+)
 def test_chunks(rows: int, chunk: int, k: int, m: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """K ends in each quarter of an MFMA and, folded, in each chunk; rows of x that are not there
     and what lies beyond K, NaN, count as zeros."""

@@ -131,28 +131,40 @@ def test_paddings_of_shuffled_scales_mean_nothing() -> None:
 
 
 REFUSED = {
-    "K=48": ({"x": lambda t: t[:, :48], "w": lambda t: t[:, :24]},
-             "K must be a positive multiple of 32, got K=48; pad x and w with zeros"),
+    "K=48": (
+        {"x": lambda t: t[:, :48], "w": lambda t: t[:, :24]},
+        "K must be a positive multiple of 32, got K=48; pad x and w with zeros",
+    ),
     "K=0": ({"x": lambda t: t[:, :0], "w": lambda t: t[:, :0]}, "K must be a positive multiple"),
     "x of fp32": ({"x": lambda t: t.float()}, "x must be bfloat16 or float16, got"),
     "w of K bytes": ({"w": lambda t: t.repeat(1, 2)}, r"w must be a \[N, K/2=32\] tensor, got"),
     "w of fp32": ({"w": lambda t: t.float()}, "w must be uint8.*quantise it with"),
     "w_scale of fp32": ({"w_scale": lambda t: t.float()}, "w_scale must be uint8"),
-    "too few scales": ({"w_scale": lambda t: t[:, :1]},
-                       r"w_scale must be a \[32, 2\] tensor, raw, got \[32, 1\]"),
+    "too few scales": (
+        {"w_scale": lambda t: t[:, :1]},
+        r"w_scale must be a \[32, 2\] tensor, raw, got \[32, 1\]",
+    ),
     "scales of fewer rows": ({"w_scale": lambda t: t[:31]}, r"w_scale must be a \[32, 2\] tensor"),
-    "shuffled N=20": ({"w": lambda t: Shuffled(t[:20], "16x16"), "w_scale": lambda t: t[:20]},
-                      "N must be a multiple of 16 where w is shuffled, got N=20; pad w"),
-    "raw scales as shuffled": ({"w_scale": lambda t: Shuffled(t, "32x8")},
-                               r"w_scale must be a \[32 or more, 8\] tensor, 32x8, got \[32, 2\]"),
-    "shuffled scales as raw": ({"w_scale": lambda t: rfops.shuffle_scale(t).data},
-                               r"w_scale must be a \[32, 2\] tensor, raw, got \[256, 8\]"),
-    "not contiguous": ({"w": lambda t: Shuffled(t.T.contiguous().T, "16x16")},
-                       r"w must be contiguous where it is shuffled, got strides \[1, 32\]"),
+    "shuffled N=20": (
+        {"w": lambda t: Shuffled(t[:20], "16x16"), "w_scale": lambda t: t[:20]},
+        "N must be a multiple of 16 where w is shuffled, got N=20; pad w",
+    ),
+    "raw scales as shuffled": (
+        {"w_scale": lambda t: Shuffled(t, "32x8")},
+        r"w_scale must be a \[32 or more, 8\] tensor, 32x8, got \[32, 2\]",
+    ),
+    "shuffled scales as raw": (
+        {"w_scale": lambda t: rfops.shuffle_scale(t).data},
+        r"w_scale must be a \[32, 2\] tensor, raw, got \[256, 8\]",
+    ),
+    "not contiguous": (
+        {"w": lambda t: Shuffled(t.T.contiguous().T, "16x16")},
+        r"w must be contiguous where it is shuffled, got strides \[1, 32\]",
+    ),
     "another layout": ({"w": lambda t: Shuffled(t, "32x8")}, "w_layout must be raw or 16x16"),
     "bias": ({"bias": lambda t: torch.ones(31)}, r"bias must be a \[N=32\] tensor"),
     "rounding": ({"rounding": lambda t: "ceil"}, "rounding must be even, up or down, got 'ceil'"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", REFUSED)

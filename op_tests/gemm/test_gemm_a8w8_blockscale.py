@@ -86,18 +86,22 @@ def _changed(**change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Prob
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (_changed(x=lambda t: t.to(torch.float32).to(FNUZ)),
-         "w must be torch.float8_e4m3fnuz as x is, got torch.float8_e4m3fn; quantise both"),
+        (
+            _changed(x=lambda t: t.to(torch.float32).to(FNUZ)),
+            "w must be torch.float8_e4m3fnuz as x is, got torch.float8_e4m3fn; quantise both",
+        ),
         (_changed(x=lambda t: t.to(torch.float32)), "x must be float8_e4m3fn or float8_e4m3fnuz"),
-        (_changed(x=lambda t: t[:, :100], w=lambda t: t[:, :100]),
-         "K must be a positive multiple of 128, got K=100; pad x and w with zeros"),
+        (
+            _changed(x=lambda t: t[:, :100], w=lambda t: t[:, :100]),
+            "K must be a positive multiple of 128, got K=100; pad x and w with zeros",
+        ),
         (_changed(x=lambda t: t[:, :0], w=lambda t: t[:, :0]), "K must be a positive .* got K=0"),
         (_changed(w=lambda t: t[:, :128]), r"w must be a \[N, K=256\] tensor"),
         (_changed(x_scale=lambda t: t.to(torch.bfloat16)), "x_scale must be float32"),
         (_changed(x_scale=lambda t: t[:, :1]), r"x_scale must be a \[M=5, K/128=2\] tensor"),
         (_changed(w_scale=lambda t: t[:1]), r"w_scale must be a \[N/128=2, K/128=2\] tensor"),
     ],
-)  # fmt: skip
+)
 def test_refusals(change: Callable[[Problem], Problem], message: str) -> None:
     problem = change(random_problem(5, 130, 256, "gfx950"))
     with pytest.raises(ValueError, match=f"^gemm_a8w8_blockscale: {message}"):

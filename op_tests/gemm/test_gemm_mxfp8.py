@@ -363,9 +363,10 @@ def test_all_loads_are_in_flight_at_once(m: int, tmp_path: Path) -> None:
     lines = [line.split() for line in assembly.read_text().splitlines()]
     loads = [i for i, words in enumerate(lines) if words and words[0].startswith("buffer_load")]
     first = next(
-        i for i, words in enumerate(lines)
+        i
+        for i, words in enumerate(lines)
         if i > loads[0] and words and words[0] == "s_waitcnt" and "vmcnt" in " ".join(words)
-    )  # fmt: skip
+    )
     wide = [i for i in loads if lines[i][0] == "buffer_load_dwordx4" and i < first]
     assert len(wide) == config.steps * (m + config.rows)
     assert len(loads) == 2 * len(wide) and max(loads) < first

@@ -287,8 +287,10 @@ def test_a_familys_decisions_are_those_of_each_shape(
     random = torch.Generator().manual_seed(1)
     rows = [(m, n, k) for m in range(1, 9) for n in (479, 480, 496, 497) for k in (608, 640)]
     pairs = torch.rand(400, 2, generator=random)
-    drawn = [(1 + i % 20, int(2 ** (13 * a)), 32 * int(2 ** (8 * b))) for i, (a, b) in
-             enumerate(pairs.tolist())]  # fmt: skip
+    drawn = [
+        (1 + i % 20, int(2 ** (13 * a)), 32 * int(2 ** (8 * b)))
+        for i, (a, b) in enumerate(pairs.tolist())
+    ]
     huge = [(m, n, k) for m in (1, 8) for n in (2**16, 2**16 + 1) for k in (2**15 - 32, 2**15)]
     for m, n, k in [*rows, *drawn, *drawn, *huge, *huge]:
         kernel, _, config = OP.decide(dense_call(m, n, k, dtype), router, None)

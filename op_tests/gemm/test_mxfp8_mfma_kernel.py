@@ -140,9 +140,8 @@ def test_all_loads_are_in_flight_at_once(config: MfmaConfig, ragged: int, tmp_pa
     lines = [line.split(";")[0].split() for line in assembly.read_text().splitlines()]
     lines = [words for words in lines if words and words[0].startswith(("buffer_", "s_waitcnt"))]
     first = next(
-        i for i, words in enumerate(lines)
-        if words[0] == "s_waitcnt" and "vmcnt" in " ".join(words)
-    )  # fmt: skip
+        i for i, words in enumerate(lines) if words[0] == "s_waitcnt" and "vmcnt" in " ".join(words)
+    )
     issued = [words for words in lines[:first] if words[0] != "s_waitcnt"]
     payload = [words for words in issued if words[0].endswith("x4") and "offen" in words]
     if config.steps < 4:  # else scales come by the same instruction

@@ -13,11 +13,25 @@ from rfops.dispatch.op import ops
 from rfops.dispatch.problem import Problem, call_on
 
 CPU = torch.device("cpu")
-GEMMS = ("gemm_a8w8_blockscale", "gemm_a8wfp4", "gemm_a16wfp4", "gemm_afp4wfp4",
-         "batched_gemm_a16w8_blockscale", "gemm_mxfp8")  # fmt: skip
+GEMMS = (
+    "gemm_a8w8_blockscale",
+    "gemm_a8wfp4",
+    "gemm_a16wfp4",
+    "gemm_afp4wfp4",
+    "batched_gemm_a16w8_blockscale",
+    "gemm_mxfp8",
+)
 # One of each; ragged ones beside multiples of tiles; the longest K; more rows than a tile has.
-SIZES = ((1, 1, 128), (1, 16, 128), (2, 129, 256), (16, 128, 7168), (17, 144, 256), (64, 48, 1024),
-         (65, 257, 384), (300, 130, 256))  # fmt: skip
+SIZES = (
+    (1, 1, 128),
+    (1, 16, 128),
+    (2, 129, 256),
+    (16, 128, 7168),
+    (17, 144, 256),
+    (64, 48, 1024),
+    (65, 257, 384),
+    (300, 130, 256),
+)
 
 
 @pytest.fixture(params=["gfx950", pytest.param("gfx942", marks=pytest.mark.sweep)])

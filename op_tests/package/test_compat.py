@@ -30,15 +30,24 @@ BF16 = torch.bfloat16
 
 def dense(**changes: object) -> torch.Tensor | None:
     """A call in the envelope, M=2, N=4, K=64, with changes."""
-    args = {"xq": fp8(2, 64), "x_scale": bytes_of(2, 2), "wq": fp8(4, 64),
-            "w_scale": bytes_of(4, 2), "out_dtype": BF16}  # fmt: skip
+    args = {
+        "xq": fp8(2, 64),
+        "x_scale": bytes_of(2, 2),
+        "wq": fp8(4, 64),
+        "w_scale": bytes_of(4, 2),
+        "out_dtype": BF16,
+    }
     return mxfp8_gemv(**{**args, **changes})  # type: ignore[arg-type]
 
 
 def test_signatures() -> None:
     assert list(inspect.signature(mxfp8_gemv).parameters) == [
-        "xq", "x_scale", "wq", "w_scale", "out_dtype"
-    ]  # fmt: skip
+        "xq",
+        "x_scale",
+        "wq",
+        "w_scale",
+        "out_dtype",
+    ]
     assert list(inspect.signature(grouped_gemm_mxfp8).parameters) == [
         "a_q", "a_scale", "w", "w_scale", "sorted_token_ids", "expert_ids",
         "num_tokens_post_padded", "num_valid_tokens", "top_k", "block_m", "out_dtype", "a_div",
@@ -70,10 +79,12 @@ NONE = {
     "scales not contiguous": {"w_scale": bytes_of(2, 4).T},
     "w not aligned": {"wq": fp8(4 * 64 + 8).view(-1)[8:].view(4, 64)},
     "another device": {
-        "xq": fp8(2, 64).to("meta"), "x_scale": bytes_of(2, 2).to("meta"),
-        "wq": fp8(4, 64).to("meta"), "w_scale": bytes_of(4, 2).to("meta"),
+        "xq": fp8(2, 64).to("meta"),
+        "x_scale": bytes_of(2, 2).to("meta"),
+        "wq": fp8(4, 64).to("meta"),
+        "w_scale": bytes_of(4, 2).to("meta"),
     },
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", NONE)
@@ -140,12 +151,19 @@ def grouped(tokens: int = 2, **changes: object) -> torch.Tensor | None:
     ids[:tokens] = torch.arange(0, rows, 2)
     ids[block_m : block_m + tokens] = torch.arange(1, rows, 2)
     args: dict[str, object] = {
-        "a_q": fp8(tokens, 64), "a_scale": bytes_of(tokens, 2),
-        "w": fp8(4, 24, 64), "w_scale": bytes_of(4, 24, 2),
-        "sorted_token_ids": ids, "expert_ids": torch.tensor([1, 3], dtype=torch.int32),
+        "a_q": fp8(tokens, 64),
+        "a_scale": bytes_of(tokens, 2),
+        "w": fp8(4, 24, 64),
+        "w_scale": bytes_of(4, 24, 2),
+        "sorted_token_ids": ids,
+        "expert_ids": torch.tensor([1, 3], dtype=torch.int32),
         "num_tokens_post_padded": torch.tensor([2 * block_m], dtype=torch.int32),
-        "num_valid_tokens": rows, "top_k": 2, "block_m": block_m, "out_dtype": BF16, "a_div": 2,
-    }  # fmt: skip
+        "num_valid_tokens": rows,
+        "top_k": 2,
+        "block_m": block_m,
+        "out_dtype": BF16,
+        "a_div": 2,
+    }
     return grouped_gemm_mxfp8(**{**args, **changes})  # type: ignore[arg-type]
 
 
@@ -263,8 +281,9 @@ def test_a4w4_as_sglang_calls_it() -> None:
     weight, weight_scale = rfops.shuffle_weight(w).data, rfops.shuffle_scale(w_scale).data
     x_q, x_s = rfops.quant_mxfp4(problem.x)
     x_s = rfops.shuffle_scale(x_s).data
-    got = compat.gemm_a4w4(x_q, weight, x_s, weight_scale.view(x_s.dtype), dtype=torch.float16,
-                           bpreshuffle=True)  # fmt: skip
+    got = compat.gemm_a4w4(
+        x_q, weight, x_s, weight_scale.view(x_s.dtype), dtype=torch.float16, bpreshuffle=True
+    )
     assert got.dtype == torch.float16
     assert_fp4_correct(got, problem)
     bias = torch.randn(1, 96, generator=torch.Generator().manual_seed(0)) * 64
@@ -295,8 +314,10 @@ def test_preshuffle_as_vllm_calls_it(m: int) -> None:
     w_bytes = weight.view(torch.uint8).view(96 // 16, -1)
     w_s = weight_scale.view(torch.uint8).view(weight_scale.shape[0] // 32, -1)
     args = x_q.view(torch.uint8), w_bytes, x_s, w_s, BF16, y
-    for function in (compat.gemm_afp4wfp4_preshuffled_weight_scales,
-                     compat.gemm_afp4wfp4_preshuffle):  # fmt: skip
+    for function in (
+        compat.gemm_afp4wfp4_preshuffled_weight_scales,
+        compat.gemm_afp4wfp4_preshuffle,
+    ):
         y.fill_(math.nan)
         assert function(*args) is y
         assert_fp4_correct(y, problem)
@@ -318,8 +339,9 @@ def test_a16wfp4_as_the_challenge_calls_it() -> None:
     problem, w, w_scale = loaded(9)
     weight, scale = rfops.shuffle_weight(w).data, rfops.shuffle_scale(w_scale).data
     scale = scale.view(torch.uint8)[:96, :].contiguous().reshape(96 // 32, 256)
-    got = compat.gemm_a16wfp4_preshuffle(problem.x, weight.reshape(96 // 16, 128 * 16), scale,
-                                         prequant=True, dtype=BF16)  # fmt: skip
+    got = compat.gemm_a16wfp4_preshuffle(
+        problem.x, weight.reshape(96 // 16, 128 * 16), scale, prequant=True, dtype=BF16
+    )
     assert_fp4_correct(got, problem)
     y = torch.full((9, 96), math.nan, dtype=BF16)
     assert compat.gemm_a16wfp4(problem.x, w, w_scale, False, BF16, y, None) is y

@@ -42,18 +42,26 @@ def test_parameters_and_defaults(name: str) -> None:
 
 def test_each_drop_in_of_a_recorded_library_is_recorded() -> None:
     elsewhere = {
-        "ActivationType", "BatchMLAPagedAttentionWrapper", "QuantType", "flash_mla_with_kvcache",
-        "get_mla_metadata", "get_mla_metadata_info_v1", "get_mla_metadata_v1",
-        "grouped_gemm_mxfp8", "mxfp8_gemv",
-    }  # fmt: skip
+        "ActivationType",
+        "BatchMLAPagedAttentionWrapper",
+        "QuantType",
+        "flash_mla_with_kvcache",
+        "get_mla_metadata",
+        "get_mla_metadata_info_v1",
+        "get_mla_metadata_v1",
+        "grouped_gemm_mxfp8",
+        "mxfp8_gemv",
+    }
     assert set(compat.__all__) == {*AITER, *VLLM, *elsewhere}
 
 
 @pytest.mark.parametrize(
     ("name", "file"),
-    [("decode_attention_fwd", "vllm/v1/attention/ops/triton_decode_attention.py"),
-     ("moe_align_block_size", "vllm/model_executor/layers/fused_moe/moe_align_block_size.py")],
-)  # fmt: skip
+    [
+        ("decode_attention_fwd", "vllm/v1/attention/ops/triton_decode_attention.py"),
+        ("moe_align_block_size", "vllm/model_executor/layers/fused_moe/moe_align_block_size.py"),
+    ],
+)
 def test_what_is_recorded_is_in_the_wheel(name: str, file: str) -> None:
     wheels = os.environ.get("RFOPS_TEST_WHEELS", "")
     found = sorted(Path(wheels).glob("vllm-*.whl")) if wheels else []

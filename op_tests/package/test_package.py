@@ -221,9 +221,13 @@ def test_wheel_has_the_commands_of_ops(wheel: Path, tmp_path: Path, vgpu_path: P
 
 def run_python(code: str, cwd: str, **env: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=cwd, env={**os.environ, **env},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        [sys.executable, "-c", code],
+        cwd=cwd,
+        env={**os.environ, **env},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -245,9 +249,12 @@ def test_a_checkout_is_the_package_that_a_wheel_has() -> None:
 
 def test_a_checkout_that_is_not_installed_says_so() -> None:
     done = subprocess.run(
-        [sys.executable, "-S", "-c", "import rfops"], cwd=ROOT, capture_output=True, text=True,
+        [sys.executable, "-S", "-c", "import rfops"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
         check=False,
-    )  # fmt: skip
+    )
     assert done.returncode == 1 and "During handling" not in done.stderr
     assert done.stderr.splitlines()[-1] == (
         "ModuleNotFoundError: rfops is a checkout that is not installed: "

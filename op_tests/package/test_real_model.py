@@ -89,10 +89,12 @@ def test_minilm_encoder_in_mxfp4(gfx950: torch.device, figure: Callable[[str], N
 
 def test_the_encoder_is_the_real_one() -> None:
     """Sentences of one meaning are close, of different ones are not: weights and tokens fit."""
-    embeddings = encode([
-        "How do I reset my password?",
-        "I forgot my password, how can I change it?",
-        "The weather in the mountains was cold.",
-    ])  # fmt: skip
+    embeddings = encode(
+        [
+            "How do I reset my password?",
+            "I forgot my password, how can I change it?",
+            "The weather in the mountains was cold.",
+        ]
+    )
     similar = embeddings @ embeddings.T
     assert similar[0, 1] > 0.7 and similar[0, 2] < 0.2, similar

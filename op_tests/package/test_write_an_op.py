@@ -43,9 +43,11 @@ def example(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModuleType]:
 
 
 def test_the_page_shows_what_the_command_writes(
-    example: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    example: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     shown = re.search(r"^```console\n\$ ([^\n]*)\n(.*?)^\.\.\.$", PAGE.read_text(), re.M | re.S)
     assert shown is not None and example.__file__ is not None
     monkeypatch.chdir(tmp_path)

@@ -83,10 +83,12 @@ MLA_CHANGES: dict[str, tuple[dict[str, Any], str]] = {
     "one rank": ({"cp_world_size": 1, "cp_rank": 0, "g_kv_indptr": None}, ""),
     "ranks": ({"cp_world_size": 2}, "cp_world_size must be 1 or None, got 2"),
     "a rank": ({"cp_rank": 1}, "cp_rank must be 0 or None, got 1"),
-    "global": ({"g_kv_indptr": torch.zeros(4, dtype=I32)},
-               "g_kv_indptr must be None, got [4] int32"),
+    "global": (
+        {"g_kv_indptr": torch.zeros(4, dtype=I32)},
+        "g_kv_indptr must be None, got [4] int32",
+    ),
     "cap": ({"logit_cap": 30.0}, "mla_decode_fwd: logit_cap must be"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", MLA_CHANGES)
@@ -162,9 +164,14 @@ def test_the_originals_defaults_are_taken(engines: list[str]) -> None:
     left: list[str] = []
 
     def older(
-        topk_weights: Any, topk_indices: Any, gating_output: Any, correction_bias: Any = None,
-        need_renorm: bool = True, routed_scaling_factor: float = 1.0, score_func: str = "softmax",
-    ) -> None:  # fmt: skip
+        topk_weights: Any,
+        topk_indices: Any,
+        gating_output: Any,
+        correction_bias: Any = None,
+        need_renorm: bool = True,
+        routed_scaling_factor: float = 1.0,
+        score_func: str = "softmax",
+    ) -> None:
         left.append("older")
 
     check(callee.wrap(older)(*args))
@@ -260,8 +267,11 @@ def test_keys_keep_no_tensor_alive(target: str, is_refused: bool, engines: list[
     more = {"quant_dtype_a": torch.ones(3)} if is_refused else {}
     wrapped(*args, **kwargs, **more)
     key = callee.key(args, kwargs)
-    refs = [weakref.ref(v) for v in (*args, *kwargs.values(), *more.values())
-            if isinstance(v, torch.Tensor)]  # fmt: skip
+    refs = [
+        weakref.ref(v)
+        for v in (*args, *kwargs.values(), *more.values())
+        if isinstance(v, torch.Tensor)
+    ]
     del args, kwargs, more, check
     gc.collect()
     callee.answers.clear()  # not needed by a key; what the op's plans keep is tested in dispatch/
@@ -353,16 +363,22 @@ def test_compiled_whole(engines: list[str]) -> None:
     """Taken and left, with a size that becomes open at the second value."""
     callee = BY_TARGET["aiter.gemm_a8w8_blockscale"]
     w, w_scale = rfops.quant_fp8_blockscale(torch.randn(256, 512), (128, 128))
-    function = compiled(callee, lambda f, x, s: f(x, w, s, w_scale) + 0, original_of(
-        "gemm_a8w8_blockscale", lambda words: words["x_scale"].new_zeros(3)))  # fmt: skip
+    function = compiled(
+        callee,
+        lambda f, x, s: f(x, w, s, w_scale) + 0,
+        original_of("gemm_a8w8_blockscale", lambda words: words["x_scale"].new_zeros(3)),
+    )
     for m in (8, 5, 9):
         x, x_scale = rfops.quant_fp8_blockscale(torch.randn(m, 512))
         assert torch.equal(
             function(x, x_scale), compat.gemm_a8w8_blockscale(x, w, x_scale, w_scale)
         )
     assert callee.compiled == 2 and not callee.left  # a graph of 8, and one of any size
-    left = compiled(callee, lambda f, x, s: f(x, w, s, w_scale, dtype=torch.int8) + 0,
-                    lambda *_args, **_kwargs: torch.zeros(3))  # fmt: skip
+    left = compiled(
+        callee,
+        lambda f, x, s: f(x, w, s, w_scale, dtype=torch.int8) + 0,
+        lambda *_args, **_kwargs: torch.zeros(3),
+    )
     assert torch.equal(left(x, x_scale), torch.zeros(3)) and callee.left
 
 

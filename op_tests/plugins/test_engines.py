@@ -32,10 +32,17 @@ ALIASES = {
 # By engine, the callees that each calls today: one that is called no more is seen, too.
 CALLED = {
     "vllm": {
-        "aiter.mla.mla_decode_fwd", "aiter.fused_moe.fused_moe", "aiter.topk_softmax",
-        "aiter.ops.topk.topk_gating", "aiter.fused_moe.fused_topk", "aiter.biased_grouped_topk",
-        "aiter.grouped_topk", "aiter.gemm_a8w8_blockscale",
-        "aiter.gemm_a8w8_blockscale_bpreshuffle", "aiter.gemm_a4w4", "aiter.get_hip_quant",
+        "aiter.mla.mla_decode_fwd",
+        "aiter.fused_moe.fused_moe",
+        "aiter.topk_softmax",
+        "aiter.ops.topk.topk_gating",
+        "aiter.fused_moe.fused_topk",
+        "aiter.biased_grouped_topk",
+        "aiter.grouped_topk",
+        "aiter.gemm_a8w8_blockscale",
+        "aiter.gemm_a8w8_blockscale_bpreshuffle",
+        "aiter.gemm_a4w4",
+        "aiter.get_hip_quant",
         "aiter.ops.triton.gemm_a8w8_blockscale.gemm_a8w8_blockscale",
         "aiter.ops.triton.gemm_afp4wfp4.gemm_afp4wfp4",
         "aiter.ops.triton.gemm_afp4wfp4.gemm_afp4wfp4_preshuffle",
@@ -44,14 +51,19 @@ CALLED = {
         "vllm.model_executor.layers.fused_moe.moe_align_block_size.moe_align_block_size",
     },
     "sglang": {
-        "aiter.mla.mla_decode_fwd", "aiter.fused_moe.fused_moe", "aiter.fused_moe.fused_topk",
-        "aiter.biased_grouped_topk", "aiter.gemm_a8w8_blockscale",
-        "aiter.gemm_a8w8_blockscale_bpreshuffle", "aiter.gemm_a4w4", "aiter.ops.topk.topk_gating",
+        "aiter.mla.mla_decode_fwd",
+        "aiter.fused_moe.fused_moe",
+        "aiter.fused_moe.fused_topk",
+        "aiter.biased_grouped_topk",
+        "aiter.gemm_a8w8_blockscale",
+        "aiter.gemm_a8w8_blockscale_bpreshuffle",
+        "aiter.gemm_a4w4",
+        "aiter.ops.topk.topk_gating",
         "aiter.get_hip_quant",
         "aiter.ops.triton.gemm_afp4wfp4.gemm_afp4wfp4",
         "aiter.ops.triton.quant.dynamic_mxfp4_quant",
     },
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)
@@ -98,10 +110,12 @@ def sites_in(place: str, text: str) -> Iterator[Site]:
             targets = {origin + dot + rest for origin in known.get(head, ())}
             for target in {ALIASES.get(name, name) for name in targets} & set(TARGETS):
                 yield Site(
-                    f"{place}:{node.lineno}", target, None if is_open else len(node.args),
+                    f"{place}:{node.lineno}",
+                    target,
+                    None if is_open else len(node.args),
                     tuple(k.arg for k in node.keywords if k.arg),
                     any(k.arg is None for k in node.keywords),
-                )  # fmt: skip
+                )
 
 
 def test_sites_are_found_however_they_are_imported() -> None:
@@ -231,9 +245,13 @@ def run_in(engine: str, code: str, tmp_path: Path) -> str:
         tmp_path, [n for n in archive.namelist() if n.endswith((".py", ".txt", "METADATA"))]
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=tmp_path,
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(tmp_path), "RFOPS_VGPU_ARCH": "gfx950"},
-    )  # fmt: skip
+    )
     last = done.stderr.strip().splitlines()[-1] if done.stderr.strip() else ""
     if done.returncode and last.startswith("ModuleNotFoundError") and "rfops" not in last:
         pytest.skip(f"{engine} wants more than this environment has: {last}")

@@ -21,9 +21,13 @@ SHUFFLE = "aiter.ops.shuffle.shuffle_weight"
 
 
 def shuffle_weight(
-    x: torch.Tensor, layout: Any = (16, 16), use_int4: bool = False,
-    is_guinterleave: bool = False, gate_up: bool = False, pad_k_to: int = 0,
-) -> torch.Tensor:  # fmt: skip
+    x: torch.Tensor,
+    layout: Any = (16, 16),
+    use_int4: bool = False,
+    is_guinterleave: bool = False,
+    gate_up: bool = False,
+    pad_k_to: int = 0,
+) -> torch.Tensor:
     """With aiter's signature and mark."""
     made = x.flip(-1) if is_guinterleave else rfops.shuffle_weight(x).data
     made.is_shuffled = True  # type: ignore[attr-defined]
@@ -72,20 +76,31 @@ class Case:
                 else rfops.quant_mxfp4
             )
             self.w, scales = made[0::2], made[1::2]
-            how = {"quant": "fp8_blockscale" if is_fp8 else "mxfp4",
-                   "w1_scale": scales[0], "w2_scale": scales[1]}  # fmt: skip
+            how = {
+                "quant": "fp8_blockscale" if is_fp8 else "mxfp4",
+                "w1_scale": scales[0],
+                "w2_scale": scales[1],
+            }
             if not is_fp8:
                 how["rounding"] = "up"
                 scales = [rfops.shuffle_scale(s.flatten(0, 1)).data for s in scales]
-            self.words = {"quant_type": 5 if is_fp8 else 3, "w1_scale": scales[0],
-                          "w2_scale": scales[1]}  # fmt: skip
+            self.words = {
+                "quant_type": 5 if is_fp8 else 3,
+                "w1_scale": scales[0],
+                "w2_scale": scales[1],
+            }
         self.wanted = rfops.fused_moe(self.x, *self.w, self.weights, self.ids, **how)
 
     def call(self, w1: torch.Tensor, w2: torch.Tensor) -> Any:
         return function_of("aiter.fused_moe.fused_moe")(
-            hidden_states=self.x, w1=w1, w2=w2, topk_weight=self.weights, topk_ids=self.ids,
-            activation=0, **self.words,
-        )  # fmt: skip
+            hidden_states=self.x,
+            w1=w1,
+            w2=w2,
+            topk_weight=self.weights,
+            topk_ids=self.ids,
+            activation=0,
+            **self.words,
+        )
 
 
 @pytest.mark.parametrize("kind", ["bf16", "fp8", "mxfp4"])
@@ -144,8 +159,12 @@ def test_a_write_is_seen(shuffle: Callable[..., torch.Tensor], engines: list[str
 
 def test_another_order_is_not_taken(shuffle: Callable[..., torch.Tensor]) -> None:
     w = torch.randn(2, 32, 64).to(BF16)
-    for words in ({"is_guinterleave": True}, {"layout": (32, 16)}, {"use_int4": True},
-                  {"pad_k_to": 64}):  # fmt: skip
+    for words in (
+        {"is_guinterleave": True},
+        {"layout": (32, 16)},
+        {"use_int4": True},
+        {"pad_k_to": 64},
+    ):
         layouts._RECORDS.clear()
         assert layouts.of(copied(w, shuffle(w, **words))) == layouts.OTHER
     layouts._RECORDS.clear()

@@ -32,7 +32,7 @@ from support.plugin_calls import (
     quantised,
     shuffled,
     softmax,
-)  # fmt: skip
+)
 from support.process import python
 
 pytestmark = pytest.mark.requires_gfx950
@@ -259,8 +259,12 @@ def test_doctor_says_what_is_wrapped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RFOPS_PLUGIN", raising=False)
     monkeypatch.setattr(doctor, "_version", lambda name: "")
     assert doctor._engines()["vllm"] == {
-        "version": "", "aiter": False, "wraps": [], "why": "not installed", "missing": []
-    }  # fmt: skip
+        "version": "",
+        "aiter": False,
+        "wraps": [],
+        "why": "not installed",
+        "missing": [],
+    }
     monkeypatch.setattr(doctor, "_version", lambda name: "0.33.0" if name == "vllm" else "")
     assert doctor._engines()["vllm"]["why"] == "torch is not ROCm's"
     monkeypatch.setattr(doctor, "_torch_version", lambda: "2.13.0+rocm7.0")

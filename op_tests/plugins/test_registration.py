@@ -34,18 +34,17 @@ sys.meta_path.insert(0, SimpleNamespace(find_spec=_find_spec))
 """
 FILES = {
     "aiter/__init__.py": "from .ops.topk import *\ntry:\n    from .gone import *\n"
-                         "except ImportError: pass\n",
+    "except ImportError: pass\n",
     "aiter/ops/__init__.py": "",
     "aiter/ops/topk.py": "def topk_gating(*a): return 1\ndef grouped_topk(*a): return 2\n",
     "aiter/mla.py": "def mla_decode_fwd(*args, **kwargs): return 'original'\n",
     "aiter/ops/triton/__init__.py": ALIASES,
     "aiter/ops/triton/gemm/__init__.py": "",
     "aiter/ops/triton/gemm/basic/__init__.py": "",
-    "aiter/ops/triton/gemm/basic/gemm_a8w8_blockscale.py":
-        "def gemm_a8w8_blockscale(*args): return 'original'\n",
+    "aiter/ops/triton/gemm/basic/gemm_a8w8_blockscale.py": "def gemm_a8w8_blockscale(*args): return 'original'\n",
     "vllm/__init__.py": "",
     "vllm/copies.py": "from aiter.mla import mla_decode_fwd as taken\n",
-}  # fmt: skip
+}
 
 
 @pytest.fixture
@@ -186,27 +185,41 @@ class Method:
     moe = SimpleNamespace(has_bias=False, swiglu_limit=None)
 
     def forward_native(
-        self, layer: Any, x: Any, topk_weights: Any, topk_ids: Any, shared_experts: Any,
+        self,
+        layer: Any,
+        x: Any,
+        topk_weights: Any,
+        topk_ids: Any,
+        shared_experts: Any,
         shared_experts_input: Any,
-    ) -> str:  # fmt: skip
+    ) -> str:
         return "original"
 
 
 EXPERTS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "none": ({}, {}, ""),
     "shared, by the runner": ({}, {"shared_experts": object()}, ""),
-    "shared, by the kernel": ({"mk_can_overlap_shared_experts": True},
-                              {"shared_experts": object()}, "shared experts"),
+    "shared, by the kernel": (
+        {"mk_can_overlap_shared_experts": True},
+        {"shared_experts": object()},
+        "shared experts",
+    ),
     "an overlap, and none": ({"mk_can_overlap_shared_experts": True}, {}, ""),
     "a limit of the layer": ({}, {"swiglu_limit": 7.0}, "a limit of the activation"),
-    "a limit of the model": ({"moe": SimpleNamespace(has_bias=False, swiglu_limit=7.0)}, {},
-                             "a limit of the activation"),
+    "a limit of the model": (
+        {"moe": SimpleNamespace(has_bias=False, swiglu_limit=7.0)},
+        {},
+        "a limit of the activation",
+    ),
     "bias": ({"moe": SimpleNamespace(has_bias=True, swiglu_limit=None)}, {}, "a bias"),
     "gelu": ({}, {"activation": "gelu"}, "activation gelu"),
-    "other backend": ({"unquantized_backend": SimpleNamespace(name="AITER")}, {},
-                      "weights in the order of another backend"),
+    "other backend": (
+        {"unquantized_backend": SimpleNamespace(name="AITER")},
+        {},
+        "weights in the order of another backend",
+    ),
     "expert parallelism": ({}, {"expert_map": torch.zeros(4)}, "expert parallelism"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", EXPERTS)
@@ -226,9 +239,13 @@ def test_vllms_experts_without_quantisation(case: str, monkeypatch: pytest.Monke
     layer = SimpleNamespace(
         w13_weight=torch.randn(4, 64, 64).bfloat16() / 8,
         w2_weight=torch.randn(4, 64, 32).bfloat16(),
-        **{"activation": SimpleNamespace(value="silu"), "apply_router_weight_on_input": False,
-           "expert_map": None, **of_layer},
-    )  # fmt: skip
+        **{
+            "activation": SimpleNamespace(value="silu"),
+            "apply_router_weight_on_input": False,
+            "expert_map": None,
+            **of_layer,
+        },
+    )
     x = torch.randn(3, 64).bfloat16()
     weights, ids = rfops.topk_softmax(torch.randn(3, 4), 2, True)
     for words in ({"shared_experts": shared, "shared_experts_input": x}, {}):

@@ -269,8 +269,9 @@ def test_compiled_by_torchs_default_backend(dynamic: bool) -> None:
     """Inductor has no C++ type for e8m0, so that on the CPU it cannot generate this itself."""
     compiled = torch.compile(
         lambda x, w, w_scale: gemm_mxfp8(*_ordered(quant_mxfp8(x), (w, w_scale))),
-        fullgraph=True, dynamic=dynamic,
-    )  # fmt: skip
+        fullgraph=True,
+        dynamic=dynamic,
+    )
     pair = quant_mxfp8(torch.randn(24, 64, generator=torch.Generator().manual_seed(4)))
     for rows in (2, 3):
         x = torch.randn(rows, 64, generator=torch.Generator().manual_seed(rows))

@@ -120,7 +120,7 @@ def test_under_torch_compile() -> None:
         (lambda: shuffle_scale(torch.ones(8, 8)), r"shuffle_scale: .*got \[8, 8\] float32"),
         (lambda: unshuffle_scale(codes(256, 8), 257, 8), r"must be a \[288 or more, 8\] tensor"),
     ],
-)  # fmt: skip
+)
 def test_refusals(call: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         call()

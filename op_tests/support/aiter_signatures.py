@@ -64,8 +64,13 @@ VLLM = {
     "moe_align_block_size": "topk_ids, block_size, num_experts, expert_map=None, "
     "pad_sorted_ids=False, ignore_invalid_experts=False, return_scatter_idx=False",
 }
-_WORDS = {"bfloat16": torch.bfloat16, "int8": torch.int8, "float32": torch.float32,
-          "ActivationType": ActivationType, "QuantType": QuantType}  # fmt: skip
+_WORDS = {
+    "bfloat16": torch.bfloat16,
+    "int8": torch.int8,
+    "float32": torch.float32,
+    "ActivationType": ActivationType,
+    "QuantType": QuantType,
+}
 
 
 def original_of(name: str, body: Callable[..., Any]) -> Callable[..., Any]:

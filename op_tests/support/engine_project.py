@@ -171,9 +171,13 @@ class Project:
         self.hipcc.parent.mkdir(exist_ok=True)
         self.set_version("stand-in clang version 1.0")
         text = HIPCC.format(
-            python=sys.executable, log=str(self.root / "calls"), zig=zig(), unknown=unknown,
-            version=str(self.root / "version"), before=before,
-        )  # fmt: skip
+            python=sys.executable,
+            log=str(self.root / "calls"),
+            zig=zig(),
+            unknown=unknown,
+            version=str(self.root / "version"),
+            before=before,
+        )
         self.hipcc.write_text(text)
         self.hipcc.chmod(0o755)
         return self.hipcc
@@ -233,9 +237,12 @@ class Project:
     def start(self, code: str, **env: str) -> subprocess.Popen[str]:
         """A new process that has `project` and runs the code."""
         return subprocess.Popen(
-            [sys.executable, "-c", self._with_project(code)], text=True,
-            env={**os.environ, **env}, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )  # fmt: skip
+            [sys.executable, "-c", self._with_project(code)],
+            text=True,
+            env={**os.environ, **env},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
 
     def python(self, code: str, **env: str) -> str:
         """Its output; the test fails with its errors."""

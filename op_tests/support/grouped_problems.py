@@ -40,16 +40,20 @@ class Problem:
 
     def to(self, device: torch.device) -> Problem:
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        return Problem(**{n: v.to(device) if isinstance(v, torch.Tensor) else v
-                          for n, v in values.items()})  # fmt: skip
+        return Problem(
+            **{n: v.to(device) if isinstance(v, torch.Tensor) else v for n, v in values.items()}
+        )
 
     def rows(self) -> list[tuple[int, int]]:
         """(id, expert) of each id that a block in use names; -1 for a block without an expert."""
         used = self.sorted_token_ids[: max(0, int(self.num_tokens_post_padded))].tolist()
         experts = self.expert_ids.tolist()
         named = [(id, experts[place // self.block_m]) for place, id in enumerate(used)]
-        return [(id, e if 0 <= e < self.w.shape[0] else -1)
-                for id, e in named if 0 <= id < self.num_valid_tokens]  # fmt: skip
+        return [
+            (id, e if 0 <= e < self.w.shape[0] else -1)
+            for id, e in named
+            if 0 <= id < self.num_valid_tokens
+        ]
 
 
 def payload(*shape: int, generator: torch.Generator) -> torch.Tensor:
@@ -82,11 +86,17 @@ def problem_of(
     weights = torch.rand(tokens, top_k, generator=generator) - 0.3 if weighted else None
     a_shape, w_shape, made = (a_rows, k), (experts, n, k), {"generator": generator}
     return Problem(
-        payload(*a_shape, **made), scale(a_rows, k // 32, **made),
-        payload(*w_shape, **made), scale(experts, n, k // 32, **made),
-        *moe_align_block_size_ref(topk_ids, block_m, experts), tokens * top_k, top_k, block_m,
-        a_div, weights,
-    )  # fmt: skip
+        payload(*a_shape, **made),
+        scale(a_rows, k // 32, **made),
+        payload(*w_shape, **made),
+        scale(experts, n, k // 32, **made),
+        *moe_align_block_size_ref(topk_ids, block_m, experts),
+        tokens * top_k,
+        top_k,
+        block_m,
+        a_div,
+        weights,
+    )
 
 
 def spread(tokens: int, top_k: int, experts: int, seed: int = 0) -> torch.Tensor:
@@ -161,11 +171,12 @@ def by_hand(**changes: Any) -> Problem:
     """Three blocks of 4 for experts 2, 0 and 1, five valid ids among paddings of every kind."""
     problem = problem_of(spread(3, 2, 3), 3, 24, 288, block_m=4, gemm=2)
     layout = {
-        "sorted_token_ids": torch.tensor([4, 6, 0, -1, 6, 6, 6, 6, 2**31 - 1, 3, 1, 5, 2, 2, 2, 2],
-                                         dtype=torch.int32),
+        "sorted_token_ids": torch.tensor(
+            [4, 6, 0, -1, 6, 6, 6, 6, 2**31 - 1, 3, 1, 5, 2, 2, 2, 2], dtype=torch.int32
+        ),
         "expert_ids": torch.tensor([2, 0, 1, 0], dtype=torch.int32),
         "num_tokens_post_padded": torch.tensor([12], dtype=torch.int32),
-    }  # fmt: skip
+    }
     return dataclasses.replace(problem, **{**layout, **changes})
 
 

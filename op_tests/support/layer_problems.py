@@ -35,9 +35,15 @@ class Problem:
 
 
 def problem(
-    lens: Sequence[int], heads: int = 4, *, dim: int = 128, rank: int = 96, rows: int = 0,
-    seed: int = 0, device: str = "cpu",
-) -> Problem:  # fmt: skip
+    lens: Sequence[int],
+    heads: int = 4,
+    *,
+    dim: int = 128,
+    rank: int = 96,
+    rows: int = 0,
+    seed: int = 0,
+    device: str = "cpu",
+) -> Problem:
     """Products of about 1; a cache of `rows`, or of just enough."""
     generator = torch.Generator().manual_seed(seed + sum(lens) + heads)
 
@@ -51,8 +57,13 @@ def problem(
     cache = torch.full((len(lens), rows, 576), math.nan, dtype=BF16)
     for b, length in enumerate(lens):
         cache[b, :length] = normal(length, 576).to(BF16)
-    weights = [weight(rank, dim), weight(192 * heads, rank), weight(576, dim),
-               weight(256 * heads, 512), weight(dim, 128 * heads)]  # fmt: skip
+    weights = [
+        weight(rank, dim),
+        weight(192 * heads, rank),
+        weight(576, dim),
+        weight(256 * heads, 512),
+        weight(dim, 128 * heads),
+    ]
     angles = rope_angles(rows).to(device)
     x = normal(len(lens), 1, dim).to(BF16).to(device)
     return Problem(x, cache.to(device), [*weights, angles], list(lens))

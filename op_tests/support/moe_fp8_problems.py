@@ -38,9 +38,15 @@ class Problem:
 
 
 def random_problem(
-    arch: str, m: int, d: int, i: int, e: int, k: int, dtype: torch.dtype = torch.bfloat16,
+    arch: str,
+    m: int,
+    d: int,
+    i: int,
+    e: int,
+    k: int,
+    dtype: torch.dtype = torch.bfloat16,
     num_shared: int = 0,
-) -> Problem:  # fmt: skip
+) -> Problem:
     """Results of about 1, scales that differ by block."""
     generator = torch.Generator().manual_seed(10_007 * d + 101 * i + 7 * m + e)
 
@@ -82,9 +88,12 @@ def assert_correct(got: torch.Tensor, p: Problem) -> None:
 
 
 def run(
-    kernel: str, p: Problem, config: Any = None, out: torch.Tensor | None = None,
+    kernel: str,
+    p: Problem,
+    config: Any = None,
+    out: torch.Tensor | None = None,
     layout: str = "raw",
-) -> torch.Tensor:  # fmt: skip
+) -> torch.Tensor:
     """The result of one kernel in `out`, or in one full of NaN."""
     out = torch.full_like(p.x, math.nan) if out is None else out
     k, routed = p.topk_ids.shape[1], p.w2.shape[0] - p.num_shared

@@ -43,9 +43,15 @@ class Problem:
 
 
 def random_problem(
-    m: int, d: int, i: int, e: int, k: int, dtype: torch.dtype = torch.float16,
-    num_shared: int = 0, seed: int = 0,
-) -> Problem:  # fmt: skip
+    m: int,
+    d: int,
+    i: int,
+    e: int,
+    k: int,
+    dtype: torch.dtype = torch.float16,
+    num_shared: int = 0,
+    seed: int = 0,
+) -> Problem:
     """Results of about 1; each token's experts differ while there are enough."""
     generator = torch.Generator().manual_seed(1_000_003 * seed + 10_007 * d + 101 * i + 7 * m + e)
 
@@ -104,14 +110,18 @@ def assert_correct(got: torch.Tensor, problem: Problem, rounded_gate: bool = Fal
     error, norm = (got.cpu().double() - exact.out)[finite].norm(), exact.out[finite].norm()
     assert error <= (1e-3 if got.dtype == torch.float16 else 8e-3) * norm, f"{error / norm:.2e}"
     if got.dtype == torch.float16:
-        torch.testing.assert_close(got.cpu().double(), exact.out, rtol=1e-2, atol=1e-2,
-                                   equal_nan=True)  # fmt: skip
+        torch.testing.assert_close(
+            got.cpu().double(), exact.out, rtol=1e-2, atol=1e-2, equal_nan=True
+        )
 
 
 def run(
-    kernel: str, problem: Problem, is_table: bool = False, config: Any = None,
+    kernel: str,
+    problem: Problem,
+    is_table: bool = False,
+    config: Any = None,
     out: torch.Tensor | None = None,
-) -> torch.Tensor:  # fmt: skip
+) -> torch.Tensor:
     """The result of one kernel in `out`, or in one full of NaN."""
     if out is None:
         out = torch.full_like(problem.x, math.nan, memory_format=torch.contiguous_format)

@@ -44,12 +44,28 @@ def mla() -> Made:
     expected = rfops.mla_decode_ref(q, kv.view(-1, 1, 1, 576), ends, pages, 0.04)
     scratch = torch.zeros(8, dtype=I32)
     words = {
-        "sm_scale": 0.04, "logit_cap": 0.0, "q_scale": None, "kv_scale": None, "causal": True,
-        "work_meta_data": scratch, "work_indptr": scratch, "work_info_set": scratch,
-        "reduce_indptr": scratch, "reduce_final_map": scratch, "reduce_partial_map": scratch,
-    }  # fmt: skip
-    args = (q, kv.view(-1, 1, 1, 576), o, torch.arange(4, dtype=I32), ends, pages,
-            torch.ones(3, dtype=I32), 1)  # fmt: skip
+        "sm_scale": 0.04,
+        "logit_cap": 0.0,
+        "q_scale": None,
+        "kv_scale": None,
+        "causal": True,
+        "work_meta_data": scratch,
+        "work_indptr": scratch,
+        "work_info_set": scratch,
+        "reduce_indptr": scratch,
+        "reduce_final_map": scratch,
+        "reduce_partial_map": scratch,
+    }
+    args = (
+        q,
+        kv.view(-1, 1, 1, 576),
+        o,
+        torch.arange(4, dtype=I32),
+        ends,
+        pages,
+        torch.ones(3, dtype=I32),
+        1,
+    )
     assert len(lens) == 3
     return args, words, lambda _: close(o, expected)
 
@@ -84,8 +100,12 @@ def moe() -> Made:
     weights, ids = choose(torch.randn(8, 4), None, 2, renormalize=True)
     expected = rfops.fused_moe_ref(x, w1, w2, weights, ids)
     words = dict.fromkeys(("num_local_tokens", "dtype", "bias1", "bias2"))
-    words |= {"hidden_pad": 0, "intermediate_pad": 0, "moe_sorting_dispatch_policy": 0,
-              "swiglu_limit": 0.0}  # fmt: skip
+    words |= {
+        "hidden_pad": 0,
+        "intermediate_pad": 0,
+        "moe_sorting_dispatch_policy": 0,
+        "swiglu_limit": 0.0,
+    }
     args = (x, shuffled(w1), shuffled(w2), weights, ids.to(I32), None, 0, 0, False, *4 * (None,))
     return args, words, lambda out: close(out, expected)
 
@@ -118,8 +138,13 @@ def softmax() -> Made:
 def gating() -> Made:
     logits, weights, ids = _routing()
     expected = rfops.topk_softmax_ref(logits, 4, True)[0]
-    words = {"correction_bias": None, "need_renorm": True, "routed_scaling_factor": 1.0,
-             "score_func": "softmax", "num_shared_experts": 0}  # fmt: skip
+    words = {
+        "correction_bias": None,
+        "need_renorm": True,
+        "routed_scaling_factor": 1.0,
+        "score_func": "softmax",
+        "num_shared_experts": 0,
+    }
     return (weights, ids, logits), words, lambda _: close(weights, expected)
 
 
@@ -187,8 +212,12 @@ def _fp4() -> tuple[torch.Tensor, ...]:
 def a4w4() -> Made:
     x, w, x_scale, w_scale = _fp4()
     expected = rfops.gemm_afp4wfp4_ref(x, w, x_scale, w_scale)
-    args = (x, rfops.shuffle_weight(w).data, rfops.shuffle_scale(x_scale).data,
-            rfops.shuffle_scale(w_scale).data)  # fmt: skip
+    args = (
+        x,
+        rfops.shuffle_weight(w).data,
+        rfops.shuffle_scale(x_scale).data,
+        rfops.shuffle_scale(w_scale).data,
+    )
     return args, {"dtype": BF16, "bpreshuffle": True}, lambda out: close(out, expected)
 
 

@@ -31,9 +31,12 @@ def _server() -> tuple[socket.socket, dict[str, str]]:
     ours, its = socket.socketpair()
     with its:
         process = subprocess.Popen(
-            [sys.executable, str(SERVER), str(its.fileno())], pass_fds=[its.fileno()], cwd="/",
-            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-        )  # fmt: skip
+            [sys.executable, str(SERVER), str(its.fileno())],
+            pass_fds=[its.fileno()],
+            cwd="/",
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+        )
     atexit.register(lambda: (ours.close(), process.wait()))
     return ours, dict(os.environ)
 
@@ -67,9 +70,15 @@ def run(
     if _at_start(env) != _at_start(its_env):
         words = [sys.executable, *(["-c", code, *argv[1:]] if argv[0] == "-c" else argv)]
         return subprocess.run(
-            words, capture_output=True, text=True, check=check, cwd=cwd, env=env, timeout=timeout,
+            words,
+            capture_output=True,
+            text=True,
+            check=check,
+            cwd=cwd,
+            env=env,
+            timeout=timeout,
             stdin=subprocess.DEVNULL,
-        )  # fmt: skip
+        )
     folder = str(cwd if cwd is not None else Path.cwd())
     request = json.dumps({"code": code, "argv": list(argv), "cwd": folder, "env": env}).encode()
     ours, its = socket.socketpair()

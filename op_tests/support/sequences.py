@@ -34,9 +34,16 @@ CPU = torch.device("cpu")
 # How a tensor lies in memory. From "rows" on several elements share an address; the other layouts
 # hold the tensor's elements.
 STRIDED = (
-    "padded", "padded_16", "transposed", "step",
-    "rows", "rows_step", "columns", "scalar", "overlapping",
-)  # fmt: skip
+    "padded",
+    "padded_16",
+    "transposed",
+    "step",
+    "rows",
+    "rows_step",
+    "columns",
+    "scalar",
+    "overlapping",
+)
 DENSE = ("dense", "offset_16", "offset_1", "offset_3", "size_one")
 KINDS = (*DENSE, *STRIDED)
 ALIGNED = ("dense", "offset_16", "size_one")  # what every op takes
@@ -53,8 +60,10 @@ def view_of(tensor: torch.Tensor, kind: str, rng: random.Random) -> torch.Tensor
         kind, 0
     )
     if kind != "dense":
-        strides = [rng.choice((0, 1, 5, 7, 1000)) if n == 1 else s
-                   for n, s in zip(shape, strides, strict=True)]  # fmt: skip
+        strides = [
+            rng.choice((0, 1, 5, 7, 1000)) if n == 1 else s
+            for n, s in zip(shape, strides, strict=True)
+        ]
     last = sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
     buffer = _tiled(tensor, offset + last + 1 + 64)
     view = buffer.as_strided(shape, strides, offset)
@@ -112,25 +121,38 @@ SIZES: Mapping[str, Choices] = {
     "gemm_a8wfp4": {**_GEMM, "M": (1, 4, 5), "N": (16, 32)},
     "gemm_afp4wfp4": {**_GEMM, "M": (1, 4, 5), "N": (16, 32)},
     "grouped_gemm_mxfp8": {
-        "M": (2, 4, 8), "N": (16, 32), "K": (128, 160, 256), "E": (2, 4), "top_k": (1, 2),
-        "block_m": (4, 16), "a_div": (1, 2),
+        "M": (2, 4, 8),
+        "N": (16, 32),
+        "K": (128, 160, 256),
+        "E": (2, 4),
+        "top_k": (1, 2),
+        "block_m": (4, 16),
+        "a_div": (1, 2),
     },
     "grouped_topk": {**_CHOOSE, "num_groups": (1, 2, 4), "topk_groups": (1, 2)},
     "topk_softmax": _CHOOSE,
     "moe_router": {**_CHOOSE, "D": (64, 128)},
     "moe_align_block_size": {"rows": (1, 4, 7), "K": (2,), "E": (4, 8), "block_size": (4, 16)},
     "mla_decode": {
-        "B": (1, 2, 3), "H": (4, 16), "S": (2, 4, 6, 12, 13), "qo_len": (1, 2),
+        "B": (1, 2, 3),
+        "H": (4, 16),
+        "S": (2, 4, 6, 12, 13),
+        "qo_len": (1, 2),
         "page": (1, 2, 16, 31, 32, 63, 64),
     },
     "mla_layer_decode": {
-        "B": (1, 2), "start": (0, 3, 9), "D": (128,), "R": (64,), "V": (128, 256), "L": (16,),
+        "B": (1, 2),
+        "start": (0, 3, 9),
+        "D": (128,),
+        "R": (64,),
+        "V": (128, 256),
+        "L": (16,),
     },
     "quant_fp8_blockscale": {**_QUANT, "block_rows": (1, 128)},
     "quant_mxfp4": _QUANT,
     "quant_mxfp8": _QUANT,
     **{f"fused_moe{kind}": _MOE for kind in ("", "_fp8", "_mxfp4", "_mxfp8", "_tables")},
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)
@@ -223,8 +245,14 @@ def _choices(op: Op) -> dict[str, tuple[Any, ...]]:
         elif value.kind == "float":
             found[value.name] = (0.125, 1.5, -0.0)
     for arg in op.declaration.tensors:
-        dtypes = tuple(d for d in arg.dtypes if d.itemsize > 1 or d.is_floating_point is False
-                       or d in (fp8, torch.float8_e8m0fnu) or len(arg.dtypes) == 1)  # fmt: skip
+        dtypes = tuple(
+            d
+            for d in arg.dtypes
+            if d.itemsize > 1
+            or d.is_floating_point is False
+            or d in (fp8, torch.float8_e8m0fnu)
+            or len(arg.dtypes) == 1
+        )
         if len(dtypes) > 1:
             found[f"{arg.name}_dtype"] = dtypes
         if arg.optional:

@@ -83,9 +83,17 @@ def matmul_scaled(
         if b_scale is not None:
             y_scale = tl.load(b_scale + columns[:, None] * (k // 32) + group[None, :])
         acc = tl.dot_scaled(
-            x, x_scale, A_FORMAT, y, y_scale, B_FORMAT, acc,
-            fast_math=FAST_MATH, lhs_k_pack=A_K_PACK, rhs_k_pack=B_K_PACK,
-        )  # fmt: skip
+            x,
+            x_scale,
+            A_FORMAT,
+            y,
+            y_scale,
+            B_FORMAT,
+            acc,
+            fast_math=FAST_MATH,
+            lhs_k_pack=A_K_PACK,
+            rhs_k_pack=B_K_PACK,
+        )
         a_at += A_K_BYTES * a_k
         b_at += B_K_BYTES * b_k
     tl.store(c + rows[:, None] * n + columns[None, :], acc)
@@ -93,9 +101,17 @@ def matmul_scaled(
 
 @triton.jit
 def attention(
-    q, k, v, out, n, scale,
-    D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, CAUSAL: tl.constexpr,
-):  # fmt: skip
+    q,
+    k,
+    v,
+    out,
+    n,
+    scale,
+    D: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    CAUSAL: tl.constexpr,
+):
     """out = softmax(q k^T * scale) v, all [heads, n, D], with a running maximum; n % BN == 0."""
     start = tl.program_id(0) * BM
     base = tl.program_id(1) * n * D
@@ -172,9 +188,17 @@ def layer_norm(x, weight, bias, out, mean_out, rstd_out, n, eps, BLOCK: tl.const
 
 @triton.jit
 def reductions(
-    x, sums, maxima, minima, where_max, where_min, xors, R: tl.constexpr, C: tl.constexpr,
+    x,
+    sums,
+    maxima,
+    minima,
+    where_max,
+    where_min,
+    xors,
+    R: tl.constexpr,
+    C: tl.constexpr,
     AXIS: tl.constexpr,
-):  # fmt: skip
+):
     """Along one axis of a tile: across registers, lanes and waves, as the layout has it."""
     value = tl.load(x + tl.arange(0, R)[:, None] * C + tl.arange(0, C)[None, :])
     KEPT: tl.constexpr = C if AXIS == 0 else R
@@ -217,9 +241,16 @@ def linear_step(a_left, b_left, a_right, b_right):
 
 @triton.jit
 def scans(
-    x, coefficient, sums, products, states, R: tl.constexpr, C: tl.constexpr, AXIS: tl.constexpr,
+    x,
+    coefficient,
+    sums,
+    products,
+    states,
+    R: tl.constexpr,
+    C: tl.constexpr,
+    AXIS: tl.constexpr,
     REVERSE: tl.constexpr,
-):  # fmt: skip
+):
     """Running sum, running product and the recurrence h = a h + x along one axis of a tile."""
     at = tl.arange(0, R)[:, None] * C + tl.arange(0, C)[None, :]
     value = tl.load(x + at)

@@ -132,9 +132,14 @@ def route(experts: list[int], block_m: int, worst_case: int = 3) -> Routing:
 
 
 def grouped(
-    a: Side, w: Side, routing: Routing, a_div: int, weights: torch.Tensor | None,
-    config: TritonConfig | None = None, dtype: torch.dtype = torch.bfloat16,
-) -> torch.Tensor:  # fmt: skip
+    a: Side,
+    w: Side,
+    routing: Routing,
+    a_div: int,
+    weights: torch.Tensor | None,
+    config: TritonConfig | None = None,
+    dtype: torch.dtype = torch.bfloat16,
+) -> torch.Tensor:
     (e, n, k), device = w.payload.shape, w.payload.device
     routing = routing.to(device)
     out = poisoned(routing.num_valid, n, dtype, device)
@@ -148,9 +153,13 @@ def grouped(
 
 
 def assert_grouped(
-    got: torch.Tensor, a: Side, w: Side, experts: list[int], a_div: int,
+    got: torch.Tensor,
+    a: Side,
+    w: Side,
+    experts: list[int],
+    a_div: int,
     weights: torch.Tensor | None,
-) -> None:  # fmt: skip
+) -> None:
     """Row i is a[i / a_div] @ w[experts[i]]^T times its weight; zeros without an expert."""
     a_exact, used = a.exact, {}
     exact, total = (torch.zeros(got.shape, dtype=torch.float64, device=got.device) for _ in "et")

@@ -131,9 +131,17 @@ def _check(arch: str, case: Case) -> str:
 
 
 TILES = [
-    (16, 16, 32), (16, 64, 64), (32, 32, 64), (32, 128, 32), (64, 16, 128), (64, 64, 64),
-    (128, 32, 32), (128, 128, 32), (16, 128, 128), (64, 128, 64),
-]  # fmt: skip
+    (16, 16, 32),
+    (16, 64, 64),
+    (32, 32, 64),
+    (32, 128, 32),
+    (64, 16, 128),
+    (64, 64, 64),
+    (128, 32, 32),
+    (128, 128, 32),
+    (16, 128, 128),
+    (64, 128, 64),
+]
 LAYOUTS = ("kn", "kk", "mn", "mk")
 WARPS, STAGES, NONKDIMS = (1, 2, 4, 8), (1, 2, 3), (0, 16, 32)
 
@@ -158,10 +166,17 @@ def _sample(arch: str, pair: str, count: int) -> list[Case]:
     missing |= {("order", o) for o in LAYOUTS} | {("even", e) for e in (True, False)}
     while len(chosen) < count:
         candidates = [
-            Case(pair, draw.choice(TILES), draw.choice(WARPS), draw.choice(STAGES),
-                 draw.choice(NONKDIMS), draw.choice(LAYOUTS), even=draw.random() > 0.2)
+            Case(
+                pair,
+                draw.choice(TILES),
+                draw.choice(WARPS),
+                draw.choice(STAGES),
+                draw.choice(NONKDIMS),
+                draw.choice(LAYOUTS),
+                even=draw.random() > 0.2,
+            )
             for _ in range(200)
-        ]  # fmt: skip
+        ]
         fitting = [case for case in candidates if _fits(case)]
         best = max(fitting, key=lambda case: len(missing & _traits(case)))
         missing -= _traits(best)

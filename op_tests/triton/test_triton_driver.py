@@ -101,10 +101,15 @@ def test_deactivate_gives_everything_back() -> None:
     def state() -> tuple[object, ...]:
         testing = triton.testing
         return (
-            triton.runtime.driver._active, testing.do_bench.__code__, testing.do_bench.__defaults__,
-            testing.do_bench_cudagraph.__code__, testing.do_bench_cudagraph.__defaults__,
-            knobs.build.impl, knobs.amd.libhip_path, hasattr(Autotuner, "cache"),
-        )  # fmt: skip
+            triton.runtime.driver._active,
+            testing.do_bench.__code__,
+            testing.do_bench.__defaults__,
+            testing.do_bench_cudagraph.__code__,
+            testing.do_bench_cudagraph.__defaults__,
+            knobs.build.impl,
+            knobs.amd.libhip_path,
+            hasattr(Autotuner, "cache"),
+        )
 
     before = state()
     for _ in range(2):

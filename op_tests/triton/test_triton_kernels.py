@@ -162,9 +162,8 @@ def test_attention(
     out = poisoned(heads, n, d, dtype=dtype)
     scale = 1 / math.sqrt(d)
     kernels.attention[(n // bm, heads)](
-        q, k, v, out, n, scale, D=d, BM=bm, BN=bn, CAUSAL=causal, num_warps=warps,
-        num_stages=stages,
-    )  # fmt: skip
+        q, k, v, out, n, scale, D=d, BM=bm, BN=bn, CAUSAL=causal, num_warps=warps, num_stages=stages
+    )
     q64, k64, v64 = q.double(), k.double(), v.double()
     score = q64 @ k64.mT * scale
     if causal:
@@ -346,9 +345,12 @@ def test_atomic_integers(op: str, dtype: torch.dtype) -> None:
     start = draw.integers(limits.min, limits.max, cells, dtype=numpy_type, endpoint=True)
     places = draw.integers(0, cells, n, dtype=np.int32)
     function = {
-        "max": np.maximum, "min": np.minimum, "and": np.bitwise_and, "or": np.bitwise_or,
+        "max": np.maximum,
+        "min": np.minimum,
+        "and": np.bitwise_and,
+        "or": np.bitwise_or,
         "xor": np.bitwise_xor,
-    }[op]  # fmt: skip
+    }[op]
     want = start.copy()
     function.at(want, places, values)
     x, index, out = (torch.from_numpy(array.copy()) for array in (values, places, start))
@@ -526,8 +528,10 @@ FNUZ = [torch.float8_e4m3fnuz, torch.float8_e5m2fnuz]
 
 def skip_fnuz(arch: str, fp8: torch.dtype) -> None:
     if arch == "gfx950" and fp8 in FNUZ and not FNUZ_CASTS:
-        pytest.skip("Triton before 3.9 converts FNUZ fp8 wrongly; .ci/run has the newest, and "
-                    "the instructions are in vgpu/isa/test_vgpu_convert.py")  # fmt: skip
+        pytest.skip(
+            "Triton before 3.9 converts FNUZ fp8 wrongly; .ci/run has the newest, and "
+            "the instructions are in vgpu/isa/test_vgpu_convert.py"
+        )
 
 
 @pytest.mark.thin(5)
@@ -569,14 +573,19 @@ def test_cast_to_fp8(arch: str, fp8: torch.dtype, wide: torch.dtype) -> None:
 @pytest.mark.parametrize(
     ("source", "target"),
     [
-        (torch.float32, torch.bfloat16), (torch.float32, torch.float16),
-        (torch.float64, torch.float32), (torch.float16, torch.float32),
-        (torch.bfloat16, torch.float32), (torch.int32, torch.float32),
-        (torch.int64, torch.float32), (torch.int64, torch.float64), (torch.int8, torch.float16),
+        (torch.float32, torch.bfloat16),
+        (torch.float32, torch.float16),
+        (torch.float64, torch.float32),
+        (torch.float16, torch.float32),
+        (torch.bfloat16, torch.float32),
+        (torch.int32, torch.float32),
+        (torch.int64, torch.float32),
+        (torch.int64, torch.float64),
+        (torch.int8, torch.float16),
         (torch.float32, torch.float64),
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_cast(source: torch.dtype, target: torch.dtype) -> None:
     if source.is_floating_point:
         special = torch.tensor(
@@ -614,9 +623,11 @@ def philox(seed: int, offset: np.ndarray) -> np.ndarray:
         a, b = counter[0] * np.uint64(0xD2511F53), counter[2] * np.uint64(0xCD9E8D57)
         high_a, high_b = a >> np.uint64(32), b >> np.uint64(32)
         counter = [
-            high_b ^ counter[1] ^ np.uint64(key[0]), b & mask,
-            high_a ^ counter[3] ^ np.uint64(key[1]), a & mask,
-        ]  # fmt: skip
+            high_b ^ counter[1] ^ np.uint64(key[0]),
+            b & mask,
+            high_a ^ counter[3] ^ np.uint64(key[1]),
+            a & mask,
+        ]
         key = [(key[0] + 0x9E3779B9) & 0xFFFFFFFF, (key[1] + 0xBB67AE85) & 0xFFFFFFFF]
     return np.stack(counter).astype(np.uint32)
 

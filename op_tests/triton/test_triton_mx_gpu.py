@@ -15,11 +15,14 @@ from support.mxfp4_problems import OPS, assert_correct, call, random_problem, ru
 from support.quant_problems import assert_same, by, every_16_bits, ties_of_e4m3, wild
 
 if not torch.cuda.is_available():
-    pytest.skip("no GPU; the virtual one: op_tests/quantization, gemm/test_mxfp4_triton.py",
-                allow_module_level=True)  # fmt: skip
+    pytest.skip(
+        "no GPU; the virtual one: op_tests/quantization, gemm/test_mxfp4_triton.py",
+        allow_module_level=True,
+    )
 
-QUANT = {op.name: (op, modes) for op, modes in
-         ((mxfp4.OP, mxfp4.ROUNDING), (mxfp8.OP, mxfp8.ROUNDING))}  # fmt: skip
+QUANT = {
+    op.name: (op, modes) for op, modes in ((mxfp4.OP, mxfp4.ROUNDING), (mxfp8.OP, mxfp8.ROUNDING))
+}
 NAMES = sorted(OPS)
 CPU = torch.device("cpu")
 

@@ -30,7 +30,7 @@ from support.conformance.harness import (
     engine_of,
     replay,
     world_of,
-)  # fmt: skip
+)
 from support.conformance.sites import TARGETS, Engine
 
 ENGINES = ("vllm", "sglang")

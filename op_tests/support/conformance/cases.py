@@ -101,9 +101,15 @@ def keys_of(p: mla_problems.Problem) -> list[Tensor]:
 # Persistent metadata of aiter's MLA, whose contents rfops does not read.
 METADATA = {
     name: torch.zeros(8, dtype=I32)
-    for name in ("work_meta_data", "work_indptr", "work_info_set", "reduce_indptr",
-                 "reduce_final_map", "reduce_partial_map")
-}  # fmt: skip
+    for name in (
+        "work_meta_data",
+        "work_indptr",
+        "work_info_set",
+        "reduce_indptr",
+        "reduce_final_map",
+        "reduce_partial_map",
+    )
+}
 
 
 # ---------------------------------------------------------------- experts

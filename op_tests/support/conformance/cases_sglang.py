@@ -38,7 +38,7 @@ from .cases import (
     shuffled,
     starts,
     words,
-)  # fmt: skip
+)
 from .engine_code import World, e8m0_shuffle, per_1x32_f4_quant_hip
 
 LAYERS = "sglang.srt.layers"
@@ -82,12 +82,18 @@ def backend(world: World, p: Any, **changes: Any) -> tuple[Any, Any]:
     p.kv, p.kv_indices = torch.cat([p.kv[:1], p.kv]), p.kv_indices + 1
     rows, heads = len(p.lens), p.q.shape[1]
     meta = words(
-        qo_indptr=starts(rows, p.qo_len), kv_indptr=p.kv_indptr, kv_indices=p.kv_indices,
-        kv_last_page_len=torch.ones(rows, dtype=I32), max_q_len=p.qo_len,
-        work_metadata=METADATA["work_meta_data"], global_kv_indptr=p.kv_indptr,
-        cprr_kernel_heads=heads, cprr_kv_indices=p.kv_indices, cprr_kv_indptr=p.kv_indptr,
+        qo_indptr=starts(rows, p.qo_len),
+        kv_indptr=p.kv_indptr,
+        kv_indices=p.kv_indices,
+        kv_last_page_len=torch.ones(rows, dtype=I32),
+        max_q_len=p.qo_len,
+        work_metadata=METADATA["work_meta_data"],
+        global_kv_indptr=p.kv_indptr,
+        cprr_kernel_heads=heads,
+        cprr_kv_indices=p.kv_indices,
+        cprr_kv_indptr=p.kv_indptr,
         **{k: v for k, v in METADATA.items() if k != "work_meta_data"},
-    )  # fmt: skip
+    )
     self = object.__new__(module.AiterAttnBackend)
     pool = words(get_key_buffer=lambda layer: p.kv.view(-1, 1, 576))
     self.__dict__ |= dict(
@@ -198,17 +204,23 @@ def get_valid_kv_indices(table: Tensor, indptr: Tensor, indices: Tensor, rows: i
 def sparse(world: World, form: tuple[str, bool]) -> None:
     """DeepSeek-V3.2: buffers of kv_indptr and kv_indices that are longer than a step's."""
     which, fp8 = form
-    module = world.load(f"{LAYERS}.attention.dsa_backend",
-                        get_valid_kv_indices=get_valid_kv_indices,
-                        fp8_dtype=fp8_of(world.arch))  # fmt: skip
+    module = world.load(
+        f"{LAYERS}.attention.dsa_backend",
+        get_valid_kv_indices=get_valid_kv_indices,
+        fp8_dtype=fp8_of(world.arch),
+    )
     p = paged(world.arch, [5, 33, 1], fp8=fp8, q_fp8=fp8)
     rows = len(p.lens)
     last = {"kv_last_page_lens": torch.ones(rows, dtype=I32)}
     self = words(
-        need_pad_heads=False, head_repeat_factor=1, aiter_dsa_identity_scale=torch.ones(()),
-        kv_indptr=torch.zeros(65, dtype=I32), kv_indices=torch.zeros(4096, dtype=I32), device="cpu",
+        need_pad_heads=False,
+        head_repeat_factor=1,
+        aiter_dsa_identity_scale=torch.ones(()),
+        kv_indptr=torch.zeros(65, dtype=I32),
+        kv_indices=torch.zeros(4096, dtype=I32),
+        device="cpu",
         _prepare_aiter_dsa_decode_metadata=lambda *_: METADATA | last,
-    )  # fmt: skip
+    )
     layer, cache = radix(), p.kv.view(-1, 1, 576)
     metadata = words(cu_seqlens_q=starts(rows), max_seq_len_q=1)
     cls = module.DeepseekSparseAttnBackend
@@ -224,15 +236,29 @@ def sparse(world: World, form: tuple[str, bool]) -> None:
 
 
 def run_experts(
-    world: World, given: Experts, kind: str, quantise: Any, m: int = 8,
-    config: dict[str, Any] | None = None, info: dict[str, Any] | None = None, ids: Any = None,
+    world: World,
+    given: Experts,
+    kind: str,
+    quantise: Any,
+    m: int = 8,
+    config: dict[str, Any] | None = None,
+    info: dict[str, Any] | None = None,
+    ids: Any = None,
     **changes: Any,
-) -> None:  # fmt: skip
+) -> None:
     """AiterRunnerCore.run, which every AITER MoE of SGLang goes through."""
-    module = world.load(f"{LAYERS}.moe.moe_runner.aiter", _SMALLM_MOE_ON=False,
-                        _MOE_SORTING_DISPATCH_POLICY=0)  # fmt: skip
-    own = {"activation": "silu", "is_gated": True, "no_combine": False, "gemm1_alpha": None,
-           "gemm1_beta": None, "gemm1_clamp_limit": None, "gate_up_interleaved": False}  # fmt: skip
+    module = world.load(
+        f"{LAYERS}.moe.moe_runner.aiter", _SMALLM_MOE_ON=False, _MOE_SORTING_DISPATCH_POLICY=0
+    )
+    own = {
+        "activation": "silu",
+        "is_gated": True,
+        "no_combine": False,
+        "gemm1_alpha": None,
+        "gemm1_beta": None,
+        "gemm1_clamp_limit": None,
+        "gate_up_interleaved": False,
+    }
     self = words(config=words(**own | (config or {})))
     quant = {
         "w13_weight": given.w1, "w2_weight": given.w2, "w13_scale": given.w1_scale,
@@ -244,10 +270,15 @@ def run_experts(
     x, (weights, chosen) = normal(m, d), choice(m, len(given.exact[0]), 2)
     ids = chosen if ids is None else ids
     given_to_it = {
-        "hidden_states": x, "topk_ids": ids, "topk_weights": weights, "a1_scale": None,
-        "quant_type": module.AiterQuantType[kind], "num_local_tokens": None, "output_dtype": None,
+        "hidden_states": x,
+        "topk_ids": ids,
+        "topk_weights": weights,
+        "a1_scale": None,
+        "quant_type": module.AiterQuantType[kind],
+        "num_local_tokens": None,
+        "output_dtype": None,
         "output": None,
-    }  # fmt: skip
+    }
     quant_info, runner_input = words(**quant | (info or {})), words(**given_to_it | changes)
     out = module.AiterRunnerCore.run(self, runner_input, quant_info, {}).hidden_states
     rows = m
@@ -305,8 +336,9 @@ def experts_of_a_rank(world: World) -> None:
     mask[8:16] = 1
     fp8 = reference.as_fp8(fp8_of(world.arch))
     ids = choice(8, 16, 2)[1]
-    run_experts(world, fp8_experts(world.arch), "PER_128X128", fp8, ids=ids,
-                info={"expert_mask": mask})  # fmt: skip
+    run_experts(
+        world, fp8_experts(world.arch), "PER_128X128", fp8, ids=ids, info={"expert_mask": mask}
+    )
 
 
 @sglang()
@@ -314,8 +346,14 @@ def experts_of_some_rows(world: World) -> None:
     """What MORI received: a count on the device and a dtype of the result."""
     fp8 = reference.as_fp8(fp8_of(world.arch))
     count = torch.tensor([5], dtype=I32)
-    run_experts(world, fp8_experts(world.arch), "PER_128X128", fp8, num_local_tokens=count,
-                output_dtype=BF16)  # fmt: skip
+    run_experts(
+        world,
+        fp8_experts(world.arch),
+        "PER_128X128",
+        fp8,
+        num_local_tokens=count,
+        output_dtype=BF16,
+    )
 
 
 @sglang(archs=("gfx950",), each=(1, 8))
@@ -414,9 +452,14 @@ def groups(world: World, form: tuple[torch.dtype, torch.dtype]) -> None:
 @sglang(refused="sqrtsoftplus|score_func")
 def gating_of_deepseek_v4(world: World) -> None:
     topk(world).biased_topk_jit_kernel_impl(
-        normal(6, 64), normal(6, 256, dtype=F32), normal(256, dtype=F32), 8, True, "sqrtsoftplus",
+        normal(6, 64),
+        normal(6, 256, dtype=F32),
+        normal(256, dtype=F32),
+        8,
+        True,
+        "sqrtsoftplus",
         routed_scaling_factor=1.5,
-    )  # fmt: skip
+    )
 
 
 # ---------------------------------------------------------------- linear layers
@@ -426,9 +469,14 @@ def utils(world: World, **flags: Any) -> Any:
     is_gfx950 = world.arch == "gfx950"
     module = world.load(f"{QUANT}.fp8_utils")
     module.__dict__.update(
-        {"_use_aiter": True, "_use_aiter_gfx95": is_gfx950, "_use_aiter_gfx942": not is_gfx950,
-         "_use_aiter_bpreshuffle_gfx95": False} | flags
-    )  # fmt: skip
+        {
+            "_use_aiter": True,
+            "_use_aiter_gfx95": is_gfx950,
+            "_use_aiter_gfx942": not is_gfx950,
+            "_use_aiter_bpreshuffle_gfx95": False,
+        }
+        | flags
+    )
     smallm = world.stub("sglang.kernels.ops.gemm.smallm_fp8_blockscale_gfx950")
     smallm.try_smallm_fp8_bs_linear = lambda *_: None
     return module
@@ -501,9 +549,10 @@ def mxfp8_linear(world: World) -> None:
     e8m0 = torch.full((5, 16), 127, dtype=U8).view(torch.float8_e8m0fnu)
     module.mxfp8_operand = lambda x, scale: (rows, e8m0)
     module.aiter_mxfp8_blockscaled_linear(
-        normal(5, 512), normal(256, 512).to(torch.float8_e4m3fn),
+        normal(5, 512),
+        normal(256, 512).to(torch.float8_e4m3fn),
         torch.full((8, 16), 127, dtype=U8).view(torch.float8_e8m0fnu),
-    )  # fmt: skip
+    )
 
 
 @sglang(each=(False, True))
@@ -573,8 +622,11 @@ def mxfp4_linear(world: World, m: int) -> None:
     """QuarkW4A4MXFP4 with aiter's ASM GEMM."""
     module = quark(world)
     w, scale, exact = mxfp4_weight(256, 512)
-    layer = words(use_aiter_asm_fp4_gemm=True, weight=parameter(shuffled(w), False),
-                  weight_scale=parameter(rfops.shuffle_scale(scale).data, False))  # fmt: skip
+    layer = words(
+        use_aiter_asm_fp4_gemm=True,
+        weight=parameter(shuffled(w), False),
+        weight_scale=parameter(rfops.shuffle_scale(scale).data, False),
+    )
     x = normal(m, 512)
     out = module.QuarkW4A4MXFP4.apply_weights(words(out_dtype=BF16), layer, x)
     reference.assert_product(out, mxfp4_rows(x), exact)
@@ -610,8 +662,10 @@ def mxfp4_of_diffusion(world: World, m: int) -> None:
     module = world.load("sglang.multimodal_gen.runtime.layers.quantization.mxfp4")
     module.dynamic_mxfp4_quant = lambda x, shuffle: per_1x32_f4_quant_hip(x, shuffle=shuffle)
     w, scale, exact = mxfp4_weight(256, 512)
-    layer = words(weight=parameter(shuffled(w).view(torch.float4_e2m1fn_x2), False),
-                  weight_scale=e8m0_shuffle(scale).view(torch.float8_e8m0fnu))  # fmt: skip
+    layer = words(
+        weight=parameter(shuffled(w).view(torch.float4_e2m1fn_x2), False),
+        weight_scale=e8m0_shuffle(scale).view(torch.float8_e8m0fnu),
+    )
     x = normal(m, 512)
     world.covers("Mxfp4LinearMethod.process_weights_after_loading", "gemm_a4w4")
     out = module.Mxfp4LinearMethod.apply(words(), layer, x)

@@ -143,9 +143,15 @@ def softmax_topk(logits: Tensor, k: int, renormalize: bool) -> tuple[Tensor, Ten
 
 
 def grouped_topk(
-    logits: Tensor, bias: Tensor | None, k: int, groups: int, chosen: int, renormalize: bool,
-    scale: float, score: str = "sigmoid",
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    logits: Tensor,
+    bias: Tensor | None,
+    k: int,
+    groups: int,
+    chosen: int,
+    renormalize: bool,
+    scale: float,
+    score: str = "sigmoid",
+) -> tuple[Tensor, Tensor]:
     """DeepSeek's: groups by the sum of their two greatest keys (the greatest without a bias), k
     experts of the chosen groups by key, their scores as weights."""
     scores = logits.double().sigmoid() if score == "sigmoid" else logits.double().softmax(1)

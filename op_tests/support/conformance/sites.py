@@ -39,8 +39,14 @@ ALIASES = {
 }
 _PROBES = {"signature", "inspect.signature", "hasattr", "getattr", "callable", "id"}
 # A file without one of these has no site.
-_ROOTS = ("aiter", "torch.ops.", "triton_decode_attention", "moe_align_block_size",
-          "forward_mqa", "unquantized_fused_moe_method")  # fmt: skip
+_ROOTS = (
+    "aiter",
+    "torch.ops.",
+    "triton_decode_attention",
+    "moe_align_block_size",
+    "forward_mqa",
+    "unquantized_fused_moe_method",
+)
 _LEAVES = {target.rpartition(".")[2]: target for target in TARGETS}
 _RELAY_CLASS = "rocm_aiter_ops"
 _RELAYS = {"rocm_aiter_fused_experts", "rocm_aiter_grouped_topk"}  # functions that prepare a call
@@ -347,8 +353,15 @@ class Engine:
             for _, node, target, call in self._uses(file):
                 at = call or node
                 form = "probe" if call is None and self._is_probe(file, node) else _form(call)
-                yield Site(file.place, file.qualified(node), target, form, 0,
-                           at.lineno, at.end_lineno or at.lineno)  # fmt: skip
+                yield Site(
+                    file.place,
+                    file.qualified(node),
+                    target,
+                    form,
+                    0,
+                    at.lineno,
+                    at.end_lineno or at.lineno,
+                )
             yield from self._methods(file)
 
     def _methods(self, file: _File) -> Iterator[Site]:
@@ -357,8 +370,15 @@ class Engine:
             owner, _, name = ast.unparse(node.func).rpartition(".")
             for place, method, target in METHODS:
                 if name == method and file.place.endswith(place) and not owner.startswith("super"):
-                    yield Site(file.place, file.qualified(node), target, _form(node), 0,
-                               node.lineno, node.end_lineno or node.lineno)  # fmt: skip
+                    yield Site(
+                        file.place,
+                        file.qualified(node),
+                        target,
+                        _form(node),
+                        0,
+                        node.lineno,
+                        node.end_lineno or node.lineno,
+                    )
 
 
 def _form(call: ast.Call | None) -> str:
@@ -377,5 +397,12 @@ def _numbered(sites: Iterable[Site]) -> Iterator[Site]:
         lines = seen.setdefault(site, set())
         if site.line not in lines:
             lines.add(site.line)
-            yield Site(site.place, site.function, site.target, site.form, len(lines) - 1,
-                       site.line, site.end)  # fmt: skip
+            yield Site(
+                site.place,
+                site.function,
+                site.target,
+                site.form,
+                len(lines) - 1,
+                site.line,
+                site.end,
+            )

@@ -110,8 +110,9 @@ def _floats(kind: str, count: int, rng: np.random.Generator) -> Array:
     return value.astype(dtype).view(np.uint8).reshape(count, np.dtype(dtype).itemsize)
 
 
-def _inputs(layout: list[tuple[str, str, int]], size: int, count: int,
-            rng: np.random.Generator) -> Array:  # fmt: skip
+def _inputs(
+    layout: list[tuple[str, str, int]], size: int, count: int, rng: np.random.Generator
+) -> Array:
     """Random bits, special patterns and small integers (denormals, to a float) in lanes' bytes."""
     words = rng.integers(0, 1 << 32, (count, size // 4), dtype=np.uint32)
     chance = rng.random(words.shape)
@@ -154,8 +155,9 @@ class Outcome(NamedTuple):
 
 def execute(program: Program, data: Data, on: ctypes.CDLL | Module) -> Outcome:
     width = data.lanes.shape[1] + data.uniform.shape[1]
-    out = Outcome(np.zeros((LANES, width), np.uint8), data.memory.copy(),
-                  np.zeros((1, SHARED), np.uint8))  # fmt: skip
+    out = Outcome(
+        np.zeros((LANES, width), np.uint8), data.memory.copy(), np.zeros((1, SHARED), np.uint8)
+    )
     pointers = [x.ctypes.data for x in (*data[:2], out.memory, out.shared, out.variables)]
     if isinstance(on, Module):
         on.launch(program.name, 1, LANES, np.array(pointers, np.uint64).tobytes())
@@ -169,17 +171,21 @@ def differences(program: Program, want: Outcome, got: Outcome) -> list[str]:
     lanes, size = program.layout()
     places = [(name, at, SIZES[kind]) for kind, name, at in lanes]
     places += [(name, size + at, SIZES[kind]) for kind, name, at in program.uniform_layout()[0]]
-    parts = [(name, want.variables[:, at : at + n], got.variables[:, at : at + n])
-             for name, at, n in places]  # fmt: skip
+    parts = [
+        (name, want.variables[:, at : at + n], got.variables[:, at : at + n])
+        for name, at, n in places
+    ]
     parts += [("memory", want.memory, got.memory), ("shared", want.shared, got.shared)]
     out = []
     for name, right, found in parts:
         off = (right != found).any(1)
         if off.any():
             lane = int(np.argmax(off))
-            out.append(f"{name}: {int(off.sum())} lanes, lane {lane} want "
-                       f"{right[lane][::-1].tobytes().hex()} got "
-                       f"{found[lane][::-1].tobytes().hex()}")  # fmt: skip
+            out.append(
+                f"{name}: {int(off.sum())} lanes, lane {lane} want "
+                f"{right[lane][::-1].tobytes().hex()} got "
+                f"{found[lane][::-1].tobytes().hex()}"
+            )
     return out
 
 
@@ -249,8 +255,10 @@ def _mnemonics(asm: str) -> collections.Counter[str]:
 def sampled_levels(first: int, count: int) -> dict[str, list[str]]:
     """`count` levels an architecture, other ones for other seeds; all of them come in turn."""
     names = list(LEVELS)
-    return {arch: [names[(first // 8 * count + 5 * a + i) % len(names)] for i in range(count)]
-            for a, arch in enumerate(ARCHS)}  # fmt: skip
+    return {
+        arch: [names[(first // 8 * count + 5 * a + i) % len(names)] for i in range(count)]
+        for a, arch in enumerate(ARCHS)
+    }
 
 
 def run_batch(

@@ -51,16 +51,24 @@ class Dim3(ctypes.Structure):
 
 class KernelParams(ctypes.Structure):
     _fields_ = [
-        ("block", Dim3), ("extra", POINTER(c_void_p)), ("func", c_void_p), ("grid", Dim3),
-        ("params", POINTER(c_void_p)), ("lds", c_uint),
-    ]  # fmt: skip
+        ("block", Dim3),
+        ("extra", POINTER(c_void_p)),
+        ("func", c_void_p),
+        ("grid", Dim3),
+        ("params", POINTER(c_void_p)),
+        ("lds", c_uint),
+    ]
 
 
 class MemsetParams(ctypes.Structure):
     _fields_ = [
-        ("dst", c_void_p), ("element", c_uint), ("height", c_size_t), ("pitch", c_size_t),
-        ("value", c_uint), ("width", c_size_t),
-    ]  # fmt: skip
+        ("dst", c_void_p),
+        ("element", c_uint),
+        ("height", c_size_t),
+        ("pitch", c_size_t),
+        ("value", c_uint),
+        ("width", c_size_t),
+    ]
 
 
 class HostParams(ctypes.Structure):
@@ -77,9 +85,15 @@ class Extent(ctypes.Structure):
 
 class CopyParams(ctypes.Structure):
     _fields_ = [
-        ("src_array", c_void_p), ("src_pos", Extent), ("src", Volume), ("dst_array", c_void_p),
-        ("dst_pos", Extent), ("dst", Volume), ("extent", Extent), ("kind", c_int),
-    ]  # fmt: skip
+        ("src_array", c_void_p),
+        ("src_pos", Extent),
+        ("src", Volume),
+        ("dst_array", c_void_p),
+        ("dst_pos", Extent),
+        ("dst", Volume),
+        ("extent", Extent),
+        ("kind", c_int),
+    ]
 
 
 class Arguments:

@@ -147,10 +147,15 @@ class Hip:
         return function
 
     def launch(
-        self, function: c_void_p, *arguments: object, grid: tuple[int, ...] = (1,),
-        block: tuple[int, ...] = (1,), lds: int = 0, stream: c_void_p | None = None,
+        self,
+        function: c_void_p,
+        *arguments: object,
+        grid: tuple[int, ...] = (1,),
+        block: tuple[int, ...] = (1,),
+        lds: int = 0,
+        stream: c_void_p | None = None,
         entry: str = "hipModuleLaunchKernel",
-    ) -> int:  # fmt: skip
+    ) -> int:
         """kernelParams form. Pads grid and block with ones."""
         params = (c_void_p * max(1, len(arguments)))(*map(ctypes.addressof, arguments))
         shape = [*grid, 1, 1][:3] + [*block, 1, 1][:3]
@@ -158,9 +163,13 @@ class Hip:
         return getattr(self.lib, entry)(function, *shape, lds, stream, params, *last)
 
     def launch_extra(
-        self, function: c_void_p, buffer: bytes, grid: tuple[int, ...] = (1,),
-        block: tuple[int, ...] = (1,), lds: int = 0,
-    ) -> int:  # fmt: skip
+        self,
+        function: c_void_p,
+        buffer: bytes,
+        grid: tuple[int, ...] = (1,),
+        block: tuple[int, ...] = (1,),
+        lds: int = 0,
+    ) -> int:
         """The arguments in one buffer. Pads grid and block with ones."""
         data, size = ctypes.create_string_buffer(buffer, len(buffer)), c_size_t(len(buffer))
         extra = (c_void_p * 5)(1, ctypes.addressof(data), 2, ctypes.addressof(size), 3)

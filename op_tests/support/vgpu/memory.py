@@ -80,8 +80,9 @@ class Case(NamedTuple):
         size = {"": 0, "ds": LDS_BYTES // LANES, "scratch": PRIVATE}[self.local]
         enter = _ENTER + (_copy(size, self.local, back=False) if size else "")
         leave = _copy(size, self.local, back=True) if size else ""
-        return (f"{enter}  s_mov_b64 exec, s[12:13]\n{self.body}\n{_WAIT}"
-                f"  s_mov_b64 exec, -1\n{leave}")  # fmt: skip
+        return (
+            f"{enter}  s_mov_b64 exec, s[12:13]\n{self.body}\n{_WAIT}  s_mov_b64 exec, -1\n{leave}"
+        )
 
 
 class Batch:

@@ -36,10 +36,20 @@ from typing import NamedTuple
 
 INTS = {"u8": 1, "i8": 1, "u16": 2, "i16": 2, "u32": 4, "i32": 4, "u64": 8, "i64": 8}
 FLOATS = {"f16": 2, "bf16": 2, "f32": 4, "f64": 8}
-INT_VECTORS = {"u8x4": ("u8", 4), "u16x2": ("u16", 2), "i16x2": ("i16", 2), "u16x4": ("u16", 4),
-               "u32x2": ("u32", 2), "i32x2": ("i32", 2)}  # fmt: skip
-FLOAT_VECTORS = {"f16x2": ("f16", 2), "f16x4": ("f16", 4), "bf16x2": ("bf16", 2),
-                 "f32x2": ("f32", 2)}  # fmt: skip
+INT_VECTORS = {
+    "u8x4": ("u8", 4),
+    "u16x2": ("u16", 2),
+    "i16x2": ("i16", 2),
+    "u16x4": ("u16", 4),
+    "u32x2": ("u32", 2),
+    "i32x2": ("i32", 2),
+}
+FLOAT_VECTORS = {
+    "f16x2": ("f16", 2),
+    "f16x4": ("f16", 4),
+    "bf16x2": ("bf16", 2),
+    "f32x2": ("f32", 2),
+}
 VECTORS = {**INT_VECTORS, **FLOAT_VECTORS}
 SIZES = {**INTS, **FLOATS, **{v: (INTS | FLOATS)[e] * n for v, (e, n) in VECTORS.items()}}
 # How many variables a program has of each type: more where more instructions are.
@@ -76,8 +86,16 @@ _INT = (
     "either<$>($(@ & @), $(~@ & @))", "__builtin_elementwise_popcount(@)",
     "__builtin_elementwise_bitreverse(@)",
 )  # fmt: skip
-_NARROW = ("$(@u32)", "$(@i32)", "$(@u64)", "$(@u16)", "$(shr<u32>(@u32, 8 * #4))",
-           "$(shr<u32>(@u32, 16))", "to_int<$>(@f32)", "to_int<$>(@f16)")  # fmt: skip
+_NARROW = (
+    "$(@u32)",
+    "$(@i32)",
+    "$(@u64)",
+    "$(@u16)",
+    "$(shr<u32>(@u32, 8 * #4))",
+    "$(shr<u32>(@u32, 16))",
+    "to_int<$>(@f32)",
+    "to_int<$>(@f16)",
+)
 _WIDE = ("$(@u8)", "$(widen(@i8))", "$(@u16)", "$(@i16)", "$(@u32)", "$(@i32)", "$(@u64)",
          "$(@i64)", "to_int<$>(@f32)", "to_int<$>(@f64)", "to_int<$>(@f16)", "to_int<$>(@bf16)",
          "$(leading_zeros(@u32))", "$(trailing_zeros(@u32))", "$(leading_zeros(@u64))")  # fmt: skip
@@ -86,17 +104,30 @@ _FLOAT = (
     "(__builtin_elementwise_abs(@))", "(@? ? @ : @)", "(@? ? @ : @)", "(@ * @ + @)",
     "($(@i32!))", "($(@u32!))", "($(@u8!))", "($(@i16!))", "($(@f32))",
 )  # fmt: skip
-_FLOAT_UNARY = ("(__builtin_elementwise_floor(@))", "(__builtin_elementwise_ceil(@))",
-                "(__builtin_elementwise_trunc(@))", "(__builtin_elementwise_roundeven(@))",
-                "(float_low<$>(@!, @!))", "(float_high<$>(@!, @!))",
-                "(fma<$>(@, @, @))", "(fma<$>(@, @, @))",
-                "(__builtin_elementwise_copysign(@, q(@)))")  # fmt: skip
+_FLOAT_UNARY = (
+    "(__builtin_elementwise_floor(@))",
+    "(__builtin_elementwise_ceil(@))",
+    "(__builtin_elementwise_trunc(@))",
+    "(__builtin_elementwise_roundeven(@))",
+    "(float_low<$>(@!, @!))",
+    "(float_high<$>(@!, @!))",
+    "(fma<$>(@, @, @))",
+    "(fma<$>(@, @, @))",
+    "(__builtin_elementwise_copysign(@, q(@)))",
+)
 _INT_VECTOR = ("(@ + @)", "(@ - @)", "(@ * @)", "(@ & @)", "either<$>(@, @)", "(@ ^ @)", "(~@)",
                "add_sat<$>(@, @)", "sub_sat<$>(@, @)", "__builtin_elementwise_max(@, @)",
                "__builtin_elementwise_min(@, @)", "(@ * @ + @)", "(@? ? @ : @)",
                "(@ << (@ & ($)(BITS - 1)))", "(@ >> (@ & ($)(BITS - 1)))")  # fmt: skip
-_FLOAT_VECTOR = ("(@ + @)", "(@ - @)", "(@ * @)", "(@ * @ + @)", "(-@)",
-                 "(__builtin_elementwise_abs(@))", "(@? ? @ : @)")  # fmt: skip
+_FLOAT_VECTOR = (
+    "(@ + @)",
+    "(@ - @)",
+    "(@ * @)",
+    "(@ * @ + @)",
+    "(-@)",
+    "(__builtin_elementwise_abs(@))",
+    "(@? ? @ : @)",
+)
 _SPECIAL = {
     "u32": ("align_bits(@, @, @)", "align_bytes(@, @, @)", "permute_bytes(@, @, @)",
             "permute_bytes(@, @, 0x0#10 0#8 0#10)",
@@ -172,10 +203,14 @@ def _rules(kind: str) -> tuple[str, ...]:
 _CAST = re.compile(rf"(?<![\w<])({'|'.join(INTS | FLOATS)})\(")  # u16(x) may be read as a type
 RULES = {kind: _rules(kind) for kind in SIZES}
 DPP_CONTROLS = (
-    *(0x00, 0x1B, 0x4E, 0x55, 0xB1, 0xE4), *(0x101, 0x104, 0x10F), *(0x111, 0x112, 0x118, 0x11F),
-    *(0x121, 0x124, 0x128), *(0x130, 0x134, 0x138, 0x13C), *(0x140, 0x141, 0x142, 0x143),
+    *(0x00, 0x1B, 0x4E, 0x55, 0xB1, 0xE4),
+    *(0x101, 0x104, 0x10F),
+    *(0x111, 0x112, 0x118, 0x11F),
+    *(0x121, 0x124, 0x128),
+    *(0x130, 0x134, 0x138, 0x13C),
+    *(0x140, 0x141, 0x142, 0x143),
     *(0x150, 0x155, 0x15F),
-)  # fmt: skip
+)
 
 
 class Step(NamedTuple):
@@ -213,8 +248,14 @@ class Program:
         if kind in FLOATS:
             return f"{kind}({choose(_FLOAT_CONSTANTS)})"
         bits = 8 * INTS[kind]
-        value = choose((choose(_HALVES), self.random.randrange(-16, 65),
-                        choose(_WORDS), self.random.getrandbits(bits)))  # fmt: skip
+        value = choose(
+            (
+                choose(_HALVES),
+                self.random.randrange(-16, 65),
+                choose(_WORDS),
+                self.random.getrandbits(bits),
+            )
+        )
         return f"{kind}({value & (1 << bits) - 1:#x}{'ull' if bits == 64 else 'u'})"
 
     def _variable(self, kind: str, uniform: bool) -> str:
@@ -274,8 +315,9 @@ class Program:
     def _loop(self) -> str:
         self._loops += 1
         i = f"turn{self._loops}"
-        bound = self.random.choice([str(self.random.randrange(1, 5)),
-                                    f"({self.expression('u32', 1)} & 3u)"])  # fmt: skip
+        bound = self.random.choice(
+            [str(self.random.randrange(1, 5)), f"({self.expression('u32', 1)} & 3u)"]
+        )
         return f"for (u32 {i} = 0; {i} < {bound}; ++{i}) {{ {self._assign(2)} {self._assign(2)} }}"
 
     def _switch(self) -> str:
@@ -484,10 +526,16 @@ class Program:
                 device.append(f"s.step{n}();")
                 host.append(f"EACH s[l].step{n}();")
         return _TEMPLATE.format(
-            name=self.name, size=size, total=size + same_size, declared=declared,
-            loads="\n    ".join(loads), stores="\n    ".join(stores), methods="\n  ".join(methods),
-            device="\n  ".join(device), host="\n  ".join(host),
-        )  # fmt: skip
+            name=self.name,
+            size=size,
+            total=size + same_size,
+            declared=declared,
+            loads="\n    ".join(loads),
+            stores="\n    ".join(stores),
+            methods="\n  ".join(methods),
+            device="\n  ".join(device),
+            host="\n  ".join(host),
+        )
 
 
 def _placed(variables: dict[str, list[str]]) -> tuple[list[tuple[str, str, int]], int]:

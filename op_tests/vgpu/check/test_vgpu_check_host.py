@@ -47,8 +47,12 @@ def said(
     env |= {"RFOPS_VGPU_ARCH": "gfx950", "RFOPS_CACHE_DIR": str(folder / "cache")}
     done = subprocess.run(
         [sys.executable, str(CHILD), str(folder), str(FLOATS)],
-        env={**os.environ, **env}, capture_output=True, text=True, timeout=600, check=False,
-    )  # fmt: skip
+        env={**os.environ, **env},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     cases = dict(json.loads(line) for line in done.stdout.splitlines())
     return {**cases, "level": request.param}

@@ -32,10 +32,16 @@ ROOT = HERE.parents[2]
 BUILD = ROOT / "build" / "fuzz"
 TARGETS = {"loader": 8_000, "decoder": 256, "run": 512}  # and the longest input, in bytes
 FLAGS = (
-    "-std=c++20", "-O1", "-g1", "-fno-omit-frame-pointer", "-pthread", "-ffp-contract=off",
-    "-fsanitize=fuzzer-no-link,address,undefined", "-fsanitize-recover=undefined",
+    "-std=c++20",
+    "-O1",
+    "-g1",
+    "-fno-omit-frame-pointer",
+    "-pthread",
+    "-ffp-contract=off",
+    "-fsanitize=fuzzer-no-link,address,undefined",
+    "-fsanitize-recover=undefined",
     "-fno-sanitize=function,vptr",
-)  # fmt: skip
+)
 CORPUS_BYTES = 60_000  # of a target's corpus, packed
 
 
@@ -90,10 +96,16 @@ def fuzz(target: str, seconds: int) -> bool:
     corpus, findings = unpack(target), BUILD / target / "findings"
     before = set(findings.iterdir())
     command = [
-        str(BUILD / f"fuzz_{target}"), str(corpus), f"-max_total_time={seconds}",
-        f"-max_len={TARGETS[target]}", f"-artifact_prefix={findings}/", "-print_final_stats=1",
-        "-timeout=20", "-rss_limit_mb=4096", "-malloc_limit_mb=2048",
-    ]  # fmt: skip
+        str(BUILD / f"fuzz_{target}"),
+        str(corpus),
+        f"-max_total_time={seconds}",
+        f"-max_len={TARGETS[target]}",
+        f"-artifact_prefix={findings}/",
+        "-print_final_stats=1",
+        "-timeout=20",
+        "-rss_limit_mb=4096",
+        "-malloc_limit_mb=2048",
+    ]
     environment = {"UBSAN_OPTIONS": "halt_on_error=1", **os.environ}
     done = subprocess.run(
         command, env=environment, stderr=subprocess.PIPE, text=True, errors="replace", check=False

@@ -68,9 +68,13 @@ def test_replay(vgpu_path: Path, programs: list[Path], target: str) -> None:
     arguments += [str(file) for file in programs] if target == "run" else []
     environment = {**os.environ, "RFOPS_VGPU_LOG": "0", "RFOPS_VGPU_MAX_STEPS": str(STEPS)}
     done = subprocess.run(
-        [sys.executable, replay.__file__, *arguments], env=environment,
-        capture_output=True, text=True, check=False, timeout=300,
-    )  # fmt: skip
+        [sys.executable, replay.__file__, *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
     assert done.returncode == 0, f"exit status {done.returncode}\n{done.stderr[-3000:]}"
     ran, well = map(int, done.stdout.split())
     assert ran == len(replay.inputs(target)) * (1 + MUTATIONS[target])

@@ -129,9 +129,14 @@ def test_a_captured_stream_may_be_asked_and_led(
 
     def ask() -> list[int]:
         hip.call(
-            "hipStreamGetCaptureInfo_v2", stream, byref(status), byref(number), byref(graph),
-            byref(needs), byref(count),
-        )  # fmt: skip
+            "hipStreamGetCaptureInfo_v2",
+            stream,
+            byref(status),
+            byref(number),
+            byref(graph),
+            byref(needs),
+            byref(count),
+        )
         return list((c_void_p * count.value).from_address(needs.value)) if count.value else []
 
     assert ask() == [] and (status.value, number.value, graph.value) == (0, 0, None)

@@ -232,10 +232,15 @@ def test_copies_fills_and_their_parameters(hip: Hip, graph: c_void_p) -> None:
     source = np.arange(4 * 6 * 8, dtype=np.uint8).reshape(4, 6, 8)
     target = np.full((3, 5, 10), 0xEE, np.uint8)
     box = g.CopyParams(
-        None, g.Extent(2, 1, 1), g.Volume(source.ctypes.data, 8, 8, 6),
-        None, g.Extent(4, 2, 0), g.Volume(target.ctypes.data, 10, 10, 5),
-        g.Extent(3, 2, 2), DEFAULT,
-    )  # fmt: skip
+        None,
+        g.Extent(2, 1, 1),
+        g.Volume(source.ctypes.data, 8, 8, 6),
+        None,
+        g.Extent(4, 2, 0),
+        g.Volume(target.ctypes.data, 10, 10, 5),
+        g.Extent(3, 2, 2),
+        DEFAULT,
+    )
     wide = np.full((3, 8), 0xEEEE, np.uint16)
     fill = g.MemsetParams(wide.ctypes.data, 2, 3, 16, 0x12345, 5)
     line = np.zeros(8, np.uint8)
@@ -267,9 +272,15 @@ def test_copies_fills_and_their_parameters(hip: Hip, graph: c_void_p) -> None:
 def test_volumes_are_copied_outside_of_graphs_too(hip: Hip) -> None:
     source, target = np.arange(60, dtype=np.uint8), np.zeros(60, np.uint8)
     box = g.CopyParams(
-        None, g.Extent(), g.Volume(source.ctypes.data, 5, 5, 4),
-        None, g.Extent(), g.Volume(target.ctypes.data, 5, 5, 4), g.Extent(5, 4, 2), DEFAULT,
-    )  # fmt: skip
+        None,
+        g.Extent(),
+        g.Volume(source.ctypes.data, 5, 5, 4),
+        None,
+        g.Extent(),
+        g.Volume(target.ctypes.data, 5, 5, 4),
+        g.Extent(5, 4, 2),
+        DEFAULT,
+    )
     hip.call("hipMemcpy3D", byref(box))
     assert (target[:40] == source[:40]).all() and not target[40:].any()
     box.extent.z = 3

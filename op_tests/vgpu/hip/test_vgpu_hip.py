@@ -260,16 +260,21 @@ def test_memory_is_counted(hip: Hip) -> None:
 
 class PointerAttributes(ctypes.Structure):
     _fields_ = (
-        ("type", c_int), ("device", c_int), ("device_pointer", c_void_p),
-        ("host_pointer", c_void_p), ("managed", c_int), ("flags", c_uint),
-    )  # fmt: skip
+        ("type", c_int),
+        ("device", c_int),
+        ("device_pointer", c_void_p),
+        ("host_pointer", c_void_p),
+        ("managed", c_int),
+        ("flags", c_uint),
+    )
 
 
 def test_pointers_say_what_they_are(hip: Hip) -> None:
     blocks = {
-        2: allocate(hip, 100), 1: allocate(hip, 100, "hipHostMalloc"),
+        2: allocate(hip, 100),
+        1: allocate(hip, 100, "hipHostMalloc"),
         3: allocate(hip, 100, "hipMallocManaged"),
-    }  # fmt: skip
+    }
     found = PointerAttributes()
     for kind, memory in blocks.items():
         hip.call("hipPointerGetAttributes", byref(found), c_void_p(memory.value + 99))

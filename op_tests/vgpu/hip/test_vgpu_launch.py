@@ -34,16 +34,22 @@ from support.vgpu.hip import (
 # ------------------------------------------------------------------------------ arguments
 
 ARGUMENTS = (
-    ctypes.c_char(-3 % 256), ctypes.c_short(-1234), c_int(-(2**31)), ctypes.c_float(0.375),
-    ctypes.c_double(-1e300), ctypes.c_long(2**52 + 1), ctypes.c_char(101),
-)  # fmt: skip
+    ctypes.c_char(-3 % 256),
+    ctypes.c_short(-1234),
+    c_int(-(2**31)),
+    ctypes.c_float(0.375),
+    ctypes.c_double(-1e300),
+    ctypes.c_long(2**52 + 1),
+    ctypes.c_char(101),
+)
 ARGUMENT_VALUES = (-3.0, -1234.0, -(2.0**31), 0.375, -1e300, 2.0**52 + 1, 101.0)
 
 
 def packed_arguments(out: np.ndarray) -> bytes:
     # out 0, c 8, s 10, i 12, f 16, d 24, l 32, last 40
-    return struct.pack("<QbxhifxxxxdqB", out.ctypes.data, -3, -1234, -(2**31), 0.375, -1e300,
-                       2**52 + 1, 101)  # fmt: skip
+    return struct.pack(
+        "<QbxhifxxxxdqB", out.ctypes.data, -3, -1234, -(2**31), 0.375, -1e300, 2**52 + 1, 101
+    )
 
 
 def test_both_argument_forms_give_the_same(hip: Hip, module: c_void_p) -> None:
@@ -226,8 +232,10 @@ def test_ext_launch_counts_lanes(hip: Hip, module: c_void_p) -> None:
 class LaunchConfig(ctypes.Structure):
     _fields_ = (
         *((f"size{i}", c_uint) for i in range(7)),
-        ("stream", c_void_p), ("attributes", c_void_p), ("count", c_uint),
-    )  # fmt: skip
+        ("stream", c_void_p),
+        ("attributes", c_void_p),
+        ("count", c_uint),
+    )
 
 
 def test_driver_launch_with_a_config(hip: Hip, module: c_void_p) -> None:

@@ -225,8 +225,11 @@ def hostile(vgpu_path: Path, file: Path, *arguments: object) -> int:
     done = subprocess.run(
         [sys.executable, "-c", _HOSTILE, str(vgpu_path), str(file), *map(str, arguments)],
         env={**os.environ, "RFOPS_VGPU_LOG": "0", "RFOPS_VGPU_ARCH": "gfx950"},
-        capture_output=True, text=True, check=False, timeout=300,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
     assert done.returncode == 0, f"exit {done.returncode}: {done.stderr[-2000:]}"
     assert done.stderr == "", "RFOPS_VGPU_LOG=0 is silent"
     return int(done.stdout)

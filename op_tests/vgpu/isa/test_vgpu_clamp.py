@@ -47,11 +47,17 @@ def _text(row: Row, result: int, tail: str = "") -> str:
 def _snippet(row: Row) -> str:
     """The plain result in v20 and v21, the clamped one in v22 and v23."""
     text = ["s_mov_b64 vcc, 0x1234\ns_mov_b64 s[44:45], 0x1234\n"]
-    text += [f"v_mov_b32 v{register + i}, v{14 + i}\n"
-             for register in constants.RESULTS for i in range(2)]  # fmt: skip
+    text += [
+        f"v_mov_b32 v{register + i}, v{14 + i}\n"
+        for register in constants.RESULTS
+        for i in range(2)
+    ]
     text += [f"{_text(row, 0)}\n{_text(row, 1, 'clamp')}\n"]
-    text += [f"v_mov_b32 v{20 + 2 * k + i}, v{register + i}\n"
-             for k, register in enumerate(constants.RESULTS) for i in range(2)]  # fmt: skip
+    text += [
+        f"v_mov_b32 v{20 + 2 * k + i}, v{register + i}\n"
+        for k, register in enumerate(constants.RESULTS)
+        for i in range(2)
+    ]
     return "".join(text)
 
 
@@ -94,8 +100,10 @@ def test_clamp_is_the_plain_result_between_0_and_1(arch: str) -> None:
             off = np.argwhere(clamped != want)  # a NaN differs from every number
             if len(off):
                 lane, at = off[0]
-                wrong.append(f"{row.name}, {kind} lane {lane} element {at}: {plain[lane, at]} "
-                             f"clamped is {clamped[lane, at]}")  # fmt: skip
+                wrong.append(
+                    f"{row.name}, {kind} lane {lane} element {at}: {plain[lane, at]} "
+                    f"clamped is {clamped[lane, at]}"
+                )
                 break
     assert not wrong, f"{len(wrong)} of {len(chosen)}\n" + "\n".join(wrong)
     assert len(changed) > 0.9 * len(chosen), sorted({row.name for row in chosen} - changed)

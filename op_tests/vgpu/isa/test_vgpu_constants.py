@@ -76,10 +76,9 @@ FIXED950 = {
     "v_cvt_scalef32_sr_pk_fp4_bf16 v20, 0.5, v10, v12": (ONES, 0x1),
 }
 _PATTERNS = {  # 1 / (2 pi) as C of v_mfma_f64: an f64, not a widened f32
-    "v_mfma_f64_16x16x4_f64 v[20:27], v[10:11], v[14:15], 0.15915494309189532":
-        0x3FC45F306DC9C882,
+    "v_mfma_f64_16x16x4_f64 v[20:27], v[10:11], v[14:15], 0.15915494309189532": 0x3FC45F306DC9C882,
     "v_mfma_f64_4x4x4_4b_f64 v[20:21], v[10:11], v[14:15], -4.0": 0xC010000000000000,
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("arch", ARCHS)
@@ -119,8 +118,15 @@ def _sdwa_text(row: Row, select: str) -> str:
 @pytest.mark.parametrize("arch", ARCHS)
 def test_every_sdwa_form_writes_its_part_alone(arch: str) -> None:
     """The selected part is the low part of the plain result; the rest is what it was."""
-    tried = [row for row in rows() if arch in row.archs and row.format.upper() in ("VOP1", "VOP2")
-             and row.srcs and row.dst != "-" and "inline_k" not in row.flags]  # fmt: skip
+    tried = [
+        row
+        for row in rows()
+        if arch in row.archs
+        and row.format.upper() in ("VOP1", "VOP2")
+        and row.srcs
+        and row.dst != "-"
+        and "inline_k" not in row.flags
+    ]
     taken = constants.encodings([_sdwa_text(row, "WORD_1") for row in tried], arch)
     tried = [row for row, code in zip(tried, taken, strict=True) if code is not None]
     assert len(tried) > 90, len(tried)

@@ -12,8 +12,11 @@ import pytest
 from support.vgpu.asm import Snippets
 
 COUNT = 64 * 1024
-SINGLE = {"fma": "v_fma_f16 {d}, {a}, {b}, {c}", "add": "v_add_f16 {d}, {a}, {b}",
-          "mul": "v_mul_f16 {d}, {a}, {b}"}  # fmt: skip
+SINGLE = {
+    "fma": "v_fma_f16 {d}, {a}, {b}, {c}",
+    "add": "v_add_f16 {d}, {a}, {b}",
+    "mul": "v_mul_f16 {d}, {a}, {b}",
+}
 # Which half of a, b and c the low and the high result take, and what is negated of them.
 PICKS = {
     "": ((0, 0, 0), (1, 1, 1), (0, 0, 0), (0, 0, 0)),

@@ -142,7 +142,7 @@ def declared(row: Row, verb: str) -> set[str]:
         "reads": row.format == "VOP2" and "carry_in" in row.flags,
         "writes": row.format == "VOPC" or (row.format == "VOP2" and "carry_out" in row.flags),
     }
-    return found | ({"vcc"} if fixed[verb] else set())  # fmt: skip
+    return found | ({"vcc"} if fixed[verb] else set())
 
 
 @pytest.mark.parametrize("arch", ARCHS)
@@ -183,8 +183,11 @@ def flow_text(row: Row) -> str:
 
 def test_flow_is_where_the_wave_goes_on() -> None:
     chosen = [row for row in rows() if row.flow not in ("next", "barrier", "trap")]
-    chosen += [row for row in rows() if row.format == "SOPP" and row.category == "branch"
-               and row.flow == "next"]  # fmt: skip
+    chosen += [
+        row
+        for row in rows()
+        if row.format == "SOPP" and row.category == "branch" and row.flow == "next"
+    ]
     assert {row.flow for row in chosen} == {"jump", "branch", "call", "indirect", "end", "next"}
     snippets = Snippets([flow_text(row) for row in chosen])
     for i, row in enumerate(chosen):

@@ -19,8 +19,10 @@ import rfops
 import rfops.vgpu
 from rfops import ConfigError, HipError, ToolchainNotFound
 
-flyc = pytest.importorskip("flydsl.compiler", reason="no FlyDSL (extra flydsl, Linux "
-                           "on x86-64); nothing else tests activate_flydsl")  # fmt: skip
+flyc = pytest.importorskip(
+    "flydsl.compiler",
+    reason="no FlyDSL (extra flydsl, Linux on x86-64); nothing else tests activate_flydsl",
+)
 import flydsl.expr as fx  # noqa: E402
 from flydsl.compiler import jit_executor, jit_function  # noqa: E402
 

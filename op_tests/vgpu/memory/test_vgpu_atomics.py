@@ -149,7 +149,7 @@ def _cache_atomics() -> list[Atomic]:
         for op, (bits, kind, rmw) in CACHE_FLOATS.items():
             text = form.replace("{op}", op).replace("{data}", _regs(24, bits // 32))
             out.append(Atomic(f"{family} {op}", text, bits, kind, rmw))
-    return out  # fmt: skip
+    return out
 
 
 DS_INTEGERS = {  # mnemonic: suffix letter, operation, data registers
@@ -203,7 +203,7 @@ def _ds_atomics() -> list[Atomic]:
         out.append(_ds(stem, f"_{suffix}", bits, kind, rmw, "a"))
     out.append(_ds("wrap", "_b32", 32, "int", OPS[32]["wrap"], "ab", only=True))
     out.append(_ds("condxchg32", "_b64", 64, "int", _condxchg32, "a", only=True))
-    return out  # fmt: skip
+    return out
 
 
 ATOMICS = {atomic.name: atomic for atomic in [*_cache_atomics(), *_ds_atomics()]}
@@ -237,10 +237,14 @@ def _case(atomic: Atomic, returns: bool) -> Case:
     )
 
 
-BATCH = Batch([
-    _case(atomic, returns)
-    for atomic in ATOMICS.values() for returns in (False, True) if returns or not atomic.only_return
-])  # fmt: skip
+BATCH = Batch(
+    [
+        _case(atomic, returns)
+        for atomic in ATOMICS.values()
+        for returns in (False, True)
+        if returns or not atomic.only_return
+    ]
+)
 SECOND = 3584  # byte offset of the lanes' second operands in the memory
 
 
@@ -303,8 +307,14 @@ def test_atomic(name: str) -> None:
             memory, slots, a, b = _prepare(atomic, seed)
             want = memory.copy()
             old = _expected(atomic, want, slots, a, b, mask)
-            got = BATCH.run(f"{name} {returns}", memory, slots * (atomic.bits // 8), mask,
-                            size=len(memory), data=a)  # fmt: skip
+            got = BATCH.run(
+                f"{name} {returns}",
+                memory,
+                slots * (atomic.bits // 8),
+                mask,
+                size=len(memory),
+                data=a,
+            )
             same(f"{name} returns {returns} mask {mask:x}", memory, want)
             if returns:
                 on = active(mask)

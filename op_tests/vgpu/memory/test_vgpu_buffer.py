@@ -30,8 +30,10 @@ from support.vgpu.memory import (
 
 def _resource(word1: int = 0, word3: int = 0) -> str:
     """V# in s[16:19]: base s[8:9], num_records s10; word1 and word3 as given."""
-    return (f"s_mov_b32 s16, s8\n s_or_b32 s17, s9, 0x{word1:x}\n s_mov_b32 s18, s10\n"
-            f"s_mov_b32 s19, 0x{word3:x}\n")  # fmt: skip
+    return (
+        f"s_mov_b32 s16, s8\n s_or_b32 s17, s9, 0x{word1:x}\n s_mov_b32 s18, s10\n"
+        f"s_mov_b32 s19, 0x{word3:x}\n"
+    )
 
 
 AT = "v10, s[16:19], 0"  # an access by v10 of that resource
@@ -156,8 +158,14 @@ INDEXED = Batch([
 def test_structured_buffers_check_the_index() -> None:
     memory = random_bytes(8192, 1)
     index, offset = np.random.default_rng(1).integers(0, 120, LANES), LANE % 20
-    got = INDEXED.run("structured", memory, index, size=100, data=offset.astype(np.uint64),
-                      base=memory.ctypes.data)  # fmt: skip
+    got = INDEXED.run(
+        "structured",
+        memory,
+        index,
+        size=100,
+        data=offset.astype(np.uint64),
+        base=memory.ctypes.data,
+    )
     want = loaded(LOADS["dwordx2"], memory, index * 48 + offset + 12, FULL)
     same("index and offset", got[:2], np.where(index < 100, want[:2], 0).astype(np.uint32))
     got = INDEXED.run("index", memory, index, size=100)
@@ -253,7 +261,7 @@ def _format_cases() -> list[Case]:
                 f"tbuffer_store_format_{LETTERS[:n]} {_regs(20, n)}, v10, s[16:19], {shape}",
             ),
         ]
-    return out  # fmt: skip
+    return out
 
 
 def _word3(data: int, number: int, selectors: int = 0xFAC) -> int:
@@ -304,8 +312,12 @@ def _unpack(value: int, width: int, number: int) -> int:
     if number == FLOAT:  # 10, 11 and 16 bits have the exponent of a half
         shift = 15 - width if width < 16 else 0
         return int(np.float32(np.uint16(value << shift).view(np.float16)).view(np.uint32))
-    scale = {UNORM: value / ((1 << width) - 1), SNORM: max(-1.0, signed / ((1 << (width - 1)) - 1)),
-             USCALED: float(value), SSCALED: float(signed)}[number]  # fmt: skip
+    scale = {
+        UNORM: value / ((1 << width) - 1),
+        SNORM: max(-1.0, signed / ((1 << (width - 1)) - 1)),
+        USCALED: float(value),
+        SSCALED: float(signed),
+    }[number]
     return int(np.float32(scale).view(np.uint32))
 
 
@@ -454,10 +466,14 @@ def _dma_case(family: str, kind: str, m0: int) -> Case:
 
 DMA_KINDS = {"gfx950": list(TO_LDS), "gfx942": [kind for kind, step in TO_LDS.items() if step == 4]}
 DMA_CASES = {
-    arch: [(family, kind) for family in ("buffer", "global", "scratch") for kind in kinds
-           if family != "scratch" or TO_LDS[kind] == 4]
+    arch: [
+        (family, kind)
+        for family in ("buffer", "global", "scratch")
+        for kind in kinds
+        if family != "scratch" or TO_LDS[kind] == 4
+    ]
     for arch, kinds in DMA_KINDS.items()
-}  # fmt: skip
+}
 # gfx942 takes 16 bits of M0, gfx950 18 (all of 0x40100 would lie beyond the allocation).
 DMA = {
     "gfx950": Batch([_dma_case(f, k, M0) for f, k in DMA_CASES["gfx950"]], "gfx950"),

@@ -135,11 +135,13 @@ SWIZZLES: dict[str, Callable[[int], int]] = {
     "swizzle(FFT,16)": lambda i: (i & 48) | int(f"{i & 15:04b}"[::-1], 2),
     "swizzle(FFT,31)": lambda i: i,
 }
-PERMUTE_BATCH = Batch([
-    Case("bpermute", "ds_bpermute_b32 v20, v10, v24 offset:4"),
-    Case("permute", "ds_permute_b32 v20, v10, v24 offset:8"),
-    *(Case(text, f"ds_swizzle_b32 v20, v24 offset:{text}") for text in SWIZZLES),
-])  # fmt: skip
+PERMUTE_BATCH = Batch(
+    [
+        Case("bpermute", "ds_bpermute_b32 v20, v10, v24 offset:4"),
+        Case("permute", "ds_permute_b32 v20, v10, v24 offset:8"),
+        *(Case(text, f"ds_swizzle_b32 v20, v24 offset:{text}") for text in SWIZZLES),
+    ]
+)
 
 
 def _pull(values: Array, source: Array, mask: int) -> Array:
@@ -176,18 +178,26 @@ def test_swizzle(text: str) -> None:
 
 # ------------------------------------------------------------------------------ by lane, counters
 
-OTHER_BATCH = Batch([
-    Case("read_addtid", "s_mov_b32 m0, 0xabc00100\n ds_read_addtid_b32 v20 offset:12", "ds"),
-    Case("write_addtid", "s_mov_b32 m0, 0xabc00100\n ds_write_addtid_b32 v24 offset:12", "ds"),
-    Case("append", "s_mov_b32 m0, 0x40\n ds_append v20 offset:16", "ds"),
-    Case("consume", "s_mov_b32 m0, 0x40\n ds_consume v20 offset:16", "ds"),
-    Case("write beyond", "ds_write_b64 v10, v[24:25]", "ds"),
-    Case("read beyond", "ds_read_b64 v[20:21], v10", "ds"),
-    Case("read wrapped", "v_subrev_u32 v10, 0x100, v10\n ds_read_b64 v[20:21], v10 offset:256",
-         "ds"),
-    Case("write wrapped", "v_subrev_u32 v10, 0x100, v10\n ds_write_b64 v10, v[24:25] offset:256",
-         "ds"),
-])  # fmt: skip
+OTHER_BATCH = Batch(
+    [
+        Case("read_addtid", "s_mov_b32 m0, 0xabc00100\n ds_read_addtid_b32 v20 offset:12", "ds"),
+        Case("write_addtid", "s_mov_b32 m0, 0xabc00100\n ds_write_addtid_b32 v24 offset:12", "ds"),
+        Case("append", "s_mov_b32 m0, 0x40\n ds_append v20 offset:16", "ds"),
+        Case("consume", "s_mov_b32 m0, 0x40\n ds_consume v20 offset:16", "ds"),
+        Case("write beyond", "ds_write_b64 v10, v[24:25]", "ds"),
+        Case("read beyond", "ds_read_b64 v[20:21], v10", "ds"),
+        Case(
+            "read wrapped",
+            "v_subrev_u32 v10, 0x100, v10\n ds_read_b64 v[20:21], v10 offset:256",
+            "ds",
+        ),
+        Case(
+            "write wrapped",
+            "v_subrev_u32 v10, 0x100, v10\n ds_write_b64 v10, v[24:25] offset:256",
+            "ds",
+        ),
+    ]
+)
 
 
 @pytest.mark.parametrize("mask", MASKS)
@@ -245,10 +255,12 @@ TRANSPOSED = {
     "b64_tr_b4": (4, 16),
     "b96_tr_b6": (6, 16),
 }
-TRANSPOSE_BATCH = Batch([
-    Case(name, f"ds_read_{name} {_tuple(20, bits * count // 32)}, v10 offset:16", "ds")
-    for name, (bits, count) in TRANSPOSED.items()
-])  # fmt: skip
+TRANSPOSE_BATCH = Batch(
+    [
+        Case(name, f"ds_read_{name} {_tuple(20, bits * count // 32)}, v10 offset:16", "ds")
+        for name, (bits, count) in TRANSPOSED.items()
+    ]
+)
 
 
 @pytest.mark.parametrize("name", TRANSPOSED)
@@ -263,8 +275,11 @@ def test_transposed_read(name: str) -> None:
             memory[o + 16 : o + 16 + bits * count // 8].tobytes()
             for o in offsets[group : group + 16]
         ]
-        elements = [int.from_bytes(p, "little") >> (bits * e) & ((1 << bits) - 1)
-                    for p in pieces for e in range(count)]  # fmt: skip
+        elements = [
+            int.from_bytes(p, "little") >> (bits * e) & ((1 << bits) - 1)
+            for p in pieces
+            for e in range(count)
+        ]
         matrix = np.array(elements, object).reshape(count, 16)
         for column in range(16):
             packed = sum(int(v) << (bits * r) for r, v in enumerate(matrix[:, column]))

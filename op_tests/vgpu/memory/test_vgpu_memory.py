@@ -37,9 +37,15 @@ DS_LOADS = {
     "short_d16": "u16_d16", "short_d16_hi": "u16_d16_hi",
 }  # fmt: skip
 DS_STORES = {
-    "byte": "b8", "byte_d16_hi": "b8_d16_hi", "short": "b16", "short_d16_hi": "b16_d16_hi",
-    "dword": "b32", "dwordx2": "b64", "dwordx3": "b96", "dwordx4": "b128",
-}  # fmt: skip
+    "byte": "b8",
+    "byte_d16_hi": "b8_d16_hi",
+    "short": "b16",
+    "short_d16_hi": "b16_d16_hi",
+    "dword": "b32",
+    "dwordx2": "b64",
+    "dwordx3": "b96",
+    "dwordx4": "b128",
+}
 
 
 class DynamicShapePlan(NamedTuple):
@@ -143,8 +149,9 @@ def test_load(family: str, kind: str) -> None:
             for mask in MASKS:
                 memory = _memory(family, p)
                 before = memory.copy()
-                got = BATCH.run(f"{family} load {kind} {acc}", memory, offsets, mask, imm=imm,
-                                size=len(memory))  # fmt: skip
+                got = BATCH.run(
+                    f"{family} load {kind} {acc}", memory, offsets, mask, imm=imm, size=len(memory)
+                )
                 want = loaded(load, memory, _whole(family, offsets), mask)
                 same(f"{family} {kind} pattern {p} mask {mask:x} acc {acc}", got, want)
                 same("a load leaves memory alone", memory, before)
@@ -159,8 +166,15 @@ def test_store(family: str, kind: str) -> None:
             for mask in MASKS:
                 memory, data = _memory(family, p), random_data(p)
                 want = stored(store, memory, _whole(family, offsets), data_dwords(data), mask)
-                BATCH.run(f"{family} store {kind} {acc}", memory, offsets, mask, imm=imm,
-                          size=len(memory), data=data)  # fmt: skip
+                BATCH.run(
+                    f"{family} store {kind} {acc}",
+                    memory,
+                    offsets,
+                    mask,
+                    imm=imm,
+                    size=len(memory),
+                    data=data,
+                )
                 same(f"{family} {kind} pattern {p} mask {mask:x} acc {acc}", memory, want)
 
 
@@ -344,16 +358,21 @@ def _smem_cases() -> list[Case]:
                 f"{enter}{fill}\n s_buffer_store_dword{suffix} {data}, s[16:19], 0x20",
             )
         )
-    return out  # fmt: skip
+    return out
 
 
-SMEM = Batch([*_smem_cases(), Case(
-    "clocks",
-    "s_memtime s[32:33]\n s_memrealtime s[34:35]\n s_dcache_inv\n s_dcache_wb\n"
-    "s_waitcnt lgkmcnt(0)\n s_memtime s[36:37]\n s_waitcnt lgkmcnt(0)\n"
-    "s_sub_u32 s36, s36, s32\n s_subb_u32 s37, s37, s33\n"
-    "v_mov_b32 v20, s36\n v_mov_b32 v21, s37\n v_mov_b32 v22, s34\n v_mov_b32 v23, s35"),
-])  # fmt: skip
+SMEM = Batch(
+    [
+        *_smem_cases(),
+        Case(
+            "clocks",
+            "s_memtime s[32:33]\n s_memrealtime s[34:35]\n s_dcache_inv\n s_dcache_wb\n"
+            "s_waitcnt lgkmcnt(0)\n s_memtime s[36:37]\n s_waitcnt lgkmcnt(0)\n"
+            "s_sub_u32 s36, s36, s32\n s_subb_u32 s37, s37, s33\n"
+            "v_mov_b32 v20, s36\n v_mov_b32 v21, s37\n v_mov_b32 v22, s34\n v_mov_b32 v23, s35",
+        ),
+    ]
+)
 
 
 @pytest.mark.parametrize("n", [1, 2, 4, 8, 16])
@@ -372,8 +391,10 @@ def test_scalar_buffer_load_is_range_checked(n: int) -> None:
     memory = random_bytes(1024, n)
     for at in (0, 64, 100, 116, 120, 124, 400):
         got = SMEM.run(f"buffer {n}", memory, np.full(LANES, at), size=128)[0]
-        dwords = [int(memory[o : o + 4].view(np.uint32)[0]) if o + 4 <= 128 else 0
-                  for o in range(at + 8, at + 8 + 4 * n, 4)]  # fmt: skip
+        dwords = [
+            int(memory[o : o + 4].view(np.uint32)[0]) if o + 4 <= 128 else 0
+            for o in range(at + 8, at + 8 + 4 * n, 4)
+        ]
         same(f"s_buffer_load x{n} at {at}", got[:n], np.array(dwords, np.uint32))
 
 

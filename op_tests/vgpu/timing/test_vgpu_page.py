@@ -114,8 +114,11 @@ def test_each_figure_says_what_part_of_the_gpu_it_is_of() -> None:
     assert f"added up over waves {place}" in timed_text.table(launch)
     assert place in timed_text.annotate(launch).splitlines()[0]
     assert f"clk, waves {place}" in text() and f"Counts are of waves {place}." in text()
-    (named,) = (e["args"]["name"] for e in timeline.trace([launch])["traceEvents"]
-                if e["name"] == "process_name" and "mxfp8" in e["args"]["name"])  # fmt: skip
+    (named,) = (
+        e["args"]["name"]
+        for e in timeline.trace([launch])["traceEvents"]
+        if e["name"] == "process_name" and "mxfp8" in e["args"]["name"]
+    )
     assert named.endswith(f"CU {launch.events_cu}")
     assert f"CU {launch.events_cu} of XCD 0: " in text()
 
@@ -226,8 +229,13 @@ def test_the_command(tmp_path: Path) -> None:
 
 # ---------------------------------------------------------------------------------- a browser
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable",
-            "chrome-headless-shell")  # fmt: skip
+BROWSERS = (
+    "chromium",
+    "chromium-browser",
+    "google-chrome",
+    "google-chrome-stable",
+    "chrome-headless-shell",
+)
 # Goes into a copy of the page: what a reader would see.
 LOOK = """<script>
 const boxes = selector =>
@@ -260,8 +268,15 @@ def browser() -> str:
 
 
 def chromium(browser: str, folder: Path, *words: str) -> str:
-    flags = ("--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-first-run",
-             "--virtual-time-budget=5000", f"--user-data-dir={folder / 'profile'}")  # fmt: skip
+    flags = (
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--hide-scrollbars",
+        "--no-first-run",
+        "--virtual-time-budget=5000",
+        f"--user-data-dir={folder / 'profile'}",
+    )
     done = subprocess.run([browser, *flags, *words], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -32,10 +32,14 @@ class Row(NamedTuple):
 def rows() -> list[Row]:
     text = (TIMING / "parts.cpp").read_text(encoding="utf-8")
     text = re.sub(r"4 << 20", str(4 << 20), text)
-    pattern = (r'(?:\{"(\w+)",\s*)?\{&C::(\w+), "\w+", "[^"]*", \'([A-D])\',\s*"([^"]*)",\s*'
-               r"([-\w.]+)\}")  # fmt: skip
-    found = [Row(part, name, grade, source, float(value.replace("kNoLimit", "1e9")))
-             for part, name, grade, source, value in re.findall(pattern, text)]  # fmt: skip
+    pattern = (
+        r'(?:\{"(\w+)",\s*)?\{&C::(\w+), "\w+", "[^"]*", \'([A-D])\',\s*"([^"]*)",\s*'
+        r"([-\w.]+)\}"
+    )
+    found = [
+        Row(part, name, grade, source, float(value.replace("kNoLimit", "1e9")))
+        for part, name, grade, source, value in re.findall(pattern, text)
+    ]
     assert len(found) == text.count("&C::"), "a row was not read"
     return found
 
@@ -82,10 +86,18 @@ DERIVED: dict[tuple[str, str], tuple[Callable[[], float], int]] = {
 }
 # Chosen so that a microkernel, a case of test_vgpu_timing_micro.py, comes to the published value.
 FITTED = {
-    ("", "hbm_turn_ns"), ("", "hbm_tb_s"), ("", "segment_clk"), ("", "lds_latency"),
-    ("", "lds_write_clk"), ("", "packed_f32_clk"), ("", "branch_clk"), ("", "turnaround_clk"),
-    ("", "floor_graph"), ("MI300A", "hbm_tb_s"), ("MI300A", "hbm_turn_ns"),
-}  # fmt: skip
+    ("", "hbm_turn_ns"),
+    ("", "hbm_tb_s"),
+    ("", "segment_clk"),
+    ("", "lds_latency"),
+    ("", "lds_write_clk"),
+    ("", "packed_f32_clk"),
+    ("", "branch_clk"),
+    ("", "turnaround_clk"),
+    ("", "floor_graph"),
+    ("MI300A", "hbm_tb_s"),
+    ("MI300A", "hbm_turn_ns"),
+}
 LESS = {("", "floor_profiler")}  # the published value less the time of a kernel's body
 
 

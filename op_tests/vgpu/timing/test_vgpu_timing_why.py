@@ -59,8 +59,10 @@ def check_well_formed(trace: dict[str, Any]) -> Slices:
     assert {s["ph"] for s in rest} == {"X", "C"}
     stamps = [s["ts"] for s in rest]
     assert stamps == sorted(stamps) and stamps[0] >= 0
-    of = {kind: {(s["pid"], s.get("tid")) for s in named if s["name"] == f"{kind}_name"}
-          for kind in ("process", "thread")}  # fmt: skip
+    of = {
+        kind: {(s["pid"], s.get("tid")) for s in named if s["name"] == f"{kind}_name"}
+        for kind in ("process", "thread")
+    }
     assert {(s["pid"], None) for s in rest} == of["process"]
     assert {(s["pid"], s["tid"]) for s in rest if s["ph"] == "X"} == of["thread"]
     for at in of["thread"]:
@@ -108,8 +110,11 @@ def test_a_timeline_is_well_formed_and_has_all() -> None:
         inside = [s for s in slices if s["pid"] // 10 == index and s["ph"] == "X"]
         assert max(s["ts"] + s["dur"] for s in inside) <= start + launch.us + 1e-3
         start += launch.us
-        counted = [s["args"]["waves"] for s in slices if s["ph"] == "C" and s["name"] == "waves"
-                   and s["pid"] == index * 10 + 1]  # fmt: skip
+        counted = [
+            s["args"]["waves"]
+            for s in slices
+            if s["ph"] == "C" and s["name"] == "waves" and s["pid"] == index * 10 + 1
+        ]
         assert max(counted) > 0 and counted[-1] == 0
     told_of = trace["otherData"]["launches"]
     assert [launch["capped"] for launch in told_of] == [False, False]
@@ -186,8 +191,12 @@ def test_source_lines(vgpu_path: Path, tmp_path: Path, flags: tuple[str, ...], h
     memory = (ctypes.c_void_p * 2)()
     memory[0] = ctypes.addressof(memory)
     with rfops.vgpu.timing("MI300X") as t:
-        hip.launch(hip.function(module, "chase"), ctypes.c_void_p(ctypes.addressof(memory)),
-                   ctypes.c_int(8), block=(64,))  # fmt: skip
+        hip.launch(
+            hip.function(module, "chase"),
+            ctypes.c_void_p(ctypes.addressof(memory)),
+            ctypes.c_int(8),
+            block=(64,),
+        )
     text = timed_text.annotate(t.launches[0])
     assert any("source" in row for row in t.launches[0].pcs) == has
     assert ("; " in text) == ("p = (void**)*p;  // here" in text) == has
@@ -211,8 +220,13 @@ def test_source_lines_of_the_engines_code(tmp_path: Path) -> None:
         ("/home/a/b.py:3", "/home/a/b.py:3"),
     ):
         assert timed_text.source_path(name, "lines_kernel") == told
-    row = {"offset": 256, "text": "s_nop 0", "issued": 1, "stalls": {"vmcnt": 4},
-           "source": f"{stage}root/deep/m.hip:2"}  # fmt: skip
+    row = {
+        "offset": 256,
+        "text": "s_nop 0",
+        "issued": 1,
+        "stalls": {"vmcnt": 4},
+        "source": f"{stage}root/deep/m.hip:2",
+    }
     one = TimedLaunch({**launches()[0].figures, "kernel": "lines_kernel", "pcs": [row]})
     assert f"  ; {tmp_path}/deep/m.hip:2  line two" in timed_text.annotate(one)
 
@@ -228,6 +242,9 @@ def test_a_timeline_is_of_the_unit_that_is_done_last(monkeypatch: pytest.MonkeyP
     rows = {row["offset"]: row for row in launch.pcs}
     assert max(event[0] for event in launch.events) > 0.8 * launch.clocks
     assert any(rows[event[1]]["unit"] == "mfma" for event in launch.events)
-    (name,) = [s["args"]["name"] for s in timeline.trace([launch])["traceEvents"]
-               if s["name"] == "process_name" and "launch 0: mla" in s["args"]["name"]]  # fmt: skip
+    (name,) = [
+        s["args"]["name"]
+        for s in timeline.trace([launch])["traceEvents"]
+        if s["name"] == "process_name" and "launch 0: mla" in s["args"]["name"]
+    ]
     assert name.endswith(f"CU {launch.events_cu}")

@@ -35,7 +35,7 @@ SNIPPETS = {
     " global_atomic_add_f32 v2, v8, s[6:7]\n buffer_inv sc1\n"
     " s_sleep 1\n s_nop 1\n s_setprio 0\n s_dcache_inv\n s_waitcnt 0\n",
     "reread": "global_load_dwordx4 v[24:27], v1, s[4:5]\n s_waitcnt vmcnt(0)\n" * 3,
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")
@@ -75,8 +75,10 @@ def test_classes_and_what_is_no_vector_alu(batch: Snippets) -> None:
     plain, rates, atomics = (launch(batch, name) for name in ("reread", "rates", "float_atomics"))
 
     def more(record: LaunchRecord) -> dict[str, int]:
-        return {key: record.classes.get(key, 0) - plain.classes.get(key, 0)
-                for key in ("valu", "trans", "lds", "vmem", "wait", "other", "smem")}  # fmt: skip
+        return {
+            key: record.classes.get(key, 0) - plain.classes.get(key, 0)
+            for key in ("valu", "trans", "lds", "vmem", "wait", "other", "smem")
+        }
 
     reread = {"vmem": -3, "wait": -3}
     none = dict.fromkeys(("valu", "trans", "lds", "vmem", "wait", "other", "smem"), 0)

@@ -98,10 +98,17 @@ def packed_shorts(rng: Rng) -> Made:
     wa, wb = a.astype(i64), b.astype(i64)
     low, high = -32768, 32767
     rows = [
-        wa + wb, wa - wb, wa * wb, np.minimum(a, b), np.maximum(a, b), wa << (wb & 15),
-        wa >> (wb & 15), wa * wb + wa[:, ::-1], np.clip(wa + wb, low, high),
+        wa + wb,
+        wa - wb,
+        wa * wb,
+        np.minimum(a, b),
+        np.maximum(a, b),
+        wa << (wb & 15),
+        wa >> (wb & 15),
+        wa * wb + wa[:, ::-1],
+        np.clip(wa + wb, low, high),
         np.clip(wa - wb[:, ::-1], low, high),
-    ]  # fmt: skip
+    ]
     return Launch(
         "packed_shorts",
         (2,),
