@@ -30,9 +30,19 @@ _WITH_TORCH = {
     "launch.bind": ("BoundKernel", "CompiledOp", "compile_ops", "compiled_ops"),
     "launch.plans": ("Plans",),
     "launch.signature": (
-        "f32", "f64", "i8", "i16", "i32", "i64", "tensors", "u8", "u16", "u32", "u64",
+        "f32",
+        "f64",
+        "i8",
+        "i16",
+        "i32",
+        "i64",
+        "tensors",
+        "u8",
+        "u16",
+        "u32",
+        "u64",
     ),
-}  # fmt: skip
+}
 
 
 def __getattr__(name: str) -> Any:

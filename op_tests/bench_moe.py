@@ -29,9 +29,21 @@ WARM, TIMES = 3, 11
 
 @triton.jit
 def grouped(
-    out, a, w, ids, expert_ids, num_padded, num_ids, n, k, a_div,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
-):  # fmt: skip
+    out,
+    a,
+    w,
+    ids,
+    expert_ids,
+    num_padded,
+    num_ids,
+    n,
+    k,
+    a_div,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    GROUP: tl.constexpr,
+):
     """out[id] = a[id // a_div] @ w[e]^T, w [E, n, k]; k a multiple of BK."""
     pid, columns = tl.program_id(0), tl.cdiv(n, BN)
     blocks = tl.num_programs(0) // columns
@@ -66,9 +78,20 @@ def plain(p: Problem, tile: tuple[int, ...]) -> Callable[[], torch.Tensor]:
         out = torch.empty(m * k, w.shape[1], dtype=a.dtype, device=a.device)
         grid = (layout[1].numel() * triton.cdiv(w.shape[1], bn),)
         grouped[grid](
-            out, a, w, *layout, m * k, *w.shape[1:], div, bm, bn, bk, 8,
-            num_warps=warps, num_stages=stages,
-        )  # fmt: skip
+            out,
+            a,
+            w,
+            *layout,
+            m * k,
+            *w.shape[1:],
+            div,
+            bm,
+            bn,
+            bk,
+            8,
+            num_warps=warps,
+            num_stages=stages,
+        )
         return out
 
     def run() -> torch.Tensor:

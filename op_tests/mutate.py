@@ -197,10 +197,21 @@ SWAPS = {
     "&&": "||", "||": "&&", "and": "or", "or": "and", "min": "max", "max": "min",
 }  # fmt: skip
 OPERATORS: dict[type[ast.AST], str] = {
-    ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "==", ast.NotEq: "!=",
-    ast.Add: "+", ast.Sub: "-", ast.FloorDiv: "//", ast.Mod: "%", ast.LShift: "<<",
-    ast.RShift: ">>", ast.And: "and", ast.Or: "or",
-}  # fmt: skip
+    ast.Lt: "<",
+    ast.LtE: "<=",
+    ast.Gt: ">",
+    ast.GtE: ">=",
+    ast.Eq: "==",
+    ast.NotEq: "!=",
+    ast.Add: "+",
+    ast.Sub: "-",
+    ast.FloorDiv: "//",
+    ast.Mod: "%",
+    ast.LShift: "<<",
+    ast.RShift: ">>",
+    ast.And: "and",
+    ast.Or: "or",
+}
 # Code that reports and computes nothing.
 REPORTS = (ast.Raise, ast.Assert, ast.JoinedStr)
 REPORTERS = re.compile(r"\b(say|log|warn|fail|info|debug|print|words|hint|format|show)\b")

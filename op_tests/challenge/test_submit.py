@@ -28,9 +28,18 @@ from rfops.jit.launch import bind
 from rfops.vgpu.program import environment
 
 KNOWN = {
-    "base64", "collections", "ctypes", "functools", "os", "pathlib", "re", "struct", "task",
-    "torch", "typing",
-}  # fmt: skip
+    "base64",
+    "collections",
+    "ctypes",
+    "functools",
+    "os",
+    "pathlib",
+    "re",
+    "struct",
+    "task",
+    "torch",
+    "typing",
+}
 # A process in which nobody can import rfops: argument 1 is an entry, 2 a file of inputs; 3 gets the
 # results.
 ALONE = """

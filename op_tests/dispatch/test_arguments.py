@@ -28,9 +28,20 @@ from support.engine_project import Project
 from support.warm_ops import OPS
 
 BF16 = torch.bfloat16
-GROUPED = ("a_q", "a_scale", "w", "w_scale", "sorted_token_ids", "expert_ids",
-           "num_tokens_post_padded", "num_valid_tokens", "top_k", "block_m", "out_dtype",
-           "a_div")  # fmt: skip
+GROUPED = (
+    "a_q",
+    "a_scale",
+    "w",
+    "w_scale",
+    "sorted_token_ids",
+    "expert_ids",
+    "num_tokens_post_padded",
+    "num_valid_tokens",
+    "top_k",
+    "block_m",
+    "out_dtype",
+    "a_div",
+)
 BAD: dict[str, Any] = {
     "None": None, "1.5": 1.5, "4.0": 4.0, "(1, 2)": (1, 2), "[3]": [3], "1e60": 1e60,
     "10^60": 10**60, "10^5000": 10**5000, "nan": math.nan, "'x'": "x", "True": True, "2^40": 2**40,

@@ -13,15 +13,37 @@ import rfops
 from rfops.dispatch.kernel import Kernel
 from rfops.dispatch.op import Op, ops
 
-TAKE_0 = {"lines", "x_first", "x_left", "pow2", "columns", "slots", "ring", "waves_per_eu", "kpack",
-          "fill", "matrix_instr_nonkdim"}  # fmt: skip
+TAKE_0 = {
+    "lines",
+    "x_first",
+    "x_left",
+    "pow2",
+    "columns",
+    "slots",
+    "ring",
+    "waves_per_eu",
+    "kpack",
+    "fill",
+    "matrix_instr_nonkdim",
+}
 # Grouping of workgroups does not depend on how many there are; the rest kernels hold against a
 # call's sizes and the chip's LDS, or Triton does.
 NO_END = {"group_m", "group_n", "warps", "stages", "least", "rows", "steps", "tile_k", "tile_m",
           "batches", "panels", "split_k", "warps_k", "workspace_mib", "block_m", "block_n",
           "block_k"}  # fmt: skip
-GIVEN = {"M": 64, "N": 4096, "K": 4096, "B": 4, "H": 16, "S": 512, "start": 0, "D": 2048,
-         "I": 1024, "E": 8, "rows": 64}  # fmt: skip
+GIVEN = {
+    "M": 64,
+    "N": 4096,
+    "K": 4096,
+    "B": 4,
+    "H": 16,
+    "S": 512,
+    "start": 0,
+    "D": 2048,
+    "I": 1024,
+    "E": 8,
+    "rows": 64,
+}
 
 
 def _call(op: Op, kernel: Kernel) -> Any:

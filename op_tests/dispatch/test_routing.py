@@ -133,18 +133,28 @@ def test_envelope_comes_before_the_table(overlay: Write) -> None:
 
 UNFIT = {  # the op, the row, the shape, what is said of the row and why
     "shape": (
-        "gemm_mxfp8", {"m": 20, "kernel": "gemv"}, {"m": 20, "n": 480, "k": 640},
-        "gemv does not take m=20 n=480 k=640 on gfx950", "M=20 is not within 1 to 16",
+        "gemm_mxfp8",
+        {"m": 20, "kernel": "gemv"},
+        {"m": 20, "n": 480, "k": 640},
+        "gemv does not take m=20 n=480 k=640 on gfx950",
+        "M=20 is not within 1 to 16",
     ),
     "config": (
         "fused_moe_mxfp4",
-        {"m": 4, "d": 256, "i": 256, "e": 8, "k": 2, "kernel": "hip",
-         "config": "m_tiles=4 up_n=4 up_k=1 down_n=4 down_k=1 ring=1"},
+        {
+            "m": 4,
+            "d": 256,
+            "i": 256,
+            "e": 8,
+            "k": 2,
+            "kernel": "hip",
+            "config": "m_tiles=4 up_n=4 up_k=1 down_n=4 down_k=1 ring=1",
+        },
         {"m": 4, "d": 256, "i": 256, "e": 8, "k": 2},
         "hip m_tiles=4 up_n=4 up_k=1 down_n=4 down_k=1 ring=1 does not take m=4 d=256",
         "a ring wants all of MXFP4 weights shuffled",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", UNFIT)
@@ -558,8 +568,20 @@ def test_why_grouped(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_why_of_routed_experts(capsys: pytest.CaptureFixture[str]) -> None:
     """Of 257 experts one is shared, which counts among the eight and one that a token has."""
-    shape = ("--m", "16", "--d", "7168", "--i", "256", "--e", "257", "--w-layout", "16x16",
-             "--scale-layout", "32x8")  # fmt: skip
+    shape = (
+        "--m",
+        "16",
+        "--d",
+        "7168",
+        "--i",
+        "256",
+        "--e",
+        "257",
+        "--w-layout",
+        "16x16",
+        "--scale-layout",
+        "32x8",
+    )
     out = why(capsys, "fused_moe_mxfp4", *shape, "--k", "8", "--r", "256")
     assert "rule        exact row" in out and "e=257 k=9: hip" in out, out
     assert "exact row" not in why(capsys, "fused_moe_mxfp4", *shape, "--k", "8")

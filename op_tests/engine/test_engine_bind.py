@@ -126,9 +126,20 @@ def test_every_scalar(project: Project, arch: str, monkeypatch: pytest.MonkeyPat
     """Sizes with padding between them, at their extremes; None is a null pointer."""
 
     def scalars(
-        out: torch.Tensor, a: i8, b: u8, c: i16, d: u16, e: i32, f: u32, g: i64, h: u64, i: f32,
-        j: f64, k: i8, last: torch.Tensor | None,
-    ) -> None: ...  # fmt: skip
+        out: torch.Tensor,
+        a: i8,
+        b: u8,
+        c: i16,
+        d: u16,
+        e: i32,
+        f: u32,
+        g: i64,
+        h: u64,
+        i: f32,
+        j: f64,
+        k: i8,
+        last: torch.Tensor | None,
+    ) -> None: ...
 
     monkeypatch.setenv("RFOPS_VGPU_ARCH", arch)
     project.source.write_text(EVERY_SCALAR)

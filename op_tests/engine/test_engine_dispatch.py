@@ -35,9 +35,20 @@ from support.null_hip import NullHip
 
 
 def scalars(
-    out: torch.Tensor, a: i8, b: u8, c: i16, d: u16, e: i32, f: u32, g: i64, h: u64, i: f32,
-    j: f64, k: i8, last: torch.Tensor | None,
-) -> None: ...  # fmt: skip
+    out: torch.Tensor,
+    a: i8,
+    b: u8,
+    c: i16,
+    d: u16,
+    e: i32,
+    f: u32,
+    g: i64,
+    h: u64,
+    i: f32,
+    j: f64,
+    k: i8,
+    last: torch.Tensor | None,
+) -> None: ...
 
 
 # ---------------------------------------------------------------- the same as through ctypes
@@ -99,11 +110,20 @@ def test_every_refusal_is_that_of_ctypes(
         (one, one, (out, *zeros[:at], value, *zeros[at + 1 :], None)) for value, at in WRONG
     ]
     cases += [
-        (one, one, (out, *zeros)), (one, one, (*good, None)), (one, one, (3, *zeros, 0)),
-        (one, one, ()), (one, one, 5), ((1, 1), one, good), ((1, 1, -1), one, good),
-        ((1, 1, "x"), one, good), (one,), (), (one, one, good, 0, None, None),
-        (one, one, good, "x"), (one, one, good, 0, "x"),
-    ]  # fmt: skip
+        (one, one, (out, *zeros)),
+        (one, one, (*good, None)),
+        (one, one, (3, *zeros, 0)),
+        (one, one, ()),
+        (one, one, 5),
+        ((1, 1), one, good),
+        ((1, 1, -1), one, good),
+        ((1, 1, "x"), one, good),
+        (one,),
+        (),
+        (one, one, good, 0, None, None),
+        (one, one, good, "x"),
+        (one, one, good, 0, "x"),
+    ]
     before = null.number("launches")
     for args in cases:
         wanted = refusal(lambda args=args: type(bound).launch(bound, *args))

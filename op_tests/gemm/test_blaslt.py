@@ -51,9 +51,18 @@ def include() -> list[Path]:
 @pytest.fixture(scope="session")  # two copies in one process would share their symbols
 def fake(include: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("fake") / "libhipblaslt.so"
-    words = [*toolchain.host_toolchain().argv, "-std=c++17", "-w", "-fPIC", "-shared", "-o",
-             str(file), "-D__HIP_PLATFORM_AMD__=1", *(f"-I{f}" for f in include),
-             str(HERE / "fake_blaslt.cpp")]  # fmt: skip
+    words = [
+        *toolchain.host_toolchain().argv,
+        "-std=c++17",
+        "-w",
+        "-fPIC",
+        "-shared",
+        "-o",
+        str(file),
+        "-D__HIP_PLATFORM_AMD__=1",
+        *(f"-I{f}" for f in include),
+        str(HERE / "fake_blaslt.cpp"),
+    ]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[:3000]
     return file

@@ -49,10 +49,21 @@ def test_signatures() -> None:
         "out_dtype",
     ]
     assert list(inspect.signature(grouped_gemm_mxfp8).parameters) == [
-        "a_q", "a_scale", "w", "w_scale", "sorted_token_ids", "expert_ids",
-        "num_tokens_post_padded", "num_valid_tokens", "top_k", "block_m", "out_dtype", "a_div",
-        "mul_weight_by", "topk_ids",
-    ]  # fmt: skip
+        "a_q",
+        "a_scale",
+        "w",
+        "w_scale",
+        "sorted_token_ids",
+        "expert_ids",
+        "num_tokens_post_padded",
+        "num_valid_tokens",
+        "top_k",
+        "block_m",
+        "out_dtype",
+        "a_div",
+        "mul_weight_by",
+        "topk_ids",
+    ]
 
 
 @pytest.mark.parametrize("m", [1, 4, 8, 16])

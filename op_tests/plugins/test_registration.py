@@ -34,17 +34,18 @@ sys.meta_path.insert(0, SimpleNamespace(find_spec=_find_spec))
 """
 FILES = {
     "aiter/__init__.py": "from .ops.topk import *\ntry:\n    from .gone import *\n"
-    "except ImportError: pass\n",
+                         "except ImportError: pass\n",
     "aiter/ops/__init__.py": "",
     "aiter/ops/topk.py": "def topk_gating(*a): return 1\ndef grouped_topk(*a): return 2\n",
     "aiter/mla.py": "def mla_decode_fwd(*args, **kwargs): return 'original'\n",
     "aiter/ops/triton/__init__.py": ALIASES,
     "aiter/ops/triton/gemm/__init__.py": "",
     "aiter/ops/triton/gemm/basic/__init__.py": "",
-    "aiter/ops/triton/gemm/basic/gemm_a8w8_blockscale.py": "def gemm_a8w8_blockscale(*args): return 'original'\n",
+    "aiter/ops/triton/gemm/basic/gemm_a8w8_blockscale.py":
+        "def gemm_a8w8_blockscale(*args): return 'original'\n",
     "vllm/__init__.py": "",
     "vllm/copies.py": "from aiter.mla import mla_decode_fwd as taken\n",
-}
+}  # fmt: skip
 
 
 @pytest.fixture

@@ -19,8 +19,18 @@ VALUES: tuple[Any, ...] = (
     ["a", 3], ["\ud800"], ["**x"], ["/a/*"],
 )  # fmt: skip
 SPLINTERS = (
-    b'"', b"{", b"]", b",", b"\x00", b"\xc3\xa9", b"\xff", b"9", b"-", b"", b"\xef\xbb\xbf",
-)  # fmt: skip
+    b'"',
+    b"{",
+    b"]",
+    b",",
+    b"\x00",
+    b"\xc3\xa9",
+    b"\xff",
+    b"9",
+    b"-",
+    b"",
+    b"\xef\xbb\xbf",
+)
 
 
 def splintered(rng: random.Random, data: bytes) -> bytes:

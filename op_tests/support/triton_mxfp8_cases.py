@@ -144,11 +144,30 @@ def grouped(
     routing = routing.to(device)
     out = poisoned(routing.num_valid, n, dtype, device)
     run = prepare_grouped(
-        "triton", device, routing.num_valid, n, k, e, a_div, a_div, weights is not None,
-        routing.block_m, dtype, config=config,
-    )  # fmt: skip
-    run(out, a.payload.view(E4M3), a.scale, w.payload.view(E4M3), w.scale, routing.sorted_ids,
-        routing.expert_ids, routing.num_padded, weights)  # fmt: skip
+        "triton",
+        device,
+        routing.num_valid,
+        n,
+        k,
+        e,
+        a_div,
+        a_div,
+        weights is not None,
+        routing.block_m,
+        dtype,
+        config=config,
+    )
+    run(
+        out,
+        a.payload.view(E4M3),
+        a.scale,
+        w.payload.view(E4M3),
+        w.scale,
+        routing.sorted_ids,
+        routing.expert_ids,
+        routing.num_padded,
+        weights,
+    )
     return out
 
 

@@ -294,9 +294,21 @@ def test_dot_f32_in_bf16_parts(arch: str, precision: str, lost: float) -> None:
     a, b = _operand(m, k, "f32", 1), _operand(k, n, "f32", 2)
     out = torch.full((m, n), float("nan"))
     kernels.matmul[(2, 2)](
-        a, b, out, m, n, k, *a.stride(), *b.stride(), BM=32, BN=32, BK=32, EVEN_K=True,
-        ACC=kernels.tl.float32, PRECISION=precision,
-    )  # fmt: skip
+        a,
+        b,
+        out,
+        m,
+        n,
+        k,
+        *a.stride(),
+        *b.stride(),
+        BM=32,
+        BN=32,
+        BK=32,
+        EVEN_K=True,
+        ACC=kernels.tl.float32,
+        PRECISION=precision,
+    )
     total = a.double().abs() @ b.double().abs()
     bound = (lost + 6 * (k + 1) * HALF_ULP[torch.float32]) * total
     assert_within(out, a.double() @ b.double(), bound)

@@ -111,9 +111,18 @@ def test_reductions(rows: int, columns: int, warps: int, axis: int) -> None:
     sums, maxima, minima = (poisoned(kept) for _ in range(3))
     where_max, where_min, xors = (poisoned(kept, dtype=torch.int32) for _ in range(3))
     kernels.reductions[(1,)](
-        x, sums, maxima, minima, where_max, where_min, xors, R=rows, C=columns, AXIS=axis,
+        x,
+        sums,
+        maxima,
+        minima,
+        where_max,
+        where_min,
+        xors,
+        R=rows,
+        C=columns,
+        AXIS=axis,
         num_warps=warps,
-    )  # fmt: skip
+    )
     n = x.shape[axis]
     assert_within(sums, x.double().sum(axis), n * U * x.double().abs().sum(axis))
     assert torch.equal(maxima, x.amax(axis))

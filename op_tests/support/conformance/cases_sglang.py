@@ -68,10 +68,19 @@ def prepare(world: World) -> None:
 
 
 def radix(heads: int = 16, **more: Any) -> Any:
-    return words(**{
-        "tp_q_head_num": heads, "qk_head_dim": 576, "head_dim": 576, "v_head_dim": 512,
-        "scaling": SCALE, "logit_cap": 0.0, "layer_id": 0, "k_scale": None,
-    } | more)  # fmt: skip
+    return words(
+        **{
+            "tp_q_head_num": heads,
+            "qk_head_dim": 576,
+            "head_dim": 576,
+            "v_head_dim": 512,
+            "scaling": SCALE,
+            "logit_cap": 0.0,
+            "layer_id": 0,
+            "k_scale": None,
+        }
+        | more
+    )
 
 
 def backend(world: World, p: Any, **changes: Any) -> tuple[Any, Any]:
@@ -97,12 +106,22 @@ def backend(world: World, p: Any, **changes: Any) -> tuple[Any, Any]:
     self = object.__new__(module.AiterAttnBackend)
     pool = words(get_key_buffer=lambda layer: p.kv.view(-1, 1, 576))
     self.__dict__ |= dict(
-        forward_metadata=meta, token_to_kv_pool=pool, num_head=heads, num_head_padded=heads,
-        head_pad_mode="none", dcp_world_size=1, kv_cache_dtype=p.kv.dtype, input_dtype=BF16,
-        mla_kernel_num_head_padded=heads, mla_decode_backend="asm", use_mla_dcp_asm=True,
-        cprr_intra_batch_mode=False, _cprr_launch_logged=True, _kernel_num_kv_splits=lambda: 32,
+        forward_metadata=meta,
+        token_to_kv_pool=pool,
+        num_head=heads,
+        num_head_padded=heads,
+        head_pad_mode="none",
+        dcp_world_size=1,
+        kv_cache_dtype=p.kv.dtype,
+        input_dtype=BF16,
+        mla_kernel_num_head_padded=heads,
+        mla_decode_backend="asm",
+        use_mla_dcp_asm=True,
+        cprr_intra_batch_mode=False,
+        _cprr_launch_logged=True,
+        _kernel_num_kv_splits=lambda: 32,
         _asm_ps_supports_qlen=lambda length: True,
-    )  # fmt: skip
+    )
     self.__dict__ |= changes
     return self, radix(heads)
 
@@ -261,11 +280,22 @@ def run_experts(
     }
     self = words(config=words(**own | (config or {})))
     quant = {
-        "w13_weight": given.w1, "w2_weight": given.w2, "w13_scale": given.w1_scale,
-        "w2_scale": given.w2_scale, "a13_scale": None, "a2_scale": None, "b13": None, "b2": None,
-        "expert_mask": None, "doweight_stage1": False, "hidden_pad": 0, "intermediate_pad": 0,
-        "swiglu_limit": 0.0, "fp8_activations": False, "fused_moe_kwargs": None,
-    }  # fmt: skip
+        "w13_weight": given.w1,
+        "w2_weight": given.w2,
+        "w13_scale": given.w1_scale,
+        "w2_scale": given.w2_scale,
+        "a13_scale": None,
+        "a2_scale": None,
+        "b13": None,
+        "b2": None,
+        "expert_mask": None,
+        "doweight_stage1": False,
+        "hidden_pad": 0,
+        "intermediate_pad": 0,
+        "swiglu_limit": 0.0,
+        "fp8_activations": False,
+        "fused_moe_kwargs": None,
+    }
     d = given.exact[1].shape[1]
     x, (weights, chosen) = normal(m, d), choice(m, len(given.exact[0]), 2)
     ids = chosen if ids is None else ids

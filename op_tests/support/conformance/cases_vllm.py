@@ -89,11 +89,20 @@ def aiter_mla(world: World, p: Any, **changes: Any) -> tuple[Any, list[Any]]:
         "_sm_count": 304,
     }
     decode = words(
-        qo_indptr=starts(rows, p.qo_len), max_qo_len=p.qo_len, paged_kv_indptr=p.kv_indptr,
-        paged_kv_indices=p.kv_indices, paged_kv_last_page_len=torch.ones(rows, dtype=I32),
-        attn_out_dtype=BF16, use_gluon_decode=False, use_gluon_verify=False, dcp_route=None,
-        dcp_verify=None, asm_decode_num_heads=0, has_persistent_metadata=True, varlen_q_rows=None,
-    )  # fmt: skip
+        qo_indptr=starts(rows, p.qo_len),
+        max_qo_len=p.qo_len,
+        paged_kv_indptr=p.kv_indptr,
+        paged_kv_indices=p.kv_indices,
+        paged_kv_last_page_len=torch.ones(rows, dtype=I32),
+        attn_out_dtype=BF16,
+        use_gluon_decode=False,
+        use_gluon_verify=False,
+        dcp_route=None,
+        dcp_verify=None,
+        asm_decode_num_heads=0,
+        has_persistent_metadata=True,
+        varlen_q_rows=None,
+    )
     metadata = words(decode=decode, causal=p.causal, **METADATA)
     for name, value in changes.items():
         owner = impl if hasattr(impl, name) else decode if hasattr(decode, name) else metadata
@@ -306,12 +315,22 @@ def run_experts(
     weights = changes.get("topk_weights", weights)
     out = nan(m, d)
     args = {
-        "output": out, "hidden_states": x, "w1": given.w1, "w2": given.w2, "topk_weights": weights,
-        "topk_ids": ids, "activation": world.load(f"{MOE}.activation").MoEActivation[activation],
-        "global_num_experts": len(given.exact[0]), "expert_map": None, "a1q_scale": None,
-        "a2_scale": None, "workspace13": None, "workspace2": None, "expert_tokens_meta": None,
+        "output": out,
+        "hidden_states": x,
+        "w1": given.w1,
+        "w2": given.w2,
+        "topk_weights": weights,
+        "topk_ids": ids,
+        "activation": world.load(f"{MOE}.activation").MoEActivation[activation],
+        "global_num_experts": len(given.exact[0]),
+        "expert_map": None,
+        "a1q_scale": None,
+        "a2_scale": None,
+        "workspace13": None,
+        "workspace2": None,
+        "expert_tokens_meta": None,
         "apply_router_weight_on_input": False,
-    } | changes  # fmt: skip
+    } | changes
     module.AiterExperts.apply(self, **args)
     local = ids if changes.get("expert_map") is None else local_ids(ids, changes["expert_map"])
     if changes.get("expert_tokens_meta") is not None:

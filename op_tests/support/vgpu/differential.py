@@ -30,9 +30,18 @@ from support.vgpu.reference import Array
 
 HEADER = Path(__file__).parents[2] / "vgpu" / "fuzz"
 _ZIG = str(Path(ziglang.__file__).parent / "zig")
-_COMMON = ("-std=c++20", "-fwrapv", "-fno-strict-aliasing", "-ffp-contract=off", "-w",
-           "-Xclang", "-ffloat16-excess-precision=none", "-Xclang",
-           "-fbfloat16-excess-precision=none", f"-I{HEADER}")  # fmt: skip
+_COMMON = (
+    "-std=c++20",
+    "-fwrapv",
+    "-fno-strict-aliasing",
+    "-ffp-contract=off",
+    "-w",
+    "-Xclang",
+    "-ffloat16-excess-precision=none",
+    "-Xclang",
+    "-fbfloat16-excess-precision=none",
+    f"-I{HEADER}",
+)
 _HOST_CPU = {"x86_64": ("-mf16c", "-mfma", "-mavx2")}
 _HOST = ("-x", "c++", "-O0", "-fPIC")
 _DEVICE = ("-x", "hip", "--cuda-device-only", "-nogpuinc", "-nogpulib", "-S")
@@ -68,8 +77,18 @@ def build_host(source: Path, folder: Path) -> ctypes.CDLL:
     machine = platform.machine()
     obj = folder / f"{source.stem}.o"
     library = folder / f"{source.stem}_{random.getrandbits(48):x}.so"  # loaded once by its name
-    _run(_ZIG, "clang", f"--target={machine}-linux-gnu", *_HOST_CPU.get(machine, ()), *_HOST,
-         *_COMMON, "-c", source, "-o", obj)  # fmt: skip
+    _run(
+        _ZIG,
+        "clang",
+        f"--target={machine}-linux-gnu",
+        *_HOST_CPU.get(machine, ()),
+        *_HOST,
+        *_COMMON,
+        "-c",
+        source,
+        "-o",
+        obj,
+    )
     _run(_ZIG, "ld.lld", "-shared", obj, "-o", library)
     loaded = ctypes.CDLL(str(library))
     library.unlink()
@@ -80,8 +99,17 @@ def build_device(source: Path, folder: Path, arch: str, level: str) -> tuple[Mod
     """The programs of `source` as kernels, and their assembly."""
     asm, obj, code = (folder / f"{source.stem}.{suffix}" for suffix in ("s", "gpu.o", "hsaco"))
     target = ("--target=amdgcn-amd-amdhsa", f"-mcpu={arch}")
-    _run(_ZIG, "clang", *_DEVICE, f"--offload-arch={arch}", *_COMMON, *LEVELS[level], source, "-o",
-         asm)  # fmt: skip
+    _run(
+        _ZIG,
+        "clang",
+        *_DEVICE,
+        f"--offload-arch={arch}",
+        *_COMMON,
+        *LEVELS[level],
+        source,
+        "-o",
+        asm,
+    )
     _run(_ZIG, "clang", *target, "-c", asm, "-o", obj)
     _run(_ZIG, "ld.lld", "-shared", obj, "-o", code)
     return Module(code.read_bytes(), arch), asm.read_text()

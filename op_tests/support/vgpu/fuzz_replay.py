@@ -137,9 +137,18 @@ NOP, END, SET_MODE = 0xBF800000, 0xBF810000, 0xBA004801
 MOVE_SCALAR, MOVE_VECTOR, XOR_LANE = 0xBE8000FF, 0x7E0002FF, 0x2A000100
 TEXT_WORDS = 4096  # of the code object that the programs are put into
 LEFT_OUT = (
-    "global_", "flat_", "buffer_", "tbuffer_", "s_load", "s_store", "s_buffer", "s_scratch",
-    "s_atomic", "s_atc", "s_set_gpr_idx",
-)  # fmt: skip
+    "global_",
+    "flat_",
+    "buffer_",
+    "tbuffer_",
+    "s_load",
+    "s_store",
+    "s_buffer",
+    "s_scratch",
+    "s_atomic",
+    "s_atc",
+    "s_set_gpr_idx",
+)
 
 
 def program(gpu: Gpu, gfx: int, data: bytes) -> list[int]:

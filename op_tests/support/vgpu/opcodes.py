@@ -9,8 +9,19 @@ from typing import NamedTuple
 
 from support.vgpu.asm import library
 
-DWORDS = {"b64": 2, "f64": 2, "pk_f32": 2, "pk_b32": 2, "b96": 3, "b128": 4, "b192": 6,
-          "b256": 8, "b512": 16, "b1024": 32, "-": 0}  # fmt: skip
+DWORDS = {
+    "b64": 2,
+    "f64": 2,
+    "pk_f32": 2,
+    "pk_b32": 2,
+    "b96": 3,
+    "b128": 4,
+    "b192": 6,
+    "b256": 8,
+    "b512": 16,
+    "b1024": 32,
+    "-": 0,
+}
 
 
 class Row(NamedTuple):
@@ -43,9 +54,19 @@ def rows() -> list[Row]:
     for line in listing().decode().splitlines():
         fmt, opcode, name, archs, flags, category, flow, effects, dst, *operands = line.split()
         out.append(
-            Row(fmt, int(opcode), name, tuple(archs.split(",")), _set(flags), category, flow,
-                _set(effects), dst, tuple(operands))
-        )  # fmt: skip
+            Row(
+                fmt,
+                int(opcode),
+                name,
+                tuple(archs.split(",")),
+                _set(flags),
+                category,
+                flow,
+                _set(effects),
+                dst,
+                tuple(operands),
+            )
+        )
     return out
 
 

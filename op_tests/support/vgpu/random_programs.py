@@ -68,8 +68,20 @@ _HALVES = (0, 1, 2, 0x40, 0x41, 0xFF, 0x100, 0x3800, 0x3C00, 0x3F00, 0x3F80, 0x4
            0xB800, 0xBC00, 0xBF80, 0xC000, 0xC080, 0xC400, 0x3118, 0x3E22, 0xF983, 0x7FFF, 0x8000,
            0xFF00, 0xFFF0, 0xFFEF, 0xFFFF)  # fmt: skip
 _INLINE_HALVES = (0x3F00, 0xBF00, 0x3F80, 0xBF80, 0x4000, 0xC000, 0x4080, 0xC080)
-_WORDS = (0x3F000000, 0xBF800000, 0x40800000, 0x3E22F983, 0x7FFFFFFF, 0x80000000, 0xFFFFFFF0,
-          0xFFFFFFEF, 0x10001, 0xFF00FF, 0x3F003F00, 0x38003800)  # fmt: skip
+_WORDS = (
+    0x3F000000,
+    0xBF800000,
+    0x40800000,
+    0x3E22F983,
+    0x7FFFFFFF,
+    0x80000000,
+    0xFFFFFFF0,
+    0xFFFFFFEF,
+    0x10001,
+    0xFF00FF,
+    0x3F003F00,
+    0x38003800,
+)
 _FLOAT_CONSTANTS = ("0.5", "-0.5", "1.0", "-1.0", "2.0", "-2.0", "4.0", "-4.0",
                     "0.15915494309189532", "3.0", "0.1", "1000.0", "-7.25",
                     "0.0009765625")  # fmt: skip
@@ -100,10 +112,22 @@ _WIDE = ("$(@u8)", "$(widen(@i8))", "$(@u16)", "$(@i16)", "$(@u32)", "$(@i32)", 
          "$(@i64)", "to_int<$>(@f32)", "to_int<$>(@f64)", "to_int<$>(@f16)", "to_int<$>(@bf16)",
          "$(leading_zeros(@u32))", "$(trailing_zeros(@u32))", "$(leading_zeros(@u64))")  # fmt: skip
 _FLOAT = (
-    "(@ + @)", "(@ - @)", "(@ * @)", "(@ + @)", "(@ * @)", "(-@)",
-    "(__builtin_elementwise_abs(@))", "(@? ? @ : @)", "(@? ? @ : @)", "(@ * @ + @)",
-    "($(@i32!))", "($(@u32!))", "($(@u8!))", "($(@i16!))", "($(@f32))",
-)  # fmt: skip
+    "(@ + @)",
+    "(@ - @)",
+    "(@ * @)",
+    "(@ + @)",
+    "(@ * @)",
+    "(-@)",
+    "(__builtin_elementwise_abs(@))",
+    "(@? ? @ : @)",
+    "(@? ? @ : @)",
+    "(@ * @ + @)",
+    "($(@i32!))",
+    "($(@u32!))",
+    "($(@u8!))",
+    "($(@i16!))",
+    "($(@f32))",
+)
 _FLOAT_UNARY = (
     "(__builtin_elementwise_floor(@))",
     "(__builtin_elementwise_ceil(@))",
@@ -387,9 +411,19 @@ class Program:
 
     def _across(self) -> Step:
         make: Callable[[], Step] = self.random.choice(
-            (self._dpp, self._dpp, self._dpp, self._swizzle, self._permute, self._read_lane,
-             self._ballot, self._swap, self._exchange, self._exchange)
-        )  # fmt: skip
+            (
+                self._dpp,
+                self._dpp,
+                self._dpp,
+                self._swizzle,
+                self._permute,
+                self._read_lane,
+                self._ballot,
+                self._swap,
+                self._exchange,
+                self._exchange,
+            )
+        )
         return make()
 
     def _words(self, count: int) -> list[str]:
@@ -402,10 +436,22 @@ class Program:
         rows, banks = (15, 15) if full else (self.random.randrange(16), self.random.randrange(16))
         zero = self.random.choice(("true", "false"))
         wrap = self.random.choice(
-            ("X", "X", "X + Y", "Y - X", "X - Y", "low<u32>(X, Y)", "high<i32>(X, Y)", "X & Y",
-             "X ^ Y", "bits<u32>(q<f32>(q(bits<f32>(X)) + q(bits<f32>(Y))))", "shr<u32>(Y, X)",
-             "bits<u32>(bits<u16x2>(X) + bits<u16x2>(Y))", "(X > Y ? 5u : Y)")
-        )  # fmt: skip
+            (
+                "X",
+                "X",
+                "X + Y",
+                "Y - X",
+                "X - Y",
+                "low<u32>(X, Y)",
+                "high<i32>(X, Y)",
+                "X & Y",
+                "X ^ Y",
+                "bits<u32>(q<f32>(q(bits<f32>(X)) + q(bits<f32>(Y))))",
+                "shr<u32>(Y, X)",
+                "bits<u32>(bits<u16x2>(X) + bits<u16x2>(Y))",
+                "(X > Y ? 5u : Y)",
+            )
+        )
         arguments = f"{control:#x}, {rows}, {banks}, {zero}"
         device = f"__builtin_amdgcn_update_dpp(s.{old}, s.{source}, {arguments})"
         host = f"dpp(t + (l & ~63u), s[l].{old}, l & 63, {arguments})"
@@ -492,11 +538,21 @@ class Program:
         if made < 0.18:
             return self._across()
         statements: list[Callable[[], str]] = [
-            lambda: self._assign(3), lambda: self._assign(3), lambda: self._assign(2),
-            lambda: self._assign(4), lambda: self._assign(3, uniform=True), self._branch,
-            self._loop, self._switch, self._array, self._memory, self._memory, self._memory,
-            self._atomic, self._shared,
-        ]  # fmt: skip
+            lambda: self._assign(3),
+            lambda: self._assign(3),
+            lambda: self._assign(2),
+            lambda: self._assign(4),
+            lambda: self._assign(3, uniform=True),
+            self._branch,
+            self._loop,
+            self._switch,
+            self._array,
+            self._memory,
+            self._memory,
+            self._memory,
+            self._atomic,
+            self._shared,
+        ]
         return Step(self.random.choice(statements)())
 
     # -------------------------------------------------------------------- layout and text

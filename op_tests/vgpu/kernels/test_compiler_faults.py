@@ -68,6 +68,18 @@ def test_the_search_finds_such_a_pair(tmp_path: Path) -> None:
         extern "C" __attribute__((global)) void pair(Pair* out, const _Float16* in) {
           out[0] = Pair{in[0], (_Float16)-0.0};
         }""")
-    argv = (*_clang("gfx950").argv, "-x", "hip", "--cuda-device-only", "--offload-arch=gfx950",
-            "-nogpuinc", "-nogpulib", "-O2", "-S", "pair.hip", "-o", "module.s")  # fmt: skip
+    argv = (
+        *_clang("gfx950").argv,
+        "-x",
+        "hip",
+        "--cuda-device-only",
+        "--offload-arch=gfx950",
+        "-nogpuinc",
+        "-nogpulib",
+        "-O2",
+        "-S",
+        "pair.hip",
+        "-o",
+        "module.s",
+    )
     assert _MINUS_ZERO.search(_ir(argv, tmp_path))

@@ -122,9 +122,20 @@ CACHE_FLOATS: dict[str, tuple[int, str, Rmw]] = {
     "pk_add_bf16": (32, "pk_bf16", _pk_bf16),
 }
 CACHE_INTEGERS = (
-    "swap", "cmpswap", "add", "sub", "smin", "smax", "umin", "umax", "and", "or", "xor",
-    "inc", "dec",
-)  # fmt: skip
+    "swap",
+    "cmpswap",
+    "add",
+    "sub",
+    "smin",
+    "smax",
+    "umin",
+    "umax",
+    "and",
+    "or",
+    "xor",
+    "inc",
+    "dec",
+)
 
 
 def _cache_atomics() -> list[Atomic]:
@@ -153,11 +164,21 @@ def _cache_atomics() -> list[Atomic]:
 
 
 DS_INTEGERS = {  # mnemonic: suffix letter, operation, data registers
-    "add_u": ("add", "a"), "sub_u": ("sub", "a"), "rsub_u": ("rsub", "a"), "inc_u": ("inc", "a"),
-    "dec_u": ("dec", "a"), "min_i": ("smin", "a"), "max_i": ("smax", "a"), "min_u": ("umin", "a"),
-    "max_u": ("umax", "a"), "and_b": ("and", "a"), "or_b": ("or", "a"), "xor_b": ("xor", "a"),
-    "mskor_b": ("mskor", "ab"), "cmpst_b": ("cmpswap", "ba"),
-}  # fmt: skip
+    "add_u": ("add", "a"),
+    "sub_u": ("sub", "a"),
+    "rsub_u": ("rsub", "a"),
+    "inc_u": ("inc", "a"),
+    "dec_u": ("dec", "a"),
+    "min_i": ("smin", "a"),
+    "max_i": ("smax", "a"),
+    "min_u": ("umin", "a"),
+    "max_u": ("umax", "a"),
+    "and_b": ("and", "a"),
+    "or_b": ("or", "a"),
+    "xor_b": ("xor", "a"),
+    "mskor_b": ("mskor", "ab"),
+    "cmpst_b": ("cmpswap", "ba"),
+}
 DS_FLOATS: dict[str, tuple[int, str, Rmw]] = {
     "add_f32": (32, "f32", lambda o, a, b: _bits(_f32(o) + _f32(a))),
     "min_f32": (32, "f32", lambda o, a, b: _bits(min(_f32(o), _f32(a)))),
@@ -357,17 +378,28 @@ def test_atomics_of_many_workgroups_lose_nothing() -> None:
 
 # ------------------------------------------------------------------------------ scalar atomics
 
-_SCALAR = Batch([
-    Case(f"{prefix}{op}{suffix}",
-         "v_readfirstlane_b32 s20, v24\n v_readfirstlane_b32 s21, v25\n"
-         f"v_readfirstlane_b32 s22, v26\n v_readfirstlane_b32 s23, v27\n {RESOURCE}"
-         f"s_{prefix}atomic_{op}{suffix} {data}, {base}, 0x10 glc\n s_waitcnt lgkmcnt(0)\n"
-         "v_mov_b32 v20, s20\n v_mov_b32 v21, s21")
-    for prefix, base in (("", "s[8:9]"), ("buffer_", "s[16:19]"))
-    for suffix in ("", "_x2") for op in CACHE_INTEGERS
-    for data in [{("", False): "s20", ("", True): "s[20:21]", ("_x2", False): "s[20:21]",
-                  ("_x2", True): "s[20:23]"}[suffix, op == "cmpswap"]]
-])  # fmt: skip
+_SCALAR = Batch(
+    [
+        Case(
+            f"{prefix}{op}{suffix}",
+            "v_readfirstlane_b32 s20, v24\n v_readfirstlane_b32 s21, v25\n"
+            f"v_readfirstlane_b32 s22, v26\n v_readfirstlane_b32 s23, v27\n {RESOURCE}"
+            f"s_{prefix}atomic_{op}{suffix} {data}, {base}, 0x10 glc\n s_waitcnt lgkmcnt(0)\n"
+            "v_mov_b32 v20, s20\n v_mov_b32 v21, s21",
+        )
+        for prefix, base in (("", "s[8:9]"), ("buffer_", "s[16:19]"))
+        for suffix in ("", "_x2")
+        for op in CACHE_INTEGERS
+        for data in [
+            {
+                ("", False): "s20",
+                ("", True): "s[20:21]",
+                ("_x2", False): "s[20:21]",
+                ("_x2", True): "s[20:23]",
+            }[suffix, op == "cmpswap"]
+        ]
+    ]
+)
 
 
 @pytest.mark.parametrize("prefix", ["", "buffer_"])

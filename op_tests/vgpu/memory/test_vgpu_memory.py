@@ -31,11 +31,21 @@ from support.vgpu.memory import (
 
 RESOURCE = "s_mov_b64 s[16:17], s[8:9]\n s_mov_b32 s18, s10\n s_mov_b32 s19, 0\n"
 DS_LOADS = {
-    "ubyte": "u8", "sbyte": "i8", "ushort": "u16", "sshort": "i16", "dword": "b32",
-    "dwordx2": "b64", "dwordx3": "b96", "dwordx4": "b128", "ubyte_d16": "u8_d16",
-    "ubyte_d16_hi": "u8_d16_hi", "sbyte_d16": "i8_d16", "sbyte_d16_hi": "i8_d16_hi",
-    "short_d16": "u16_d16", "short_d16_hi": "u16_d16_hi",
-}  # fmt: skip
+    "ubyte": "u8",
+    "sbyte": "i8",
+    "ushort": "u16",
+    "sshort": "i16",
+    "dword": "b32",
+    "dwordx2": "b64",
+    "dwordx3": "b96",
+    "dwordx4": "b128",
+    "ubyte_d16": "u8_d16",
+    "ubyte_d16_hi": "u8_d16_hi",
+    "sbyte_d16": "i8_d16",
+    "sbyte_d16_hi": "i8_d16_hi",
+    "short_d16": "u16_d16",
+    "short_d16_hi": "u16_d16_hi",
+}
 DS_STORES = {
     "byte": "b8",
     "byte_d16_hi": "b8_d16_hi",
@@ -112,11 +122,21 @@ def _store_body(name: str, kind: str, acc: bool) -> str:
 
 ACC_KINDS = ("dword", "dwordx4")
 BATCH = Batch(
-    [Case(f"{f} load {k} {a}", _load_body(f, k, a), FAMILIES[f].local)
-     for f in FAMILIES for k in LOADS for a in (False, True) if not a or k in ACC_KINDS]
-    + [Case(f"{f} store {k} {a}", _store_body(f, k, a), FAMILIES[f].local)
-       for f in FAMILIES for k in STORES for a in (False, True) if not a or k in ACC_KINDS]
-)  # fmt: skip
+    [
+        Case(f"{f} load {k} {a}", _load_body(f, k, a), FAMILIES[f].local)
+        for f in FAMILIES
+        for k in LOADS
+        for a in (False, True)
+        if not a or k in ACC_KINDS
+    ]
+    + [
+        Case(f"{f} store {k} {a}", _store_body(f, k, a), FAMILIES[f].local)
+        for f in FAMILIES
+        for k in STORES
+        for a in (False, True)
+        if not a or k in ACC_KINDS
+    ]
+)
 
 
 def _memory(family: str, seed: int) -> Array:

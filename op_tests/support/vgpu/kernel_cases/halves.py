@@ -34,10 +34,19 @@ def half_operations(rng: Rng) -> Made:
     a, b = tame_floats(rng, n, f16, 5), tame_floats(rng, n, f16, 5)
     fused = (a.astype(f64) * b + 0.5).astype(f16)
     rows = [
-        a + b, a - b, a * b, fused, np.minimum(a, b), np.maximum(a, b), np.floor(a), np.rint(a),
-        np.abs(a), np.where(a < b, a, -b), a.astype(i16).astype(f16),
+        a + b,
+        a - b,
+        a * b,
+        fused,
+        np.minimum(a, b),
+        np.maximum(a, b),
+        np.floor(a),
+        np.rint(a),
+        np.abs(a),
+        np.where(a < b, a, -b),
+        a.astype(i16).astype(f16),
         np.arange(n).astype(u16).astype(f16),
-    ]  # fmt: skip
+    ]
     return Launch(
         "half_operations",
         (3,),
