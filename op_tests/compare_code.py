@@ -60,8 +60,8 @@ def sections(file: Path) -> Iterator[tuple[str, object]]:
                 for item in section.iter_relocations():
                     symbol = symbols.get_symbol(item["r_info_sym"])
                     target = symbol["st_shndx"], symbol["st_value"]
-                    place = item["r_offset"], item["r_info_type"], item.entry.get("r_addend")
-                    yield f"relocation of {section['sh_info']}", [*place, *target]
+                    position = item["r_offset"], item["r_info_type"], item.entry.get("r_addend")
+                    yield f"relocation of {section['sh_info']}", [*position, *target]
 
 
 def digest(entry: BuildRequest) -> dict[str, Any]:
@@ -95,28 +95,28 @@ def digests(file: Path | None) -> list[dict[str, Any]]:
 
 
 def differences(
-    before: list[dict[str, Any]],
+    previous: list[dict[str, Any]],
     after: list[dict[str, Any]],
     renamed: dict[str, str],
     removed: set[str],
 ) -> list[str]:
     """Variants of which the other side has no equal, a line each."""
-    place = collections.Counter(
+    unmatched = collections.Counter(
         (renamed.get(row["module"], row["module"]), row["arch"], row["code"])
-        for row in before
+        for row in previous
         if row["module"] not in removed
     )
     lines = []
     for row in after:
         key = row["module"], row["arch"], row["code"]
-        if place[key]:
-            place[key] -= 1
+        if unmatched[key]:
+            unmatched[key] -= 1
         else:
             lines.append(f"now only: {row['module']} {row['arch']} {row['defines']}")
-    for row in before:
+    for row in previous:
         key = renamed.get(row["module"], row["module"]), row["arch"], row["code"]
-        if row["module"] not in removed and place[key]:
-            place[key] -= 1
+        if row["module"] not in removed and unmatched[key]:
+            unmatched[key] -= 1
             lines.append(f"before only: {row['module']} {row['arch']} {row['defines']}")
     return lines
 
@@ -134,10 +134,12 @@ def main() -> int:
         options.file.write_text(json.dumps(rows, indent=0) + "\n", encoding="utf-8")
         print(f"{len(rows)} variants recorded in {options.file}")
         return 0
-    before = json.loads(options.file.read_text(encoding="utf-8"))
+    previous = json.loads(options.file.read_text(encoding="utf-8"))
     renamed = dict(text.split("=", 1) for text in options.renamed)
-    lines = differences(before, rows, renamed, set(options.removed))
-    print(*lines, f"{len(before)} variants before, {len(rows)} now, {len(lines)} differ", sep="\n")
+    lines = differences(previous, rows, renamed, set(options.removed))
+    print(
+        *lines, f"{len(previous)} variants before, {len(rows)} now, {len(lines)} differ", sep="\n"
+    )
     return 1 if lines else 0
 
 

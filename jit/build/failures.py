@@ -43,6 +43,7 @@ def cause(output: str, status: int, folder: Path, memory_before: int) -> str:
 
 
 def disk_full(folder: Path) -> str:
+    """Return the error text for a full disk: the folder and the MiB free on it."""
     free = resources.megabytes(resources.free_disk(folder))
     return (
         f"the disk is full: {free} free in {folder}; make room (`rfops cache gc --max-size 1G`) "

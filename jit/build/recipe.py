@@ -52,6 +52,7 @@ class Unit:
         return digest([ENGINE_VERSION, commands, self.toolchain.version])[:40]
 
     def expand(self, text: str) -> str:
+        """Return `text` with the placeholders of the cache's roots replaced by their folders."""
         folders = {f"{{{name}}}": str(folder) for name, folder in self.shelf.roots.folders}
         return re.sub(r"\{\w+\}", lambda name: folders.get(name[0], name[0]), text)
 
@@ -121,6 +122,8 @@ def device_unit(spec: ModuleSpec, arch: str, defines: Defines, toolchain: Toolch
 
 
 def make_meta(unit: Unit, seconds: float, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the content of meta.json for a build of the unit that took `seconds`; `facts` are the
+    kind's own fields."""
     return {
         "module": unit.shelf.module,
         "output": unit.output,

@@ -32,6 +32,8 @@ class Collected:
 
 
 def size_of(folder: Path) -> int:
+    """Return the bytes of all files in the folder and below; files that vanish meanwhile count
+    0."""
     total = 0
     for folder_path, _, names in os.walk(folder):
         for name in names:

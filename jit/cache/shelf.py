@@ -48,6 +48,7 @@ class Roots:
     folders: tuple[tuple[str, Path], ...]
 
     def name_of(self, path: Path) -> str:
+        """Return the path as it stands in a key: relative to one of the roots, else absolute."""
         for name, folder in self.folders:
             if path.is_relative_to(folder):
                 return f"{name}/{path.relative_to(folder).as_posix()}"
@@ -58,6 +59,7 @@ class Roots:
         return self.name_of(path).startswith(("root/", "rfops/"))
 
     def path_of(self, name: str) -> Path:
+        """Return the path on this machine of a name made by `name_of`."""
         return Path(self.path_text(name))
 
     def path_text(self, name: str) -> str:

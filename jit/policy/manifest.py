@@ -47,6 +47,7 @@ class BuildRequest:
         return shlex.join(arguments)
 
     def as_dict(self) -> dict[str, Any]:
+        """Return the request as an entry of a manifest file."""
         is_own_config = self.config == paths.COMPILER_CONFIG
         config_entry = {} if is_own_config else {"config": str(self.config)}
         return {

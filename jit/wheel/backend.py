@@ -48,6 +48,7 @@ class BuildPy(build_py):  # type: ignore[misc]
     """Copies the sources, then builds the virtual GPU from the copies."""
 
     def run(self) -> None:
+        """Copy the package's files into the wheel."""
         super().run()
         if LEVELS and not self.editable_mode:
             library = Path(self.build_lib).absolute()

@@ -99,14 +99,16 @@ def test_an_entry_passes_where_rfops_is_not(name: str, tmp_path: Path) -> None:
     words = [sys.executable, "alone.py", str(file), "inputs.pt", "results.pt"]
     folder = str(vgpu_library_folder())
     env = {**os.environ, "RFOPS_VGPU_ARCH": of.arch, "LD_LIBRARY_PATH": folder}
-    done = subprocess.run(words, env=env, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    completed = subprocess.run(
+        words, env=env, cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert completed.returncode == 0, completed.stdout + completed.stderr
     results = torch.load(tmp_path / "results.pt", weights_only=True)
     for seed, result in zip(seeds, results, strict=True):
         data = of.generate({**case, "seed": seed})
-        got = result[0] if len(result) == 1 else tuple(result)
+        actual = result[0] if len(result) == 1 else tuple(result)
         expected = of.reference(data)
-        assert not of.official(expected, got) and not of.strict(data, got, expected)
+        assert not of.official(expected, actual) and not of.strict(data, actual, expected)
 
 
 @pytest.mark.parametrize("form", ["load_inline", "module"])
@@ -122,10 +124,10 @@ def test_a_file_is_plain_python_and_twice_the_same(name: str, form: str) -> None
     assert text.startswith(f"#!POPCORN leaderboard {name}\n#!POPCORN gpus ")
     assert "of rfops 0." in text[:300] and "Written by `a test`" in text[:400]
     imported = {
-        found.partition(".")[0]
+        result.partition(".")[0]
         for node in ast.walk(ast.parse(text))
         if isinstance(node, ast.Import | ast.ImportFrom)
-        for found in (
+        for result in (
             [a.name for a in node.names] if isinstance(node, ast.Import) else [str(node.module)]
         )
     }
@@ -141,10 +143,10 @@ def test_a_load_inline_file_compiles_for_the_host_too(
     the device alone, where more is allowed (a struct in LDS can be assigned)."""
     of = problem(name)
     file = entry(tmp_path, of, "load_inline", [small(of), *of.benchmarks])
-    found: list[tuple[str, list[str]]] = []
+    results: list[tuple[str, list[str]]] = []
 
     def take(_name: str, texts: tuple[str, str], flags: tuple[list[str], list[str]]) -> Path:
-        found.append((texts[1], flags[1]))
+        results.append((texts[1], flags[1]))
         raise inline.CannotBuild("taken")
 
     monkeypatch.setattr(inline, "_library", take)
@@ -152,7 +154,7 @@ def test_a_load_inline_file_compiles_for_the_host_too(
     monkeypatch.setitem(sys.modules, "task", SimpleNamespace(input_t=object, output_t=object))
     with pytest.raises(inline.CannotBuild, match="taken"):
         runpy.run_path(str(file))
-    ((text, flags),) = found
+    ((text, flags),) = results
     text = text.replace("#include <torch/types.h>", "#include <cstdint>\n#define TORCH_CHECK(...)")
     kernels, torchs, _ = text.partition("#include <torch/")
     assert torchs and "__attribute__((global))" in kernels
@@ -184,8 +186,8 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     text = file.read_text(encoding="utf-8")
     assert f"`rfops submit amd-mxfp4-mm --form load_inline --case '{case}'`" in text
     of = problem("mxfp4-mm")
-    wanted = [*of.tests, *of.benchmarks, *map(of.shrink, of.benchmarks), case_of(case)]
-    for sizes in wanted:
+    expected = [*of.tests, *of.benchmarks, *map(of.shrink, of.benchmarks), case_of(case)]
+    for sizes in expected:
         assert f"    ({sizes['m']}, {sizes['n']}, {sizes['k']}): {{" in text
     assert main(["submit", "mxfp4-mm", "-o", str(file), "--official"]) == 0
     official = file.read_text(encoding="utf-8")
@@ -207,8 +209,8 @@ def plans() -> dict[str, Any]:
     """The part of an entry that finds plans."""
     text = generate(problem("fp8-mm"), "load_inline", [small(problem("fp8-mm"))], "a test")
     namespace: dict[str, Any] = {}
-    before = text[: text.index(f"# {'-' * 64} building")]
-    exec(before.replace("from task import input_t, output_t\n", ""), namespace)
+    previous = text[: text.index(f"# {'-' * 64} building")]
+    exec(previous.replace("from task import input_t, output_t\n", ""), namespace)
     return namespace
 
 
@@ -221,8 +223,8 @@ def test_a_size_without_a_plan(plans: dict[str, Any]) -> None:
 
 def test_tensors_that_lie_otherwise(plans: dict[str, Any]) -> None:
     of = problem("fp8-mm")
-    a, *rest = of.generate(small(of))
-    sizes, tensors = plans["arguments"]((a.contiguous(), *rest))
+    a, *remaining = of.generate(small(of))
+    sizes, tensors = plans["arguments"]((a.contiguous(), *remaining))
     with pytest.raises(ValueError, match=r"x: strides \(128, 1\), made for \(1, 64\)"):
         plans["plan_of"](sizes, tensors, plans["PLANS"], plans["KERNELS"], None)
 
@@ -255,8 +257,8 @@ def test_memory_in_common_is_one() -> None:
     launch: Any = type("L", (), {"variant": type("V", (), {"op": Op}), "args": (*parts, x[4:])})
     names = _Names({"x": x}, [launch])
     assert names.scratch == {"a": 48, "c": 8}
-    found = [names.place_of(tensor) for tensor in launch.args]
-    assert found == [ArgPlace("a"), ArgPlace("a", 16), ArgPlace("c"), ArgPlace("x", 16)]
+    results = [names.place_of(tensor) for tensor in launch.args]
+    assert results == [ArgPlace("a"), ArgPlace("a", 16), ArgPlace("c"), ArgPlace("x", 16)]
 
 
 def test_a_plan_that_uses_torch_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,7 +54,7 @@ def named(op: str) -> dict[str, Any]:
     """A good call's arguments by name."""
     dense = dict(zip(("x", "w", "x_scale", "w_scale"), OPS["gemm_mxfp8"][0](), strict=True))
     batched = OPS["batched_gemm_a16w8_blockscale"][0]()
-    made: dict[str, Callable[[], dict[str, Any]]] = {
+    result: dict[str, Callable[[], dict[str, Any]]] = {
         "gemm_mxfp8": lambda: {**dense, "dtype": BF16},
         "batched_gemm_a16w8_blockscale": lambda: {
             **dict(zip(("x", "w", "w_scale"), batched, strict=True)), "dtype": BF16
@@ -77,7 +77,7 @@ def named(op: str) -> dict[str, Any]:
             "w_scale": dense["w_scale"], "out_dtype": BF16,
         },
     }  # fmt: skip
-    return made[op.removesuffix("_ref")]()
+    return result[op.removesuffix("_ref")]()
 
 
 INT, DTYPE, CONFIG, FLAG, MODE = "int", "dtype", "config", "flag", "rounding"
@@ -156,11 +156,11 @@ def test_numpys_integers_are_ints() -> None:
     ):
         function, kinds = FUNCTIONS[name]
         good = named(name.removeprefix("compat."))
-        wanted = function(**good)
+        expected = function(**good)
         for kind in (np.int64, np.uint8, np.int32):
-            ints = {at: kind(good[at]) for at in kinds if kinds[at] == INT}
-            got = function(**{**good, **ints})
-            for one, other in zip(got, wanted, strict=True):
+            ints = {offset: kind(good[offset]) for offset in kinds if kinds[offset] == INT}
+            actual = function(**{**good, **ints})
+            for one, other in zip(actual, expected, strict=True):
                 assert torch.equal(one, other)
 
 
@@ -213,22 +213,22 @@ def test_config_text(op: str, with_out: bool) -> None:
         args = (*args, BF16)
     if op == "gemm_a8w8_blockscale":
         args = (*args, "raw")
-    rest = (torch.full(shape, 7.0, dtype=BF16),) if with_out else ()
-    overload(*args, "", *rest)
+    remaining = (torch.full(shape, 7.0, dtype=BF16),) if with_out else ()
+    overload(*args, "", *remaining)
     for text in WRONG:
         message = (
             rf"^{op}: config must be '' for .*{NOTATION[op]}.*, got {re.escape(repr(text)[:20])}"
         )
         with pytest.raises(ValueError, match=message) as error:
-            overload(*args, text, *rest)
+            overload(*args, text, *remaining)
         assert len(str(error.value)) < 900
 
 
 def test_config_text_that_is_good() -> None:
     x, w, *scales = OPS["gemm_mxfp8"][0]()
     text = "gemv lanes=64 rows=2 steps=1 waves=1"
-    got = torch.ops.rfops.gemm_mxfp8(x, w, *scales, BF16, text)
-    assert torch.equal(got, rfops.gemm_mxfp8(x, w, *scales, config=GemvConfig(64, 2, 1, 1)))
+    actual = torch.ops.rfops.gemm_mxfp8(x, w, *scales, BF16, text)
+    assert torch.equal(actual, rfops.gemm_mxfp8(x, w, *scales, config=GemvConfig(64, 2, 1, 1)))
 
 
 # ---------------------------------------------------------------- a kernel's own arguments
@@ -240,7 +240,7 @@ def test_launch(project: Project) -> None:
     assert launcher.native() is not None or launcher.build(), "RFOPS_LOG=debug says why"
     x, out = torch.ones(64), torch.empty(64)
     for launch in (bound.launch, lambda *args: type(bound).launch(bound, *args)):
-        for at, name, expected, fine in (
+        for offset, name, expected, fine in (
             (
                 2,
                 "a",
@@ -254,7 +254,7 @@ def test_launch(project: Project) -> None:
                 if shown in fine:
                     continue
                 args = [out, x, 2.0, 64]
-                args[at] = bad
+                args[offset] = bad
                 with pytest.raises(
                     ValueError, match=f"^axpy: argument {name} must be {expected}, got"
                 ):
@@ -278,5 +278,5 @@ def test_a_symbolic_size_stays_one() -> None:
     env = ShapeEnv()
     with FakeTensorMode(shape_env=env, allow_non_fake_inputs=True):
         size = env.create_unbacked_symint()
-        got = rfops.grouped_gemm_mxfp8(*args[:7], size, *args[8:])
-    assert str(got.shape[0]) == str(size), "not a number"
+        actual = rfops.grouped_gemm_mxfp8(*args[:7], size, *args[8:])
+    assert str(actual.shape[0]) == str(size), "not a number"

@@ -76,9 +76,9 @@ def test_numbers_that_no_field_takes(name: str, kernel: str) -> None:
     for field, value in known.items():
         if not isinstance(value, int):
             continue
-        wrong = [-1] if field not in ("waves_per_eu", "kpack", "fill") else []
-        wrong += [0] * (field not in TAKE_0) + [1 << 20] * (field not in NO_END | TAKE_0)
-        for number in wrong:
+        mismatches = [-1] if field not in ("waves_per_eu", "kpack", "fill") else []
+        mismatches += [0] * (field not in TAKE_0) + [1 << 20] * (field not in NO_END | TAKE_0)
+        for number in mismatches:
             with pytest.raises(ValueError, match=rf"^{type(config).__name__}[(:]"):
                 type(config)(**(known | {field: number}))
 

@@ -94,23 +94,23 @@ def test_every_hip_kernel_of_a_gemm_goes_by_it() -> None:
 def test_variants_of_the_published_layers(n: int, k: int, configs: list[str]) -> None:
     """Of M = 1, 2, 4 the GEMV's, of 8 and 16 the matrix cores': their counters were compared."""
     kernels = ("gemv", "gemv", "gemv", "mfma", "mfma")
-    found = [
+    results = [
         default_config(name, m, n, k) for name, m in zip(kernels, (1, 2, 4, 8, 16), strict=True)
     ]
-    assert [" ".join(map(str, vars(config).values())) for config in found] == configs
+    assert [" ".join(map(str, vars(config).values())) for config in results] == configs
 
 
 def test_variants_of_the_published_experts() -> None:
     def found(n: int, k: int) -> list[str]:
-        made = (default_moe(n, k, 128, m, 16) for m in (1, 4, 16))
-        return [" ".join(map(str, vars(config).values())) for config in made]
+        result = (default_moe(n, k, 128, m, 16) for m in (1, 4, 16))
+        return [" ".join(map(str, vars(config).values())) for config in result]
 
     assert found(1536, 6144) == ["16 1 3 8", "16 2 3 8", "16 4 2 4"]
     assert found(6144, 768) == ["16 2 3 1", "16 2 3 1", "16 4 2 1"]
 
 
 def test_prebuilt_variants_are_those_of_the_first_shapes() -> None:
-    made = prebuilt("gemm_mxfp8", "gemv", M=(1, 2, 17))("gfx950")
+    result = prebuilt("gemm_mxfp8", "gemv", M=(1, 2, 17))("gfx950")
     layers = ((2304, 6144), (6144, 2048), (1536, 6144), (6144, 1536))
-    wanted = [default_config("gemv", m, n, k).defines(m) for n, k in layers for m in (1, 2)]
-    assert [dict(pairs) for pairs in dict.fromkeys(tuple(d.items()) for d in wanted)] == made
+    expected = [default_config("gemv", m, n, k).defines(m) for n, k in layers for m in (1, 2)]
+    assert [dict(pairs) for pairs in dict.fromkeys(tuple(d.items()) for d in expected)] == result

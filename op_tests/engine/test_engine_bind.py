@@ -205,7 +205,7 @@ def test_an_access_out_of_bounds_names_the_kernel(project: Project) -> None:
 def test_threads_share_a_kernel(project: Project) -> None:
     """Each launch has its own argument buffer."""
     bound = project.op().bind("cpu")
-    wrong = []
+    mismatches = []
 
     def work(factor: float) -> None:
         x, out = torch.arange(64, dtype=torch.float32), torch.empty(64)
@@ -213,14 +213,14 @@ def test_threads_share_a_kernel(project: Project) -> None:
             out.fill_(torch.nan)
             bound.launch((1, 1, 1), (64, 1, 1), (out, x, factor, 64))
             if not torch.equal(out, factor * x):
-                wrong.append(factor)
+                mismatches.append(factor)
 
     threads = [threading.Thread(target=work, args=(float(i),)) for i in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert not wrong
+    assert not mismatches
 
 
 def test_both_architectures_in_one_process(

@@ -56,9 +56,9 @@ def compiled(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list
     steps: list[str] = []
     run_steps = ninja.run_steps
 
-    def watched(title: str, wanted: list[ninja.Step], *rest: Any) -> str:
-        steps.extend(step.output for step in wanted if step.output.endswith(".o"))
-        return run_steps(title, wanted, *rest)
+    def watched(title: str, expected: list[ninja.Step], *remaining: Any) -> str:
+        steps.extend(step.output for step in expected if step.output.endswith(".o"))
+        return run_steps(title, expected, *remaining)
 
     monkeypatch.setattr(ninja, "run_steps", watched)
 
@@ -163,7 +163,7 @@ def test_a_build_goes_on_where_it_ended(
     folder: Path, compiled: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch, end: str
 ) -> None:
     """Failed or interrupted: what has been compiled by then is kept."""
-    show, wanted = ninja._StatusLine.show, (folder / "lib/two.cpp").read_text()
+    show, expected = ninja._StatusLine.show, (folder / "lib/two.cpp").read_text()
 
     def interrupt(self: ninja._StatusLine, status: str) -> None:
         show(self, status)
@@ -178,10 +178,10 @@ def test_a_build_goes_on_where_it_ended(
     with pytest.raises((rfops.BuildError, KeyboardInterrupt)):
         compiled()
     monkeypatch.setattr(ninja._StatusLine, "show", show)
-    (folder / "lib/two.cpp").write_text(wanted)
-    again = compiled()
-    assert len(again) < 3, again
-    assert end == "interrupt" or again == ["two"]
+    (folder / "lib/two.cpp").write_text(expected)
+    repeated = compiled()
+    assert len(repeated) < 3, repeated
+    assert end == "interrupt" or repeated == ["two"]
 
 
 def test_the_entry_says_how_it_was_built(folder: Path) -> None:

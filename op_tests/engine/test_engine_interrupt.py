@@ -133,7 +133,7 @@ def test_ctrl_c_ends_what_rfops_run_runs(spin: Path, tmp_path: Path) -> None:
 
 def test_ctrl_c_ends_a_build_and_its_compilers(project: Project) -> None:
     file = project.root / "hangs"
-    project.write_hipcc(before=HANG.format(file=str(file)))
+    project.write_hipcc(prologue=HANG.format(file=str(file)))
     words = ["build", "--config", str(project.config), "axpy", "--arch", "gfx950"]
     process = subprocess.Popen(
         [*COMMAND, *words, "-D", "BIAS=1"],
@@ -167,7 +167,7 @@ def test_a_command_that_is_interrupted_says_so_in_a_line(
 def test_a_compiler_that_hangs_is_ended(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     """With what it has started; the error names command and limit."""
     file = project.root / "hangs"
-    project.write_hipcc(before=HANG.format(file=str(file)))
+    project.write_hipcc(prologue=HANG.format(file=str(file)))
     monkeypatch.setenv("RFOPS_COMPILE_TIMEOUT", "1")
     with pytest.raises(BuildError, match=r"ended after 1 s \(RFOPS_COMPILE_TIMEOUT\)") as failed:
         project.build()
@@ -179,7 +179,7 @@ def test_a_compiler_that_hangs_is_ended(project: Project, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(
-    ("before", "message"),
+    ("previous", "message"),
     [
         ("os.mkfifo(out); sys.exit(0)", "no regular file (p"),
         ("os.mkdir(out); sys.exit(0)", "no regular file (d"),
@@ -188,8 +188,8 @@ def test_a_compiler_that_hangs_is_ended(project: Project, monkeypatch: pytest.Mo
         ("open(out, 'w'); sys.exit(0)", "reported success and wrote no"),
     ],
 )
-def test_what_is_no_output(project: Project, before: str, message: str) -> None:
-    project.write_hipcc(before=before)
+def test_what_is_no_output(project: Project, previous: str, message: str) -> None:
+    project.write_hipcc(prologue=previous)
     with pytest.raises(BuildError) as failed:
         project.build()
     assert message in str(failed.value), failed.value

@@ -67,7 +67,7 @@ print(json.dumps({
 
 def run(code: str, **env: str) -> dict[str, object]:
     env.setdefault("PYTHONDONTWRITEBYTECODE", "")  # as users have it: compiled once, by the first
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,
         text=True,
@@ -75,8 +75,8 @@ def run(code: str, **env: str) -> dict[str, object]:
         env={**os.environ, **env},
         cwd="/",
     )
-    assert done.returncode == 0, done.stderr
-    return dict(json.loads(done.stdout))
+    assert completed.returncode == 0, completed.stderr
+    return dict(json.loads(completed.stdout))
 
 
 def test_import_is_cheap(figure: Callable[[str], None]) -> None:
@@ -304,8 +304,8 @@ def test_it_is_quiet(tmp_path: Path, vgpu_path: Path) -> None:
     announced = "rfops: CPU tensors run on the virtual GPU (gfx950): right results, not GPU speed"
     lines = []
     for _ in range(2):
-        done = python(code, check=True, **env, RFOPS_LOG="")
-        lines.append(done.stderr.splitlines())
+        completed = python(code, check=True, **env, RFOPS_LOG="")
+        lines.append(completed.stderr.splitlines())
     cold, warm = lines
     assert warm == [announced]
     assert cold[0] == announced and len(cold) == 3, cold

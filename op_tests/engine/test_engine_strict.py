@@ -63,7 +63,7 @@ def test_the_newest_compiler_of_the_cache_stands_in(
         project.build()
         project.build(BIAS=int(float(version)))
     no_compiler(project, monkeypatch)
-    versions = [found.headline[-3:] for found in toolchain.recorded_compilers("device")]
+    versions = [results.headline[-3:] for results in toolchain.recorded_compilers("device")]
     assert versions == ["1.0", "2.0"]
     assert project.op().build("gfx950").meta.compiler.endswith("1.0")
     assert not toolchain.recorded_compilers("host")
@@ -223,9 +223,11 @@ def test_frozen_gluon(tmp_path: Path) -> None:
     file = tmp_path / "gluon_twice.py"  # Triton reads a kernel's source
     file.write_text(GLUON)
     env = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path), "RFOPS_LOG": ""}
-    done = run(GLUON, [str(file)], env, check=True)
-    assert done.stderr.count("built after rfops.freeze(): Triton's kernel twice for gfx950") == 1
-    assert "Triton's kernel twice for gfx950" in done.stdout
+    completed = run(GLUON, [str(file)], env, check=True)
+    assert (
+        completed.stderr.count("built after rfops.freeze(): Triton's kernel twice for gfx950") == 1
+    )
+    assert "Triton's kernel twice for gfx950" in completed.stdout
 
 
 TRITON_LATER = """
@@ -245,8 +247,8 @@ print("watched")
 
 @pytest.mark.parametrize("jit", ["", "0"])
 def test_triton_is_watched_when_it_is_imported_later(jit: str) -> None:
-    done = python(TRITON_LATER, RFOPS_JIT=jit)
-    assert done.stdout == "watched\n", done.stderr
+    completed = python(TRITON_LATER, RFOPS_JIT=jit)
+    assert completed.stdout == "watched\n", completed.stderr
 
 
 # ---------------------------------------------------------------- manifest
@@ -358,8 +360,10 @@ def test_a_wrong_manifest(tmp_path: Path, text: str, message: str) -> None:
 
 
 def test_entries_survive_the_file(tmp_path: Path) -> None:
-    wanted = manifest.BuildRequest("a", "gfx942", (("B", True), ("T", "u32"), ("X", 0.5)), tmp_path)
+    expected = manifest.BuildRequest(
+        "a", "gfx942", (("B", True), ("T", "u32"), ("X", 0.5)), tmp_path
+    )
     file = tmp_path / "m.json"
-    file.write_text(json.dumps({"rfops_manifest": 1, "entries": [wanted.as_dict()]}))
-    assert manifest.load(file) == [wanted]
+    file.write_text(json.dumps({"rfops_manifest": 1, "entries": [expected.as_dict()]}))
+    assert manifest.load(file) == [expected]
     assert strict.may_build()

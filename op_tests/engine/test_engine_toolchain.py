@@ -63,10 +63,10 @@ def test_hipcc_is_preferred_in_order(bare: Project, monkeypatch: pytest.MonkeyPa
     (rocm / "bin" / "hipcc").symlink_to(bare.hipcc)
     monkeypatch.setenv("ROCM_PATH", str(rocm))
     assert toolchain.device_toolchain("gfx950").argv == (str(rocm / "bin" / "hipcc"),)
-    chosen = bare.root / "chosen"
-    chosen.symlink_to(bare.hipcc)
-    monkeypatch.setenv("RFOPS_HIPCC", str(chosen))
-    assert toolchain.device_toolchain("gfx950").argv == (str(chosen),)
+    selected = bare.root / "chosen"
+    selected.symlink_to(bare.hipcc)
+    monkeypatch.setenv("RFOPS_HIPCC", str(selected))
+    assert toolchain.device_toolchain("gfx950").argv == (str(selected),)
 
 
 def test_a_compiler_that_lacks_the_arch(bare: Project, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,8 +74,12 @@ def test_a_compiler_that_lacks_the_arch(bare: Project, monkeypatch: pytest.Monke
     monkeypatch.setenv("PATH", f"{bare.hipcc.parent}:{os.environ['PATH']}")
     assert toolchain.device_toolchain("gfx942").name == "hipcc"
     assert toolchain.device_toolchain("gfx950").name == "zig"
-    reasons = [why for chosen, why in toolchain.survey("device", "gfx950") if chosen is None]
-    assert any("cannot build for gfx950" in why and "invalid target ID" in why for why in reasons)
+    reasons = [
+        reason for selected, reason in toolchain.survey("device", "gfx950") if selected is None
+    ]
+    assert any(
+        "cannot build for gfx950" in reason and "invalid target ID" in reason for reason in reasons
+    )
 
 
 def test_both_compilers_give_the_same_results(
@@ -108,15 +112,15 @@ def test_no_compiler_at_all(bare: Project, monkeypatch: pytest.MonkeyPatch) -> N
         toolchain.host_toolchain()
 
 
-@pytest.mark.parametrize("place", ["a checkout", "an installation"])
+@pytest.mark.parametrize("location", ["a checkout", "an installation"])
 def test_the_advice_is_a_command_that_works_there(
-    place: str, bare: Project, monkeypatch: pytest.MonkeyPatch
+    location: str, bare: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No index has rfops: its extra can be had from a checkout's folder, ziglang anywhere."""
     monkeypatch.setattr(toolchain, "_zig", lambda tool: None)
     monkeypatch.setattr(toolchain.paths, "ROOT", bare.root)
     advice = "pip install ziglang"
-    if place == "a checkout":
+    if location == "a checkout":
         (bare.root / "pyproject.toml").touch()
         advice = f"pip install -e '.[clang]' in {bare.root}"
     for kind, target in (("device", "gfx950"), ("host", toolchain.HOST_TARGET)):
@@ -234,11 +238,11 @@ def test_level_flags_are_accepted(
     """Each level's flags by each host compiler that is here; the CPU need not have the level."""
     source = tmp_path / "empty.cpp"
     source.write_text("int f(int x) { return x + 1; }\n")
-    found = [(name, argv) for name, argv, _ in toolchain.host_candidates() if argv]
-    assert found
+    results = [(name, argv) for name, argv, _ in toolchain.host_candidates() if argv]
+    assert results
     for level in ("v4", "v3", ""):
         monkeypatch.setattr(cpu, "x86_level", lambda level=level: level)
-        for name, argv in found:
+        for name, argv in results:
             flags = cpu.level_flags(name == "zig")
             assert bool(flags) == bool(level)
             code, output = toolchain.run(
@@ -266,8 +270,8 @@ def test_environment_while_another_thread_changes_it(monkeypatch: pytest.MonkeyP
             return iter(names)
 
     monkeypatch.setattr(os, "environ", Leaving({**os.environ, "LEAVING": "1", "STAYS": "2"}))
-    found = toolchain.environment()
-    assert found["STAYS"] == "2" and "LEAVING" not in found
+    result = toolchain.environment()
+    assert result["STAYS"] == "2" and "LEAVING" not in result
 
 
 def test_records_are_read_only_by_who_asks_for_more(
@@ -281,7 +285,7 @@ def test_records_are_read_only_by_who_asks_for_more(
         return []
 
     monkeypatch.setattr(toolchain, "recorded_compilers", recorded)
-    found = toolchain.usable("host", toolchain.HOST_TARGET)
-    assert next(found) == toolchain.choose("host", toolchain.HOST_TARGET) and not asked
-    assert next(found, None) is None and asked == ["host"]
+    result = toolchain.usable("host", toolchain.HOST_TARGET)
+    assert next(result) == toolchain.choose("host", toolchain.HOST_TARGET) and not asked
+    assert next(result, None) is None and asked == ["host"]
     assert len([*toolchain.usable("device", "gfx950")]) == 1 and asked == ["host"]

@@ -205,9 +205,9 @@ def test_plans_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_registered_op(w_dtype: torch.dtype, one_device: torch.device) -> None:
     problem = random_problem(2, 3, 40, 100, w_dtype=OCP).to(one_device)
     w = problem.w.view(w_dtype)
-    got = torch.ops.rfops.batched_gemm_a16w8_blockscale(problem.x, w, problem.scale, BF16, "")
-    assert_correct(got, problem)
-    assert torch.equal(got, batched_gemm_a16w8_blockscale(problem.x, w, problem.scale))
+    actual = torch.ops.rfops.batched_gemm_a16w8_blockscale(problem.x, w, problem.scale, BF16, "")
+    assert_correct(actual, problem)
+    assert torch.equal(actual, batched_gemm_a16w8_blockscale(problem.x, w, problem.scale))
 
 
 @pytest.mark.parametrize("with_out", [False, True])
@@ -235,9 +235,9 @@ def test_fake_tensors() -> None:
     with FakeTensorMode():
         x = torch.empty(2, 3, 200, dtype=F16)
         w, scale = torch.empty(2, 130, 200, dtype=OCP), torch.empty(2, 2, 2)
-        got = batched_gemm_a16w8_blockscale(x, w, scale, F32)
-        assert got.shape == (2, 3, 130) and got.dtype == F32
-        assert batched_gemm_a16w8_blockscale(x, w, scale, F32, got) is got
+        actual = batched_gemm_a16w8_blockscale(x, w, scale, F32)
+        assert actual.shape == (2, 3, 130) and actual.dtype == F32
+        assert batched_gemm_a16w8_blockscale(x, w, scale, F32, actual) is actual
 
 
 def test_compile(one_device: torch.device) -> None:

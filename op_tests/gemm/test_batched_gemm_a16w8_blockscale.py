@@ -136,9 +136,9 @@ def test_dtypes(
     for w_dtype in formats:
         problem = random_problem(2, m, 40, 200, x_dtype, w_dtype).to(device)
         problem.scale /= 64  # float16 holds the result
-        got = run(problem, dtype=out_dtype)
-        assert got.dtype == out_dtype
-        assert_correct(got, problem)
+        actual = run(problem, dtype=out_dtype)
+        assert actual.dtype == out_dtype
+        assert_correct(actual, problem)
 
 
 # K and config of each kernel.
@@ -207,8 +207,8 @@ def test_nan_and_infinity_stay_in_their_places(m: int, one_device: torch.device)
 @pytest.mark.parametrize("shape", [(0, 3, 4, 5), (2, 0, 4, 5), (2, 3, 0, 5), (2, 3, 4, 0)])
 def test_empty(shape: tuple[int, int, int, int], one_device: torch.device) -> None:
     problem = random_problem(*shape).to(one_device)
-    got = run(problem)
-    assert torch.equal(got, torch.zeros_like(got))
+    actual = run(problem)
+    assert torch.equal(actual, torch.zeros_like(actual))
 
 
 # ---------------------------------------------------------------- strides
@@ -297,9 +297,9 @@ def test_configs(case: str, one_device: torch.device) -> None:
     """Variants that these shapes do not take by themselves; twice the same bits."""
     shape, config = CONFIGS[case]
     problem = random_problem(*shape).to(one_device)
-    got = run(problem, config)
-    assert_correct(got, problem, config)
-    assert torch.equal(got, run(problem, config))
+    actual = run(problem, config)
+    assert_correct(actual, problem, config)
+    assert torch.equal(actual, run(problem, config))
 
 
 # ---------------------------------------------------------------- shapes that change every call
@@ -309,11 +309,11 @@ def test_configs(case: str, one_device: torch.device) -> None:
 def checks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """One for each time that the guards look at a call; plans are those that know families."""
     assert launcher.native() is not None or launcher.build(), "RFOPS_LOG=debug says why"
-    seen: list[int] = []
+    recorded_calls: list[int] = []
     check = OP.check
     monkeypatch.setattr(OP, "plans", OP.plans.new_table())
-    monkeypatch.setattr(OP, "check", lambda args: seen.append(1) or check(args))
-    return seen
+    monkeypatch.setattr(OP, "check", lambda args: recorded_calls.append(1) or check(args))
+    return recorded_calls
 
 
 @pytest.mark.parametrize("turned", [False, True])
@@ -378,9 +378,9 @@ def test_staged(case: str, x_dtype: torch.dtype, dtype: torch.dtype) -> None:
     shape, config = STAGED[case]
     problem = random_problem(*shape, x_dtype).to(torch.device("cuda"))
     problem.scale /= 64  # float16 holds the result
-    got = run(problem, config, dtype)
-    assert_correct(got, problem)
-    assert torch.equal(got, run(problem, config, dtype))
+    actual = run(problem, config, dtype)
+    assert_correct(actual, problem)
+    assert torch.equal(actual, run(problem, config, dtype))
 
 
 @on_nvidia
@@ -509,8 +509,8 @@ def test_weights_are_read_once(m: int, n: int, k: int, virtual: torch.dtype) -> 
     problem = random_problem(4, m, n, k, w_dtype=virtual)
     run(problem)  # compiled
     with rfops.vgpu.profile() as p:
-        got = run(problem)
-    assert_correct(got, problem)
+        actual = run(problem)
+    assert_correct(actual, problem)
     (launch,) = p.launches
     assert launch.as_dict()["vgpr_spills"] == launch.as_dict()["scratch_bytes_per_lane"] == 0
     wide = [count for name, count in launch.instructions.items() if name.endswith("_dwordx4")]
@@ -525,8 +525,8 @@ def test_weights_are_read_once(m: int, n: int, k: int, virtual: torch.dtype) -> 
 def test_nothing_to_find(m: int, virtual: torch.dtype) -> None:
     problem = random_problem(2, m, 100, 300, w_dtype=virtual)
     with rfops.vgpu.check() as c:
-        got = run(problem)
-    assert_correct(got, problem)
+        actual = run(problem)
+    assert_correct(actual, problem)
     assert not c.findings
 
 

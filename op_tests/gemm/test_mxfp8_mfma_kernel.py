@@ -78,14 +78,14 @@ def test_w_is_read_once(m: int) -> None:
 
 def heuristic_variants() -> dict[tuple[object, ...], tuple[MfmaConfig, dict[str, int | str]]]:
     """Those of the model shapes, by both ways to load scales."""
-    found = {}
+    results = {}
     for k, n in ALL_SHAPES:
         for m in MODEL_M:
             config = default_config("mfma", m, n, k)
             for wide in (True, False):
                 defines = config.defines(m, n, k, torch.bfloat16, wide)
-                found[tuple(defines.items())] = (config, defines)
-    return found
+                results[tuple(defines.items())] = (config, defines)
+    return results
 
 
 def assert_fits(config: MfmaConfig, defines: dict[str, int | str], device: torch.device) -> None:

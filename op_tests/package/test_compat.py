@@ -69,14 +69,14 @@ def test_signatures() -> None:
 @pytest.mark.parametrize("m", [1, 4, 8, 16])
 def test_dense(m: int, gfx950: torch.device) -> None:
     problem = random_problem(m, 40, 288).to(gfx950)
-    got = mxfp8_gemv(problem.x, problem.x_scale, problem.w, problem.w_scale, BF16)
-    assert got is not None and got.dtype == BF16
-    assert_correct(got, problem)
+    actual = mxfp8_gemv(problem.x, problem.x_scale, problem.w, problem.w_scale, BF16)
+    assert actual is not None and actual.dtype == BF16
+    assert_correct(actual, problem)
 
 
 def test_empty() -> None:
-    got = dense(xq=fp8(0, 64), x_scale=bytes_of(0, 2))
-    assert got is not None and got.shape == (0, 4)
+    actual = dense(xq=fp8(0, 64), x_scale=bytes_of(0, 2))
+    assert actual is not None and actual.shape == (0, 4)
 
 
 NONE = {
@@ -129,8 +129,8 @@ def test_none_where_the_table_says_no(tmp_path: Path, monkeypatch: pytest.Monkey
     compat._is_hip.cache_clear()
     try:
         assert dense() is None
-        got = dense(xq=fp8(20, 64), x_scale=bytes_of(20, 2))
-        assert got is not None and got.shape == (20, 4)
+        actual = dense(xq=fp8(20, 64), x_scale=bytes_of(20, 2))
+        assert actual is not None and actual.shape == (20, 4)
     finally:
         compat._is_hip.cache_clear()
 
@@ -183,14 +183,14 @@ def test_grouped() -> None:
     problem = random_problem(2, 96, 64)
     w, w_scale = problem.w.view(4, 24, 64), problem.w_scale.view(4, 24, 2)
     args = {"a_q": problem.x, "a_scale": problem.x_scale, "w": w, "w_scale": w_scale}
-    got = grouped(**args)
-    assert got is not None and got.shape == (4, 24)
+    actual = grouped(**args)
+    assert actual is not None and actual.shape == (4, 24)
     for row, expert in ((0, 1), (1, 3), (2, 1), (3, 3)):
         token = slice(row // 2, row // 2 + 1)
         expected = rfops.gemm_mxfp8_ref(
             problem.x[token], w[expert], problem.x_scale[token], w_scale[expert]
         )
-        torch.testing.assert_close(got[row : row + 1], expected, rtol=2**-7, atol=1e-2)
+        torch.testing.assert_close(actual[row : row + 1], expected, rtol=2**-7, atol=1e-2)
 
 
 GROUPED_NONE: dict[str, dict[str, object]] = {
@@ -229,17 +229,17 @@ def blockscale(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 
 def test_blockscale_as_vllm_calls_it(blockscale: BlockProblem) -> None:
     """rocm_aiter_gemm_a8w8_blockscale: positional tensors, dtype by name; a new result."""
-    got = compat.gemm_a8w8_blockscale(*blockscale.args, dtype=torch.float16)
-    assert got.shape == (5, 144) and got.dtype == torch.float16
-    assert_blocks_correct(got, blockscale)
+    actual = compat.gemm_a8w8_blockscale(*blockscale.args, dtype=torch.float16)
+    assert actual.shape == (5, 144) and actual.dtype == torch.float16
+    assert_blocks_correct(actual, blockscale)
 
 
 def test_blockscale_as_sglang_calls_it(blockscale: BlockProblem) -> None:
     """With weights that were shuffled when they were loaded, as plain tensors."""
     w = rfops.shuffle_weight(blockscale.w).data
     x, _, x_scale, w_scale = blockscale.args
-    got = compat.gemm_a8w8_blockscale(x, w, x_scale, w_scale, BF16, isBpreshuffled=True)
-    assert_blocks_correct(got, blockscale)
+    actual = compat.gemm_a8w8_blockscale(x, w, x_scale, w_scale, BF16, isBpreshuffled=True)
+    assert_blocks_correct(actual, blockscale)
 
 
 def test_bpreshuffle_takes_both_kinds_of_transposed_scales(blockscale: BlockProblem) -> None:
@@ -250,8 +250,8 @@ def test_bpreshuffle_takes_both_kinds_of_transposed_scales(blockscale: BlockProb
     in_name_only = x_scale.T.contiguous().view(*x_scale.shape)
     for scale in (by_strides, in_name_only):
         out = torch.full((5, 144), float("nan"), dtype=BF16)
-        got = compat.gemm_a8w8_blockscale_bpreshuffle(x, w, scale, w_scale, BF16, out)
-        assert got is out
+        actual = compat.gemm_a8w8_blockscale_bpreshuffle(x, w, scale, w_scale, BF16, out)
+        assert actual is out
         assert_blocks_correct(out, blockscale)
 
 
@@ -279,10 +279,10 @@ def test_a4w4_as_vllm_calls_it(m: int) -> None:
     x_q, x_s = rfops.quant_mxfp4(problem.x, dtype=FP4)
     x_s = rfops.shuffle_scale(x_s).data
     y = torch.full(((m + 31) // 32 * 32, 96), math.nan, dtype=BF16)
-    got = compat.gemm_a4w4(
+    actual = compat.gemm_a4w4(
         x_q, weight.view(FP4), x_s, weight_scale.view(x_s.dtype), y, bpreshuffle=True
     )
-    assert got is y and y[m:].isnan().all()
+    assert actual is y and y[m:].isnan().all()
     assert_fp4_correct(y[:m], problem)
 
 
@@ -292,16 +292,16 @@ def test_a4w4_as_sglang_calls_it() -> None:
     weight, weight_scale = rfops.shuffle_weight(w).data, rfops.shuffle_scale(w_scale).data
     x_q, x_s = rfops.quant_mxfp4(problem.x)
     x_s = rfops.shuffle_scale(x_s).data
-    got = compat.gemm_a4w4(
+    actual = compat.gemm_a4w4(
         x_q, weight, x_s, weight_scale.view(x_s.dtype), dtype=torch.float16, bpreshuffle=True
     )
-    assert got.dtype == torch.float16
-    assert_fp4_correct(got, problem)
+    assert actual.dtype == torch.float16
+    assert_fp4_correct(actual, problem)
     bias = torch.randn(1, 96, generator=torch.Generator().manual_seed(0)) * 64
     third = x_q.view(2, 3, -1)
-    got = compat.gemm_a4w4(third, weight, x_s, weight_scale, bias, BF16, None, None)
-    assert got.shape == (2, 3, 96)
-    assert_fp4_correct(got.view(6, 96), problem.with_(bias=bias[0]))
+    actual = compat.gemm_a4w4(third, weight, x_s, weight_scale, bias, BF16, None, None)
+    assert actual.shape == (2, 3, 96)
+    assert_fp4_correct(actual.view(6, 96), problem.with_(bias=bias[0]))
     twice = compat.gemm_a4w4(x_q, weight, x_s, weight_scale, None, torch.float32, 2.0)
     once = compat.gemm_a4w4(x_q, weight, x_s, weight_scale, None, torch.float32)
     assert torch.equal(twice, 2 * once)
@@ -350,10 +350,10 @@ def test_a16wfp4_as_the_challenge_calls_it() -> None:
     problem, w, w_scale = loaded(9)
     weight, scale = rfops.shuffle_weight(w).data, rfops.shuffle_scale(w_scale).data
     scale = scale.view(torch.uint8)[:96, :].contiguous().reshape(96 // 32, 256)
-    got = compat.gemm_a16wfp4_preshuffle(
+    actual = compat.gemm_a16wfp4_preshuffle(
         problem.x, weight.reshape(96 // 16, 128 * 16), scale, prequant=True, dtype=BF16
     )
-    assert_fp4_correct(got, problem)
+    assert_fp4_correct(actual, problem)
     y = torch.full((9, 96), math.nan, dtype=BF16)
     assert compat.gemm_a16wfp4(problem.x, w, w_scale, False, BF16, y, None) is y
     assert_fp4_correct(y, problem)

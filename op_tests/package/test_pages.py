@@ -39,11 +39,11 @@ def blocks(page: str) -> list[tuple[str, str, str]]:
 
 
 def test_each_block_is_of_a_kind_that_is_tested() -> None:
-    found = {page: [language for language, _, _ in blocks(page)] for page in PAGES}
+    results = {page: [language for language, _, _ in blocks(page)] for page in PAGES}
     kinds = {"python", "output", "console", "sh", "csv", "cpp", "json"}
-    wrong = {p: set(languages) - kinds for p, languages in found.items()}
+    wrong = {p: set(languages) - kinds for p, languages in results.items()}
     assert not any(wrong.values()), wrong
-    assert {p for p, languages in found.items() if {"cpp", "json"} & set(languages)} == {
+    assert {p for p, languages in results.items() if {"cpp", "json"} & set(languages)} == {
         WRITE_AN_OP,
         "csrc/vgpu/README.md",
     }
@@ -83,14 +83,14 @@ def test_blocks_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
             assert same(text, printed), printed
         elif language == "console":
             for command, shown in re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", text, re.M):
-                done = subprocess.run(
+                completed = subprocess.run(
                     shlex.split(command),
                     check=False,
                     text=True,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.STDOUT,
                 )
-                assert done.returncode == 0 and same(shown, done.stdout), done.stdout
+                assert completed.returncode == 0 and same(shown, completed.stdout), completed.stdout
         elif language == "sh":
             for line in text.splitlines():
                 command_is_known(line)

@@ -98,31 +98,33 @@ def test_arguments_with_a_neutral_value(case: str, noted: list[dict[str, Any]]) 
     changes, message = MLA_CHANGES[case]
     for _ in range(2):
         args, kwargs, check = CALLS["aiter.mla.mla_decode_fwd"]()
-        made = wrapped(*args, **{**kwargs, **changes})
+        result = wrapped(*args, **{**kwargs, **changes})
         if not message:
-            check(made)
+            check(result)
     assert callee.engaged == (0 if message else 2)
-    assert [why.startswith(message) for why in callee.left] == [True] * bool(message), callee.left
+    assert [reason.startswith(message) for reason in callee.left] == [True] * bool(message), (
+        callee.left
+    )
     for words in noted:
         assert all(words[name] is value for name, value in changes.items())
 
 
 @pytest.mark.parametrize("value", [False, None, True])
 def test_experts_of_a_newer_aiter(value: Any, engines: list[str]) -> None:
-    callee, seen = BY_TARGET["aiter.fused_moe.fused_moe"], []
+    callee, recorded_calls = BY_TARGET["aiter.fused_moe.fused_moe"], []
 
     def original(*args: Any, no_combine: bool = False, output: Any = None, **kwargs: Any) -> Any:
-        seen.append(no_combine)
+        recorded_calls.append(no_combine)
 
     args, kwargs, check = CALLS["aiter.fused_moe.fused_moe"]()
-    made = callee.wrap(original)(*args, **kwargs, no_combine=value, output=None)
+    result = callee.wrap(original)(*args, **kwargs, no_combine=value, output=None)
     if value:
-        assert seen == [True] and list(callee.left) == [
+        assert recorded_calls == [True] and list(callee.left) == [
             "no_combine must be False or None, got True"
         ]
     else:
-        check(made)
-        assert not seen
+        check(result)
+        assert not recorded_calls
 
 
 def test_tables_of_int64_and_longer_than_the_batch(noted: list[dict[str, Any]]) -> None:
@@ -152,9 +154,9 @@ def test_lse_in_the_dtype_of_q(noted: list[dict[str, Any]]) -> None:
     check(None)
     assert callee.engaged == 2 and lse.isfinite().all()
     rows, cache, table, lens = args[0], args[1], args[5], args[6]
-    wanted = torch.empty(2, 16)
-    rfops.mla_decode(rows, cache, None, table, 0.04, kv_lens=lens, lse=wanted)
-    assert torch.equal(lse, wanted.to(BF16))
+    expected = torch.empty(2, 16)
+    rfops.mla_decode(rows, cache, None, table, 0.04, kv_lens=lens, lse=expected)
+    assert torch.equal(lse, expected.to(BF16))
 
 
 def test_the_originals_defaults_are_taken(engines: list[str]) -> None:
@@ -179,7 +181,7 @@ def test_the_originals_defaults_are_taken(engines: list[str]) -> None:
     newer = original_of("topk_gating", lambda words: left.append(words["score_func"]))
     callee.wrap(newer)(*args)
     assert left == ["sqrtsoftplus"] and callee.engaged == 1
-    assert any("score_func must be softmax" in why for why in callee.left)
+    assert any("score_func must be softmax" in reason for reason in callee.left)
 
 
 def test_what_the_original_does_not_take_is_its_own_error(noted: list[dict[str, Any]]) -> None:
@@ -202,10 +204,10 @@ def test_tritons_gemm_has_its_own_parameters(noted: list[dict[str, Any]]) -> Non
     target = "aiter.ops.triton.gemm_a8w8_blockscale.gemm_a8w8_blockscale"
     args, _, check = CALLS[target]()
     y = nan(3, 128)
-    made = BY_TARGET[target].wrap(stand_in(target, noted))(
+    result = BY_TARGET[target].wrap(stand_in(target, noted))(
         *args, BF16, y, kernel_type="compute_bound"
     )
-    assert made is y and not noted
+    assert result is y and not noted
     check(y)
     assert list(AITER["gemm_a8w8_blockscale_triton"][:4]) == list("x, w")
 
@@ -229,12 +231,12 @@ def test_a_refused_value_is_of_its_call_alone(noted: list[dict[str, Any]]) -> No
     wrapped = callee.wrap(stand_in(callee.target, noted))
     args, kwargs, check = CALLS[callee.target]()
     for value in (128, 0, 128, 0):
-        made = wrapped(*args, **{**kwargs, "hidden_pad": value})
+        result = wrapped(*args, **{**kwargs, "hidden_pad": value})
         if not value:
-            check(made)
+            check(result)
     for scale in (torch.ones(1), None):
-        made = wrapped(*args, **{**kwargs, "bias1": scale})
-    check(made)
+        result = wrapped(*args, **{**kwargs, "bias1": scale})
+    check(result)
     assert callee.engaged == 3 and len(noted) == 3
 
 
@@ -283,8 +285,8 @@ def test_keys_keep_no_tensor_alive(target: str, is_refused: bool, engines: list[
 
 def _tensors_in(key: Any) -> list[Any]:
     parts = key if isinstance(key, tuple | list) else ()
-    found = [part for part in parts if isinstance(part, torch.Tensor)]
-    return found + [t for part in parts for t in _tensors_in(part)]
+    results = [part for part in parts if isinstance(part, torch.Tensor)]
+    return results + [t for part in parts for t in _tensors_in(part)]
 
 
 def test_a_function_that_is_made_for_each_call_is_not_kept(engines: list[str]) -> None:
@@ -353,10 +355,10 @@ def test_values_of_any_kind_make_a_key(value: Any) -> None:
 def compiled(callee: Callee, call: Callable[..., Any], original: Any) -> Callable[..., Any]:
     wrapped = callee.wrap(original)
     torch._dynamo.reset()
-    made: Callable[..., Any] = torch.compile(
+    result: Callable[..., Any] = torch.compile(
         lambda *tensors: call(wrapped, *tensors), fullgraph=True, backend="aot_eager"
     )
-    return made
+    return result
 
 
 def test_compiled_whole(engines: list[str]) -> None:

@@ -29,9 +29,9 @@ def shuffle_weight(
     pad_k_to: int = 0,
 ) -> torch.Tensor:
     """With aiter's signature and mark."""
-    made = x.flip(-1) if is_guinterleave else rfops.shuffle_weight(x).data
-    made.is_shuffled = True  # type: ignore[attr-defined]
-    return made
+    result = x.flip(-1) if is_guinterleave else rfops.shuffle_weight(x).data
+    result.is_shuffled = True  # type: ignore[attr-defined]
+    return result
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ class Case:
         self.x, logits = torch.randn(M, D).to(BF16), torch.randn(M, EXPERTS)
         self.weights, ids = choose(logits, None, K, renormalize=True)
         self.ids = ids.to(I32)
-        how: dict[str, Any] = {}
+        options: dict[str, Any] = {}
         if kind == "bf16":
             self.w = [
                 torch.randn(EXPERTS, n, k).to(BF16) / 16 for n, k in ((2 * WIDTH, D), (D, WIDTH))
@@ -70,26 +70,26 @@ class Case:
             self.words: dict[str, Any] = {"quant_type": 0}
         else:
             is_fp8 = kind == "fp8"
-            made = quantised(
+            result = quantised(
                 (lambda w: rfops.quant_fp8_blockscale(w, (128, 128)))
                 if is_fp8
                 else rfops.quant_mxfp4
             )
-            self.w, scales = made[0::2], made[1::2]
-            how = {
+            self.w, scales = result[0::2], result[1::2]
+            options = {
                 "quant": "fp8_blockscale" if is_fp8 else "mxfp4",
                 "w1_scale": scales[0],
                 "w2_scale": scales[1],
             }
             if not is_fp8:
-                how["rounding"] = "up"
+                options["rounding"] = "up"
                 scales = [rfops.shuffle_scale(s.flatten(0, 1)).data for s in scales]
             self.words = {
                 "quant_type": 5 if is_fp8 else 3,
                 "w1_scale": scales[0],
                 "w2_scale": scales[1],
             }
-        self.wanted = rfops.fused_moe(self.x, *self.w, self.weights, self.ids, **how)
+        self.wanted = rfops.fused_moe(self.x, *self.w, self.weights, self.ids, **options)
 
     def call(self, w1: torch.Tensor, w2: torch.Tensor) -> Any:
         return function_of("aiter.fused_moe.fused_moe")(
@@ -147,8 +147,8 @@ def test_a_write_is_seen(shuffle: Callable[..., torch.Tensor], engines: list[str
     assert engines == [callee.target]
     for own, w in zip(ours, case.w, strict=True):
         own.data.copy_(shuffle(w.flip(0)))
-    wanted = rfops.fused_moe(case.x, *(w.flip(0) for w in case.w), case.weights, case.ids)
-    close(case.call(*ours), wanted)
+    expected = rfops.fused_moe(case.x, *(w.flip(0) for w in case.w), case.weights, case.ids)
+    close(case.call(*ours), expected)
     for own, w in zip(ours, case.w, strict=True):
         own.data.copy_(shuffle(w, is_guinterleave=True))  # by .data, which has no version
     case.call(*ours)
@@ -220,12 +220,12 @@ def test_a_gemms_weight_with_a_mark_that_contradicts(engines: list[str]) -> None
     w, w_scale = rfops.quant_fp8_blockscale(torch.randn(128, 256), (128, 128))
     target = "aiter.gemm_a8w8_blockscale"
     gemm, callee = function_of(target), BY_TARGET[target]
-    wanted = rfops.gemm_a8w8_blockscale(x, w, x_scale, w_scale)
+    expected = rfops.gemm_a8w8_blockscale(x, w, x_scale, w_scale)
     own = rfops.shuffle_weight(w).data
     for weight, is_shuffled in ((w, False), (own, True)):
-        assert torch.equal(gemm(x, weight, x_scale, w_scale, isBpreshuffled=is_shuffled), wanted)
+        assert torch.equal(gemm(x, weight, x_scale, w_scale, isBpreshuffled=is_shuffled), expected)
         weight.is_shuffled = is_shuffled
-        assert torch.equal(gemm(x, weight, x_scale, w_scale, isBpreshuffled=is_shuffled), wanted)
+        assert torch.equal(gemm(x, weight, x_scale, w_scale, isBpreshuffled=is_shuffled), expected)
         gemm(x, weight, x_scale, w_scale, isBpreshuffled=not is_shuffled)
     assert callee.engaged == 4 and engines == [target] * 2
-    assert all("marked is_shuffled=" in why for why in callee.left)
+    assert all("marked is_shuffled=" in reason for reason in callee.left)

@@ -163,9 +163,9 @@ def test_sglangs_registry_and_a_reload(on_disk: Path, monkeypatch: pytest.Monkey
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     monkeypatch.setitem(sys.modules, module.__name__, module)
     mla = importlib.import_module("aiter.mla")
-    before = mla.mla_decode_fwd
+    previous = mla.mla_decode_fwd
     sglang.register()
-    assert mla.mla_decode_fwd is before  # so that the registry finds its copies
+    assert mla.mla_decode_fwd is previous  # so that the registry finds its copies
     assert {MLA, "aiter.ops.shuffle.shuffle_weight"} <= {target for target, _ in hooks}
     importlib.reload(mla)
     callee = BY_TARGET[MLA]
@@ -251,11 +251,11 @@ def test_vllms_experts_without_quantisation(case: str, monkeypatch: pytest.Monke
     weights, ids = rfops.topk_softmax(torch.randn(3, 4), 2, True)
     for words in ({"shared_experts": shared, "shared_experts_input": x}, {}):
         args = () if words else (shared, x)
-        made = method.forward_native(layer, x, weights, ids, *args, **words)
+        result = method.forward_native(layer, x, weights, ids, *args, **words)
         if reason:
-            assert made == "original"
+            assert result == "original"
         else:
-            wanted = rfops.fused_moe(x, layer.w13_weight, layer.w2_weight, weights, ids)
-            assert torch.equal(made, wanted)
+            expected = rfops.fused_moe(x, layer.w13_weight, layer.w2_weight, weights, ids)
+            assert torch.equal(result, expected)
     assert vllm_moe.MOE.engaged == (0 if reason else 2)
     assert all(why.startswith(reason) for why in vllm_moe.MOE.left)

@@ -78,8 +78,8 @@ def original_of(name: str, body: Callable[..., Any]) -> Callable[..., Any]:
     text = {**AITER, **VLLM}[name]
     space: dict[str, Any] = dict(_WORDS)
     exec(f"def original({text}): return body(dict(locals()))", {**space, "body": body}, space)
-    made: Callable[..., Any] = space["original"]
-    return made
+    result: Callable[..., Any] = space["original"]
+    return result
 
 
 def parameters_of(name: str) -> list[inspect.Parameter]:

@@ -75,13 +75,13 @@ def exact_of(p: Problem) -> torch.Tensor:
     return out
 
 
-def assert_correct(got: torch.Tensor, p: Problem) -> None:
+def assert_correct(actual: torch.Tensor, p: Problem) -> None:
     """Each row within a relative L2 of 1e-2: out and each expert's result are rounded (2^-9 of the
     root of the mean square in bf16), and an element of h between two of FP8 may become either."""
     exact = exact_of(p)
-    assert got.dtype == p.x.dtype and got.shape == exact.shape
-    assert torch.equal(got.isnan(), exact.isnan())
-    error = torch.nan_to_num(got.float() - exact).norm(dim=1)
+    assert actual.dtype == p.x.dtype and actual.shape == exact.shape
+    assert torch.equal(actual.isnan(), exact.isnan())
+    error = torch.nan_to_num(actual.float() - exact).norm(dim=1)
     share = error / torch.nan_to_num(exact).norm(dim=1).clamp(min=1e-6)
     row = int(share.argmax()) if len(share) else 0
     assert len(share) == 0 or share[row] <= 1e-2, f"row {row}: {share[row]:.2e}"

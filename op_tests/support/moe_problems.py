@@ -100,18 +100,18 @@ def exact_of(problem: Problem, rounded_gate: bool = False) -> Exact:
     return Exact(out, bound + 1e-6)
 
 
-def assert_correct(got: torch.Tensor, problem: Problem, rounded_gate: bool = False) -> None:
+def assert_correct(actual: torch.Tensor, problem: Problem, rounded_gate: bool = False) -> None:
     """Each element within the bound, all of them within the challenge's: relative L2 of 1e-3 in
     fp16, eight times that in bf16."""
     exact = exact_of(problem, rounded_gate)
-    assert got.dtype == problem.x.dtype
-    assert_within(got, exact.out, exact.bound)
+    assert actual.dtype == problem.x.dtype
+    assert_within(actual, exact.out, exact.bound)
     finite = exact.out.isfinite()
-    error, norm = (got.cpu().double() - exact.out)[finite].norm(), exact.out[finite].norm()
-    assert error <= (1e-3 if got.dtype == torch.float16 else 8e-3) * norm, f"{error / norm:.2e}"
-    if got.dtype == torch.float16:
+    error, norm = (actual.cpu().double() - exact.out)[finite].norm(), exact.out[finite].norm()
+    assert error <= (1e-3 if actual.dtype == torch.float16 else 8e-3) * norm, f"{error / norm:.2e}"
+    if actual.dtype == torch.float16:
         torch.testing.assert_close(
-            got.cpu().double(), exact.out, rtol=1e-2, atol=1e-2, equal_nan=True
+            actual.cpu().double(), exact.out, rtol=1e-2, atol=1e-2, equal_nan=True
         )
 
 

@@ -26,8 +26,8 @@ def nan(*shape: int, dtype: torch.dtype = BF16) -> torch.Tensor:
     return torch.full(shape, float("nan")).to(dtype)
 
 
-def close(got: torch.Tensor, expected: torch.Tensor, within: float = 2e-2) -> None:
-    error = (got.float() - expected.float()).abs().max() / expected.float().abs().max()
+def close(actual: torch.Tensor, expected: torch.Tensor, within: float = 2e-2) -> None:
+    error = (actual.float() - expected.float()).abs().max() / expected.float().abs().max()
     assert error <= within, f"{error} of the greatest value"  # a call that went wrong, not rounding
 
 
@@ -114,11 +114,11 @@ def quantised(
     quantise: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]],
 ) -> list[torch.Tensor]:
     """w1, w1_scale, w2, w2_scale of four experts of D = 256, I = 256."""
-    made = []
+    result = []
     for shape in ((512, 256), (256, 256)):
         each = [quantise(torch.randn(*shape) / 16) for _ in range(4)]
-        made += [torch.stack([one[0] for one in each]), torch.stack([one[1] for one in each])]
-    return made
+        result += [torch.stack([item[0] for item in each]), torch.stack([item[1] for item in each])]
+    return result
 
 
 def _routing() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -304,8 +304,8 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
     def original(target: str) -> Callable[..., Any]:
         if target == "aiter.get_hip_quant":
-            made = original("aiter.ops.quant.per_group_quant_hip")
-            return lambda kind: made
+            result = original("aiter.ops.quant.per_group_quant_hip")
+            return lambda kind: result
 
         def function(*args: Any, **kwargs: Any) -> Any:
             noted.append(target)
@@ -319,9 +319,9 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         for depth in range(1, len(parts) + 1):
             path = ".".join(parts[:depth])
             if path not in sys.modules:
-                made = ModuleType(path)
-                made.__spec__ = importlib.machinery.ModuleSpec(path, None)
-                monkeypatch.setitem(sys.modules, path, made)
+                result = ModuleType(path)
+                result.__spec__ = importlib.machinery.ModuleSpec(path, None)
+                monkeypatch.setitem(sys.modules, path, result)
         monkeypatch.setattr(sys.modules[module], name, original(target), raising=False)
         callee.engaged = callee.compiled = 0
         callee.missing, callee.is_registered, callee.is_hooked = "", False, False
@@ -332,12 +332,12 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
 def function_of(target: str) -> Callable[..., Any]:
     module, _, name = target.rpartition(".")
-    found: Callable[..., Any] = getattr(sys.modules[module], name)
-    return found
+    result: Callable[..., Any] = getattr(sys.modules[module], name)
+    return result
 
 
 def called(target: str) -> Callable[..., Any]:
     """What is called with the arguments: the function, or what it makes."""
     function = function_of(target)
-    made: Callable[..., Any] = function(QuantType) if "get_hip_quant" in target else function
-    return made
+    result: Callable[..., Any] = function(QuantType) if "get_hip_quant" in target else function
+    return result

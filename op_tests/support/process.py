@@ -68,9 +68,9 @@ def run(
     """The code as `__main__` of a process with that environment; raises as subprocess.run does."""
     server, its_env = _server()
     if _at_start(env) != _at_start(its_env):
-        words = [sys.executable, *(["-c", code, *argv[1:]] if argv[0] == "-c" else argv)]
+        arguments = [sys.executable, *(["-c", code, *argv[1:]] if argv[0] == "-c" else argv)]
         return subprocess.run(
-            words,
+            arguments,
             capture_output=True,
             text=True,
             check=check,
@@ -88,14 +88,14 @@ def run(
             socket.send_fds(server, [b"%16d" % len(request)], files)
             server.sendall(request)
         status = _wait(ours, argv, timeout)
-        told = []
+        message = []
         for file in (out, err):
             file.seek(0)
-            told.append(file.read().decode(errors="replace"))
-    done = subprocess.CompletedProcess(list(argv), status, *told)
+            message.append(file.read().decode(errors="replace"))
+    completed = subprocess.CompletedProcess(list(argv), status, *message)
     if check:
-        done.check_returncode()
-    return done
+        completed.check_returncode()
+    return completed
 
 
 def _wait(ours: socket.socket, argv: Sequence[str], timeout: float) -> int:

@@ -160,11 +160,11 @@ def _fits(case: Case) -> bool:
 def _sample(arch: str, pair: str, count: int) -> list[Case]:
     """Cases that together have every tile, wave count, stage count, MFMA size and memory order."""
     draw = random.Random(f"{arch} {pair}")
-    chosen: list[Case] = []
+    selected: list[Case] = []
     missing = {("tile", t) for t in TILES} | {("warps", w) for w in WARPS}
     missing |= {("stages", s) for s in STAGES} | {("nonkdim", d) for d in NONKDIMS}
     missing |= {("order", o) for o in LAYOUTS} | {("even", e) for e in (True, False)}
-    while len(chosen) < count:
+    while len(selected) < count:
         candidates = [
             Case(
                 pair,
@@ -180,8 +180,8 @@ def _sample(arch: str, pair: str, count: int) -> list[Case]:
         fitting = [case for case in candidates if _fits(case)]
         best = max(fitting, key=lambda case: len(missing & _traits(case)))
         missing -= _traits(best)
-        chosen.append(best)
-    return chosen
+        selected.append(best)
+    return selected
 
 
 def _traits(case: Case) -> set[tuple[str, object]]:
@@ -190,14 +190,14 @@ def _traits(case: Case) -> set[tuple[str, object]]:
 
 
 def _default_cases() -> list[object]:
-    found = []
+    results = []
     for arch, pairs in PAIRS.items():
         native = {"gfx950": ("e4m3fn", "e5m2"), "gfx942": ("e4m3fnuz", "e5m2fnuz")}[arch]
         for pair in pairs:
             few = "*" in pair or (pair.startswith("e") and pair not in native)
             cases = _sample(arch, pair, 2 if few else 4)
-            found += [pytest.param(arch, case, id=f"{arch}-{case}") for case in cases]
-    return found
+            results += [pytest.param(arch, case, id=f"{arch}-{case}") for case in cases]
+    return results
 
 
 @pytest.mark.thin(5)
@@ -328,17 +328,17 @@ SWEEP = 150  # for each architecture
 
 def _sweep() -> list[object]:
     """A fixed sample of the cross product, which has thousands and would take hours."""
-    found = []
+    results = []
     for arch, pairs in PAIRS.items():
         draw, cases = random.Random(arch), []
         for grid in itertools.product(pairs, TILES, WARPS, STAGES, NONKDIMS):
             case = Case(*grid, order=draw.choice(LAYOUTS), even=draw.random() > 0.2)
             if _fits(case):
                 cases.append(case)
-        found += [
+        results += [
             pytest.param(arch, case, id=f"{arch}-{case}") for case in draw.sample(cases, SWEEP)
         ]
-    return found
+    return results
 
 
 @pytest.mark.sweep

@@ -285,7 +285,7 @@ def _native(arch: str, case: Case) -> bool:
 
 def _sweep() -> list[object]:
     """A fixed sample of the cross product, which has thousands and would take hours."""
-    found = []
+    results = []
     for arch in rfops.vgpu.ARCHS:
         draw, cases = random.Random(arch), []
         for grid in itertools.product(NATIVE + MIXED, TILES, WARPS, STAGES, NONKDIMS):
@@ -293,16 +293,16 @@ def _sweep() -> list[object]:
             names = case.pair.split("*")
             packs = _native(arch, case)
             packing = "".join(
-                at if packs and name == "e2m1" and draw.random() < 0.5 else "k"
-                for at, name in zip(case.order, names, strict=True)
+                offset if packs and name == "e2m1" and draw.random() < 0.5 else "k"
+                for offset, name in zip(case.order, names, strict=True)
             )
             case = replace(case, packing=packing)
             if _fits(case):
                 cases.append(case)
-        found += [
+        results += [
             pytest.param(arch, case, id=f"{arch}-{case}") for case in draw.sample(cases, SWEEP)
         ]
-    return found
+    return results
 
 
 @pytest.mark.sweep

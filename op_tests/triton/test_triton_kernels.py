@@ -57,10 +57,10 @@ def test_add(dtype: torch.dtype) -> None:
     x = (normal(size) * 100).to(dtype)
     y = (normal(size, seed=2) * 100).to(dtype)
     out = poisoned(size, dtype=dtype)
-    rest = out[n:].clone()
+    remaining = out[n:].clone()
     kernels.add[(cdiv(n, 256),)](x, y, out, n, BLOCK=256)
     assert torch.equal(out[:n], (x + y)[:n])
-    assert_within(out[n:], rest, 0)  # the mask holds
+    assert_within(out[n:], remaining, 0)  # the mask holds
 
 
 @pytest.mark.thin(5)
@@ -352,7 +352,7 @@ def test_atomic_integers(op: str, dtype: torch.dtype) -> None:
     limits = np.iinfo(numpy_type)
     values = draw.integers(limits.min, limits.max, n, dtype=numpy_type, endpoint=True)
     start = draw.integers(limits.min, limits.max, cells, dtype=numpy_type, endpoint=True)
-    places = draw.integers(0, cells, n, dtype=np.int32)
+    positions = draw.integers(0, cells, n, dtype=np.int32)
     function = {
         "max": np.maximum,
         "min": np.minimum,
@@ -361,8 +361,8 @@ def test_atomic_integers(op: str, dtype: torch.dtype) -> None:
         "xor": np.bitwise_xor,
     }[op]
     want = start.copy()
-    function.at(want, places, values)
-    x, index, out = (torch.from_numpy(array.copy()) for array in (values, places, start))
+    function.at(want, positions, values)
+    x, index, out = (torch.from_numpy(array.copy()) for array in (values, positions, start))
     # Where nobody wants the old values, Triton first combines a wave's lanes that have one address,
     # and compares signed numbers there as unsigned ones (3.6 to 3.9): not the hardware's doing.
     old = torch.zeros_like(x) if op in ("max", "min") else None
@@ -399,10 +399,10 @@ def test_compare_and_swap(dtype: torch.dtype) -> None:
     cells = torch.randint(0, 3, (n,), generator=rng(1)).to(dtype)
     expected = torch.randint(0, 3, (n,), generator=rng(2)).to(dtype)
     new = torch.arange(100, 100 + n).to(dtype)
-    old, before = poisoned(n, dtype=dtype), cells.clone()
+    old, previous = poisoned(n, dtype=dtype), cells.clone()
     kernels.compare_and_swap[(cdiv(n, 64),)](cells, expected, new, old, n, BLOCK=64)
-    assert torch.equal(old, before)
-    assert torch.equal(cells, torch.where(before == expected, new, before))
+    assert torch.equal(old, previous)
+    assert torch.equal(cells, torch.where(previous == expected, new, previous))
 
 
 @pytest.mark.parametrize("programs", [1, 7])

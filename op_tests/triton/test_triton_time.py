@@ -50,9 +50,9 @@ def copy_rows(rows: int, passes: int = 1) -> None:
     assert torch.equal(out, torch.full((ROWS,), float(passes * COLUMNS)))
 
 
-def estimated_ms(fn: Callable[[], Any], **how: Any) -> float:
+def estimated_ms(fn: Callable[[], Any], **options: Any) -> float:
     """What timing mode says of the launches of one call."""
-    with rfops.vgpu.timing(**how) as t:
+    with rfops.vgpu.timing(**options) as t:
         fn()
     return sum(launch.us for launch in t.launches) / 1e3
 
@@ -77,9 +77,9 @@ def event() -> Any:
 def test_do_bench_is_the_estimate(bench: Callable[..., float]) -> None:
     """From cold caches, as do_bench clears them; in a graph from warm ones."""
     graph = "graph" in bench.__name__
-    how = {"cold": False, "kind": "graph"} if graph else {}
+    options = {"cold": False, "kind": "graph"} if graph else {}
     ms = bench(add)
-    assert ms == pytest.approx(estimated_ms(add, **how), abs=1e-9)
+    assert ms == pytest.approx(estimated_ms(add, **options), abs=1e-9)
     assert ms < estimated_ms(add) if graph else ms > estimated_ms(add, cold=False)
     assert bench(lambda: copy_rows(8, passes=30)) > 2 * bench(lambda: copy_rows(1))
     assert not timing()
@@ -258,8 +258,8 @@ def test_autotune_takes_what_the_model_likes() -> None:
         assert measured[name] == pytest.approx(estimated_ms(run), abs=1e-9), name
     for name in set(CONFIGS) - {"spread"}:
         assert measured[name] > 1.2 * measured["spread"], measured
-    again, same = tune([slow_on_the_host(config) for config in reversed(configs)])
-    assert again == best
+    repeated, same = tune([slow_on_the_host(config) for config in reversed(configs)])
+    assert repeated == best
     assert same == times[::-1]
 
 

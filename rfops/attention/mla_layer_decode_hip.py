@@ -95,6 +95,7 @@ class Product:
         return {**defines, "N_TILES": self.columns // (TILE * WAVES), "STAGE": self.stage}
 
     def groups(self, m: int, cus: int) -> int:
+        """Return the number of workgroups of the launch for m rows."""
         return self.tiles(m) * self.defines(m, cus)["SPLIT"]
 
     def sums(self, m: int, split: int) -> int:

@@ -33,6 +33,7 @@ _FLUSHED = 1 << 30  # bytes, four times what MI300X's last cache holds
 
 
 def main(job: Path, replies: int) -> None:
+    """Run the calls of a job file and write one reply per step to `replies`."""
     job_ = json.loads(job.read_text(encoding="utf-8"))
     _end_with(job_["evaluator"])
     root = job_["root"]

@@ -36,6 +36,7 @@ class FolderProblem(Problem):
         return str(verdict or "")
 
     def strict(self, data: Any, result: Any, expected: Result) -> str:
+        """Return "": a problem of a folder has no strict check."""
         return ""
 
 

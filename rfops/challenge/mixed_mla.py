@@ -28,6 +28,7 @@ def _cases(*sizes: tuple[int, int, int]) -> tuple[Case, ...]:
 
 
 def generate(case: Case) -> Any:
+    """Return the official input of a case, drawn with its seed."""
     gen, bs = generator(case), case["batchsize"]
     q = torch.randn(bs * case["qseqlen"], HEADS, QK, generator=gen).bfloat16()
     kv = torch.randn(bs * case["kvseqlen"], 1, QK, generator=gen).bfloat16()
@@ -35,6 +36,8 @@ def generate(case: Case) -> Any:
 
 
 def data_of(case: Case, q: torch.Tensor, kv: torch.Tensor) -> Any:
+    """Return the official input for queries and a bf16 cache: the cache in bf16, FP8 and MXFP4, the
+    page tables and the config."""
     max_fp8 = torch.finfo(FP8).max
     scale = (kv.abs().amax().clamp(min=1e-12) / max_fp8).float()
     fp8 = (kv / scale).clamp(-max_fp8, max_fp8).to(FP8)
@@ -63,6 +66,7 @@ def data_of(case: Case, q: torch.Tensor, kv: torch.Tensor) -> Any:
 
 
 def attention(q: torch.Tensor, kv: torch.Tensor, config: dict[str, Any]) -> torch.Tensor:
+    """Return the attention of q over kv in float32, sequence by sequence."""
     bs = config["batch_size"]
     q = q.float().view(bs, -1, QK)  # positions and heads: each sees all keys when qseqlen is 1
     kv = kv.float().view(bs, -1, QK)
@@ -78,6 +82,7 @@ def of_fp8(data: Any) -> torch.Tensor:
 
 
 def truths(data: Any, _expected: Any = None) -> dict[str, torch.Tensor]:
+    """Return the accepted results by name: those of the bf16, the FP8 and the MXFP4 cache."""
     q, kv_data, _, _, config = data
     payload, e8m0 = kv_data["mxfp4"]
     return {

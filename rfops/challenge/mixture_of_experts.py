@@ -31,6 +31,7 @@ def _cases(*sizes: tuple[int, ...]) -> tuple[Case, ...]:
 
 
 def generate(case: Case) -> Any:
+    """Return the official input of a case, drawn with its seed."""
     d, i, experts = case["dhidden"], case["dexpert"], case["nroutedexperts"]
     gen = generator(case)
 

@@ -38,6 +38,7 @@ class KVCache(torch.nn.Module):
         return self.data
 
     def forward(self, c_kv: torch.Tensor) -> tuple[torch.Tensor, int]:
+        """Append the rows to the cache; return its rows so far and their number."""
         end = self.seq_len + c_kv.shape[1]
         if end > self.data.shape[1]:
             raise ValueError(f"KVCache: {end} rows, room for {self.data.shape[1]}")
@@ -116,6 +117,7 @@ def rope(x: torch.Tensor, start: int, dtype: torch.dtype) -> torch.Tensor:
 
 
 def mm(a: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """Return a @ w.T in float32."""
     return a.float() @ w.float().mT
 
 

@@ -29,6 +29,7 @@ def _cases(*sizes: tuple[int, int, int, int, int, int]) -> tuple[Case, ...]:
 
 
 def generate(case: Case) -> Any:
+    """Return the official input of a case, drawn with its seed."""
     gen, bs, routed = generator(case), case["bs"], case["nroutedexperts"]
     experts = routed + case["nsharedexperts"]
     d, i = (-(-case[name] // PAD) * PAD for name in ("dhidden", "dexpert"))

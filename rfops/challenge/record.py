@@ -198,6 +198,7 @@ def _span(tensor: torch.Tensor) -> tuple[int, int]:
 
 @contextlib.contextmanager
 def recording(arch: str) -> Iterator[Recorder]:
+    """Record the launches of calls for `arch` instead of running them."""
     recorder = Recorder()
 
     def bind(op: CompiledOp, defines: Mapping[str, Any]) -> Any:

@@ -109,9 +109,11 @@ class Processes(NamedTuple):
     ended: list[int]
 
     def children(self, parent: int) -> list[int]:
+        """Return the ids of the direct children of a process."""
         return self.by_parent.get(parent, [])
 
     def below(self, root: int) -> list[int]:
+        """Return the ids of a process and all its descendants."""
         pids, todo = [], [root]
         while todo:
             pids.append(todo.pop())

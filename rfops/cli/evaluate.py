@@ -24,6 +24,7 @@ EXIT_WRONG, EXIT_BAD_CASE = 112, 113
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `rfops eval` to the command line."""
     parser = commands.add_parser("eval", help="judge an entry to a GPU competition")
     add = parser.add_argument
     add(
@@ -44,6 +45,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    """Evaluate the submission on its cases and print the verdicts; return the exit status."""
     if not options.submission.is_file():
         raise ValueError(f"--submission {options.submission}: there is no such file")
     from rfops.challenge.evaluate import Limits, evaluate

@@ -27,6 +27,7 @@ _MARK = re.compile(r" ?(?://|#)@ ([\w -]+)$")
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `rfops new` to the command line."""
     new = commands.add_parser("new", help="write the files of a new op", description=__doc__)
     new.add_argument("op", nargs="?", metavar="NAME", help="of the op, its kernel and function")
     new.add_argument("--results", type=int, choices=(1, 2), default=1, help="[1]")
@@ -39,6 +40,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    """Write the files of a new op and print the next steps; return the exit status."""
     if options.op is None and not options.names:
         raise ValueError("new: NAME must be given, as in `rfops new my_op`")
     if options.family and options.out:

@@ -24,6 +24,7 @@ PROGRAMS = {
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the commands that take an op first: its options are parsed after it is loaded."""
     for name, text in COMMANDS.items():
         # No word begins with \0: all that follows, --help too, goes on to the op's own parser.
         subparser = commands.add_parser(name, help=text, add_help=False, prefix_chars="\0")
@@ -32,6 +33,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def run(command_line: argparse.Namespace) -> int:
+    """Run a command for one op, or print the list of ops; return the exit status."""
     programs = PROGRAMS.get(command_line.name, {})
     if command_line.words and command_line.words[0] in programs:
         module, _ = programs[command_line.words[0]]

@@ -24,6 +24,7 @@ Report = tuple[dict[str, Any], str]  # of a launch: for --json, and as text
 
 
 def add_arguments(parser: argparse.ArgumentParser, op: Op) -> None:
+    """Add the options of `rfops profile` for an op."""
     why.add_call(parser, op)
     parser.set_defaults(arch=None)
     parser.add_argument("--json", action="store_true", help="a record of JSON a launch")
@@ -46,6 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser, op: Op) -> None:
 
 
 def run(op: Op, options: argparse.Namespace) -> int:
+    """Print the counters and the estimated time of one call; return the exit status."""
     options.arch = virtual_arch(options.arch, options.part)
     timed = options.timing or options.part or options.annotate or options.trace or options.html
     with contextlib.ExitStack() as stack:  # what routing looks at too

@@ -25,6 +25,7 @@ EXIT_NOT_FOUND, EXIT_NOT_EXECUTABLE, EXIT_SIGNALLED = 127, 126, 128  # as a shel
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `rfops run` to the command line."""
     parser = commands.add_parser(
         "run",
         help="a program on the virtual GPU, and what its kernels did",
@@ -45,6 +46,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    """Run a program on the virtual GPU and report its launches; return its exit status."""
     command = options.words[1:] if options.words[:1] == ["--"] else options.words
     if not command:
         raise ValueError("rfops run: expected a command behind --, as in rfops run -- ./program")

@@ -15,6 +15,7 @@ FORMS = ("load_inline", "module")
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `rfops submit` to the command line."""
     parser = commands.add_parser("submit", help="write an entry to a GPU competition")
     add = parser.add_argument
     add("problem", help="amd-fp8-mm and so on")
@@ -37,6 +38,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    """Write a competition entry of one file; return the exit status."""
     from rfops.challenge import problem
     from rfops.challenge.submit import generate
     from rfops.cli.common import with_ops

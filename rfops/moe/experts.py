@@ -27,6 +27,7 @@ class Weights:
 
     @classmethod
     def stacked(cls, w1: Tensor, w2: Tensor) -> Weights:
+        """Return the weights of two stacked tensors, w1 [E, D, 2I] and w2 [E, I, D], as views."""
         i = w2.shape[2]
         w1_t = w1.transpose(1, 2)
         return cls(w1_t[:, :, :i].unbind(), w1_t[:, :, i:].unbind(), w2.transpose(1, 2).unbind())

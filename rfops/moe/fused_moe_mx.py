@@ -55,6 +55,7 @@ class Format:
         return 1024 // self.bits
 
     def and_back(self, x: Tensor, rounding: str, dtype: torch.dtype) -> Tensor:
+        """Return x quantised to the format and dequantised again."""
         return self.values(*self.quantise(x, rounding), dtype)
 
 
@@ -148,6 +149,7 @@ class MxMoe(Moe):
         return self.refuses_choice(c, e, k, routed)
 
     def assume(self, sizes: dict[str, int], values: Mapping[str, Any]) -> None:
+        """Fill in N = 2 I and the columns of the scales where a caller gives D and I only."""
         super().assume(sizes, values)
         sizes.setdefault("N", 2 * sizes["I"])
         sizes.setdefault("SD", scale_columns(values["scale_layout"], sizes["D"]))
@@ -225,6 +227,7 @@ class Experts:
         return self.fmt.and_back(h, self.rounding, torch.float32)
 
     def weights(self, e: int, w: Tensor, scale: Tensor) -> Tensor:
+        """Return expert e's weight in float32, from any layout of payload and scales."""
         payload, scales = w[e], scale[e]
         if self.w_layout != RAW:
             payload = unshuffle_weight(payload)

@@ -155,6 +155,8 @@ class Moe(Op):
         )
 
     def table_getter(self) -> Callable[[Sequence[int]], tuple[int, ...]]:
+        """Return the function from sizes to the tuned table's columns; its K counts shared experts
+        too."""
         get_sizes, names = super().table_getter(), self.declaration.sizes
         k, (e, r) = self.table.index("K"), map(names.index, "ER")
 

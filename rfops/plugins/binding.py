@@ -93,6 +93,8 @@ class Plan:
         return {**self.defaults, **arguments} if self.defaults else arguments
 
     def key(self, values: Values) -> Key:
+        """Return the key of a call in the wrapper's cache: the argument types and what the plan
+        looks at."""
         types = tuple(map(type, values))
         typed = self.keys.get(types)
         if typed is None:
@@ -165,6 +167,8 @@ class TypedKey:
         self.other_indices = tuple(index for index in range(len(types)) if index not in covered)
 
     def key(self, values: Values) -> Key:
+        """Return the key of a call with these types: values of plain arguments, shapes and dtypes
+        of tensors."""
         key = [self, self.plain(values)]
         for index in self.shaped:
             tensor = values[index]

@@ -38,6 +38,7 @@ def mla_route(q: Any, kv_buffer: Any, qo_indptr: Any, max_seqlen_q: int) -> Rout
 
 
 def mla_sizes(q: Any, tokens: int, kv: Any, page: int, length: int) -> RouteCall:
+    """Return device, op and sizes of an MLA decode call over a paged cache."""
     pages = kv.shape[0]
     return (
         q.device,
@@ -96,6 +97,7 @@ _MOE_NEUTRAL: Mapping[str, Any] = {
 
 
 def moe_route(hidden_states: Any, w1: Any, w2: Any, topk_ids: Any) -> RouteCall:
+    """Return device, op and sizes of an engine's fused MoE call."""
     x, (experts, rows, columns) = hidden_states, w1.shape
     (m, d), k = x.shape, topk_ids.shape[1]
     name = _MOE_OPS.get((w1.element_size(), max(d // columns, 1)))

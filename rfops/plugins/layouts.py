@@ -134,12 +134,15 @@ class Shuffle:
     is_registered, is_hooked, missing = False, False, ""
 
     def call(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Run the engine's shuffle and record the layout of its result."""
         shuffled = original(*args, **kwargs)
         if getattr(original, "rfops", None) is not self and not is_compiling():
             self._note(original, shuffled, args, kwargs)
         return shuffled
 
     def wrap(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the engine's shuffle function wrapped so that layouts are recorded."""
+
         @functools.wraps(original)
         def shuffle(*args: Any, **kwargs: Any) -> Any:
             return self.call(original, *args, **kwargs)

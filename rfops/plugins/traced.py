@@ -23,6 +23,8 @@ _SIZES = (1, 64, 4096)  # for one that is open
 def call(
     number: int, callee: Callee, original: Callable[..., Any], args: Values, kwargs: Arguments
 ) -> Any:
+    """Run a call while torch.compile traces it: the decision depends on metadata only and is a
+    constant of the graph."""
     facts = tuple([_known_fact(value) for value in (*args, *kwargs.values())])
     reason, arguments_given, defaults = _decide(number, len(args), tuple(kwargs), facts)
     if reason is not None:

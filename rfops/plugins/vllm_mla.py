@@ -61,6 +61,7 @@ class RfopsMLAImpl(TritonMLAImpl):  # type: ignore[misc]
     def forward_mqa(
         self, q: Any, kv_c_and_k_pe_cache: torch.Tensor, attn_metadata: Any, layer: Any
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return vLLM's decode attention and its LSE, by rfops where it takes the call."""
         result: tuple[torch.Tensor, torch.Tensor | None] = MLA.call(
             TritonMLAImpl.forward_mqa, self, q, kv_c_and_k_pe_cache, attn_metadata, layer
         )

@@ -126,6 +126,8 @@ class Callee:
         return (plan,) if plan.why else plan.key(values)
 
     def plan(self, form: Form, original: Callable[..., Any]) -> Plan:
+        """Return the plan of calls of this form: which arguments are passed, checked, or must be
+        neutral."""
         tensors = [text.split() for text in (self.shaped, self.sized, self.dtyped, self.marked)]
         return make_plan(form, original, self.own, self.neutral, tensors)
 
@@ -140,6 +142,7 @@ class Callee:
         return reason
 
     def refusal(self, plan: Plan, values: Values) -> str | None:
+        """Return why rfops does not take this call, or None."""
         try:
             return plan.why or plan.unfit(values) or self._route_says(plan, values) or None
         except (ValueError, TypeError, KeyError, ZeroDivisionError, RfopsError) as error:
@@ -195,12 +198,14 @@ class Around:
         AROUNDS[self.number] = self
 
     def plan(self, form: Form) -> Plan:
+        """Return the plan of calls of this form, made on first use."""
         plan = self.plans.get(form)
         if plan is None:
             plan = self.plans[form] = self.callee.plan(form, self.original)
         return plan
 
     def function(self) -> Callable[..., Any]:
+        """Return the function that replaces the original; its warm path is one look-up by key."""
         callee, original, plans, number = self.callee, self.original, self.plans, self.number
         get_answer, declined, more_facts = callee.answers.get, callee.left, callee.more
         adapt = callee.adapt
@@ -265,9 +270,12 @@ class Maker(Callee):
     word = "per_1x128"
 
     def call(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Return the engine's function for a kind of quantisation."""
         return self.wrap(original)(*args, **kwargs)
 
     def wrap(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the engine's factory wrapped so that the functions it makes are wrapped."""
+
         @functools.wraps(original)
         def wrapped_maker(kind: Any) -> Any:
             result = original(kind)

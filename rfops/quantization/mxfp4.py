@@ -77,6 +77,7 @@ class Hip(HipQuant):
     compiled = quant_mxfp4_kernel
 
     def rounding(self, c: Call) -> Mapping[str, Any]:
+        """Return the define that selects the rounding in the kernel."""
         return {"ROUNDING": c.rounding.capitalize()}
 
 

@@ -70,6 +70,7 @@ class Hip(HipQuant):
     compiled = quant_mxfp8_kernel
 
     def rounding(self, c: Call) -> Mapping[str, Any]:
+        """Return the define that selects the rounding in the kernel."""
         return {"BUMP": ROUNDING[c.rounding]}
 
 

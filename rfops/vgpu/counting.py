@@ -80,6 +80,7 @@ class Counting:
 
     @contextmanager
     def on(self, profile: Profile) -> Iterator[None]:
+        """Count the launches of the block into `profile`."""
         with self._mode.on(timed.Block("", follows=True, add=self._times.__setitem__)):
             self._start(profile)
             try:

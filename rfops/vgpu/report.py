@@ -38,6 +38,7 @@ class Kernel:
     longest: TimedLaunch | None = None  # of those with stalls by instruction
 
     def add_time(self, launch: TimedLaunch) -> None:
+        """Add a launch's estimated time, its bound and its stalls."""
         self.us += launch.us
         self.low += launch.low
         self.high += launch.high
@@ -47,6 +48,7 @@ class Kernel:
             self.longest = launch
 
     def add_work(self, f: Mapping[str, Any]) -> None:
+        """Add a launch's counters: waves, instructions, bytes, FLOPs."""
         self.work.update(
             {
                 "waves": f["waves"],
@@ -80,6 +82,7 @@ class Report:
     different: set[tuple[Any, ...]] = field(default_factory=set)  # launches, by kernel and size
 
     def kernel(self, name: str, part: str) -> Kernel:
+        """Return the entry of a kernel on a GPU model, made on first use."""
         return self.kernels.setdefault((name, part), Kernel(name, part))
 
     def add(self, launch: TimedLaunch) -> Followed | None:

@@ -67,7 +67,7 @@ def prepare(world: World) -> None:
 # ---------------------------------------------------------------- attention
 
 
-def radix(heads: int = 16, **more: Any) -> Any:
+def radix(heads: int = 16, **kwargs: Any) -> Any:
     return words(
         **{
             "tp_q_head_num": heads,
@@ -79,7 +79,7 @@ def radix(heads: int = 16, **more: Any) -> Any:
             "layer_id": 0,
             "k_scale": None,
         }
-        | more
+        | kwargs
     )
 
 
@@ -129,11 +129,11 @@ def backend(world: World, p: Any, **changes: Any) -> tuple[Any, Any]:
 def run_decode(world: World, p: Any, **changes: Any) -> None:
     module = world.load(f"{LAYERS}.attention.aiter_backend")
     self, layer = backend(world, p, **changes)
-    wanted = reference.attention(p.q, keys_of(p), SCALE)
+    expected = reference.attention(p.q, keys_of(p), SCALE)
     scale = torch.ones(()) if p.kv.element_size() == 1 else None
     q = p.q.view(p.q.shape[0], -1)
     out = module.AiterAttnBackend._forward_mla_decode(self, q, layer, None, scale)
-    reference.assert_attention(out, wanted)
+    reference.assert_attention(out, expected)
 
 
 @sglang(each=((16, True), (16, False), (128, True)))
@@ -176,8 +176,8 @@ def mla_ranks_of_a_context(world: World) -> None:
     self, layer = backend(world, p, dcp_world_size=2)
     cache = p.kv.view(-1, 1, 576)
     out, lse = module.AiterAttnBackend._forward_decode_dcp(self, p.q, cache, layer, torch.ones(()))
-    wanted = reference.attention(p.q, keys_of(p), SCALE)
-    reference.assert_attention(out, wanted, lse)
+    expected = reference.attention(p.q, keys_of(p), SCALE)
+    reference.assert_attention(out, expected, lse)
 
 
 def verify(world: World, ranks: int) -> None:
@@ -190,8 +190,8 @@ def verify(world: World, ranks: int) -> None:
         self.forward_metadata.global_kv_indptr = None
     rows = p.q.shape[0]
     out, lse = module.AiterAttnBackend._forward_verify_asm_cprr(self, p.q, layer, None, rows)
-    wanted = reference.attention(p.q, keys_of(p), SCALE)
-    reference.assert_attention(out, wanted, lse)
+    expected = reference.attention(p.q, keys_of(p), SCALE)
+    reference.assert_attention(out, expected, lse)
 
 
 @sglang()
@@ -247,8 +247,8 @@ def sparse(world: World, form: tuple[str, bool]) -> None:
         out = cls._forward_aiter(self, p.q, cache, chosen_pages(p), layer, metadata, rows)
     else:
         out = cls._forward_aiter_extend(self, p.q, cache, chosen_pages(p), layer)
-    wanted = reference.attention(p.q, keys_of(p), SCALE)
-    reference.assert_attention(out.view(rows, 16, 512), wanted)
+    expected = reference.attention(p.q, keys_of(p), SCALE)
+    reference.assert_attention(out.view(rows, 16, 512), expected)
 
 
 # ---------------------------------------------------------------- experts
@@ -297,8 +297,8 @@ def run_experts(
         "fused_moe_kwargs": None,
     }
     d = given.exact[1].shape[1]
-    x, (weights, chosen) = normal(m, d), choice(m, len(given.exact[0]), 2)
-    ids = chosen if ids is None else ids
+    x, (weights, selected) = normal(m, d), choice(m, len(given.exact[0]), 2)
+    ids = selected if ids is None else ids
     given_to_it = {
         "hidden_states": x,
         "topk_ids": ids,
@@ -319,8 +319,8 @@ def run_experts(
     if mask is not None:
         here = mask > 0
         local = torch.where(here, here.cumsum(0) - 1, -1)[ids.long()]
-    wanted = reference.experts(x[:rows], *given.exact, weights[:rows], local[:rows], quantise)
-    reference.assert_rows(out[:rows], wanted)
+    expected = reference.experts(x[:rows], *given.exact, weights[:rows], local[:rows], quantise)
+    reference.assert_rows(out[:rows], expected)
 
 
 @sglang(each=(1, 8, 70), refused="is_shuffled|shuffled|layout|order|mark")
@@ -433,14 +433,14 @@ def experts_behind_sglangs_own_wrapper(world: World) -> None:
     module = world.load("sglang.kernels.ops.moe.moe_sorting_small")
     fused._moe_sorting_impl = fused.fused_dynamic_mxfp8_quant_moe_sort = lambda *_: None
     fused.QuantType = rfops.compat.QuantType
-    before = fused.fused_moe
+    previous = fused.fused_moe
     module.apply_aiter_small_moe_sort_patch.__wrapped__()
-    assert fused.fused_moe is not before
+    assert fused.fused_moe is not previous
     world.covers("apply_aiter_small_moe_sort_patch", "fused_moe")
     try:
         run_experts(world, mxfp4_experts(), "PER_1X32", reference.as_mxfp4("up"))
     finally:
-        fused.fused_moe = before
+        fused.fused_moe = previous
 
 
 # ---------------------------------------------------------------- routing
@@ -456,16 +456,16 @@ def topk(world: World) -> Any:
 @sglang()
 def softmax(world: World) -> None:
     logits = normal(6, 128)
-    made = topk(world).fused_topk(normal(6, 64), logits, 8, True)
-    reference.assert_chosen(*made[:2], reference.softmax_topk(logits, 8, True))
+    result = topk(world).fused_topk(normal(6, 64), logits, 8, True)
+    reference.assert_chosen(*result[:2], reference.softmax_topk(logits, 8, True))
 
 
 @sglang(each=(F32, BF16))
 def bias_without_groups(world: World, dtype: torch.dtype) -> None:
     logits, bias = normal(6, 128, dtype=dtype), normal(128, dtype=F32) / 4
-    made = topk(world).fused_topk(normal(6, 64), logits, 8, True, bias, "sigmoid", 2.5, True)
-    wanted = reference.grouped_topk(logits, bias.to(dtype), 8, 1, 1, True, 2.5)
-    reference.assert_chosen(*made[:2], wanted)
+    result = topk(world).fused_topk(normal(6, 64), logits, 8, True, bias, "sigmoid", 2.5, True)
+    expected = reference.grouped_topk(logits, bias.to(dtype), 8, 1, 1, True, 2.5)
+    reference.assert_chosen(*result[:2], expected)
 
 
 @sglang(each=((F32, F32), (BF16, BF16), (BF16, F32)))
@@ -600,10 +600,10 @@ def norm_then_quantiser(world: World, keep: bool) -> None:
     fused = "tensor_model_parallel_fused_allreduce_rmsnorm_quant_per_group"
     setattr(distributed, fused, lambda *_, **__: None)
     utils(world)
-    made, _ = module._forward_with_allreduce_fusion_quant_per_group(
+    result, _ = module._forward_with_allreduce_fusion_quant_per_group(
         words(variance_epsilon=1e-6), x, x, x[0], keep_bf16=keep
     )
-    assert_fp8(made[-2:], x, world.arch)
+    assert_fp8(result[-2:], x, world.arch)
 
 
 def dispatcher(world: World, kind: str, version: int) -> tuple[Any, Any]:
@@ -733,8 +733,8 @@ def mxfp4_quantiser_when_loaded(world: World, which: str) -> None:
     module.dynamic_mxfp4_quant = own.dynamic_mxfp4_quant
     cls, x = module.QuarkW4A4MXFp4MoE, normal(3, 64, 256)
     if which == "shared":
-        made = cls.quantize_shared_expert(None, x[0], torch.device("cpu"))
-        return assert_mxfp4(made, x[0])
+        result = cls.quantize_shared_expert(None, x[0], torch.device("cpu"))
+        return assert_mxfp4(result, x[0])
     name = f"{which}_weight"
     scales = torch.zeros(3, 64, 8, dtype=U8)
     layer = words(_load_device="cpu", **{name: parameter(x, False), f"{name}_scale": scales})

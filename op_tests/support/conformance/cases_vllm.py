@@ -116,9 +116,9 @@ def run_aiter_mla(world: World, p: Any, **changes: Any) -> None:
     out, lse = impl.forward_mqa(*args)
     if impl.dcp_world_size > 1:
         world.covers("_get_aiter_mla_decode", "mla_decode_fwd")
-    wanted = reference.attention(p.q, keys_of(p), SCALE)
+    expected = reference.attention(p.q, keys_of(p), SCALE)
     assert out.dtype == BF16
-    reference.assert_attention(out, wanted, lse)
+    reference.assert_attention(out, expected, lse)
 
 
 @vllm(each=(16, 128))
@@ -267,7 +267,7 @@ MOE_CONFIG = {
 
 
 def quant_config(given: Experts, **changes: Any) -> Any:
-    made = dict.fromkeys(
+    result = dict.fromkeys(
         (
             "use_fp8_w8a8",
             "per_act_token_quant",
@@ -277,7 +277,7 @@ def quant_config(given: Experts, **changes: Any) -> Any:
         ),
         False,
     ) | dict.fromkeys(("block_shape", "a1_scale", "a2_scale", "w1_bias", "w2_bias"))
-    return words(**made | {"w1_scale": given.w1_scale, "w2_scale": given.w2_scale} | changes)
+    return words(**result | {"w1_scale": given.w1_scale, "w2_scale": given.w2_scale} | changes)
 
 
 def of_width(i: int) -> dict[str, int]:
@@ -310,8 +310,8 @@ def run_experts(
         "moe_config": words(**MOE_CONFIG | sizes | (moe or {})),
     }
     x = normal(m, d)
-    weights, chosen = choice(m, len(given.exact[0]), k)
-    ids = chosen if ids is None else ids
+    weights, selected = choice(m, len(given.exact[0]), k)
+    ids = selected if ids is None else ids
     weights = changes.get("topk_weights", weights)
     out = nan(m, d)
     args = {
@@ -338,8 +338,8 @@ def run_experts(
         out, x, weights, local = (t[:rows] for t in (out, x, weights, local))
     if changes.get("apply_router_weight_on_input"):
         x, weights = (x * weights.to(x.dtype)), torch.ones_like(weights)
-    wanted = reference.experts(x, *given.exact, weights, local, quantise)
-    reference.assert_rows(out, wanted)
+    expected = reference.experts(x, *given.exact, weights, local, quantise)
+    reference.assert_rows(out, expected)
 
 
 def local_ids(ids: Tensor, mask: Tensor) -> Tensor:
@@ -510,8 +510,8 @@ def experts_without_the_shared_one(world: World) -> None:
     layer, (x, weights, ids), given = heterogeneous(world, False)
     out = type(layer).forward_modular(layer, x, weights, ids, None, None)
     up = reference.as_mxfp4("up")
-    wanted = reference.experts(x, *given.exact, weights[:, :2], ids[:, :2], up)
-    reference.assert_rows(out, wanted)
+    expected = reference.experts(x, *given.exact, weights[:, :2], ids[:, :2], up)
+    reference.assert_rows(out, expected)
 
 
 @vllm(refused="quant_type")
@@ -563,8 +563,8 @@ def experts_by_route(world: World) -> None:
     )  # fmt: skip
     rows = x.repeat_interleave(2, 0)
     one = torch.ones(12, 1)
-    wanted = reference.experts(rows, *given.exact, one, ids.view(-1, 1), reference.as_mxfp4("up"))
-    reference.assert_rows(kept[0].reshape(12, 256), wanted)
+    expected = reference.experts(rows, *given.exact, one, ids.view(-1, 1), reference.as_mxfp4("up"))
+    reference.assert_rows(kept[0].reshape(12, 256), expected)
 
 
 def original_kernel(**_: Any) -> Tensor:
@@ -576,10 +576,10 @@ class SharedExperts:
 
 
 @vllm(each=("alone", "with shared experts"))
-def experts_out_of_tree(world: World, what: str) -> None:
+def experts_out_of_tree(world: World, label: str) -> None:
     """UnquantizedFusedMoEMethod without aiter, replaced through vLLM's registry. The runner
     computes shared experts by itself."""
-    run_out_of_tree(world, what)
+    run_out_of_tree(world, label)
 
 
 @vllm(refused="shared experts")
@@ -588,7 +588,7 @@ def experts_out_of_tree_with_overlap(world: World) -> None:
     run_out_of_tree(world, "with shared experts", overlaps=True)
 
 
-def run_out_of_tree(world: World, what: str, overlaps: bool = False) -> None:
+def run_out_of_tree(world: World, label: str, overlaps: bool = False) -> None:
     name = "unquantized_fused_moe_method"
     module = world.load(f"{MOE}.{name}")
     from rfops.plugins import vllm_moe
@@ -603,7 +603,7 @@ def run_out_of_tree(world: World, what: str, overlaps: bool = False) -> None:
     method.moe = words(has_bias=False)
     method.mk_can_overlap_shared_experts = overlaps
     method.moe_kernel = words(apply=original_kernel)
-    method.forward = method.forward_cuda if what == "alone" else method.forward_native
+    method.forward = method.forward_cuda if label == "alone" else method.forward_native
     w1, w2 = normal(8, 256, 256) / 16, normal(8, 256, 128) / 11.3
     layer = words(
         w13_weight=parameter(w1, False),
@@ -613,10 +613,10 @@ def run_out_of_tree(world: World, what: str, overlaps: bool = False) -> None:
         apply_router_weight_on_input=False,
     )
     x, (weights, ids) = normal(8, 256), choice(8, 8, 2)
-    shared = SharedExperts() if what == "with shared experts" else None
+    shared = SharedExperts() if label == "with shared experts" else None
     out = base.apply(method, layer, x, weights, ids, shared, None if shared is None else x)
-    wanted = reference.experts(x, w1.double(), w2.double(), weights, ids, None)
-    reference.assert_rows(out, wanted)
+    expected = reference.experts(x, w1.double(), w2.double(), weights, ids, None)
+    reference.assert_rows(out, expected)
 
 
 # ---------------------------------------------------------------- routing
@@ -638,8 +638,8 @@ def softmax(world: World, op: str) -> None:
     with_moe_enabled(world, gating=op == "topk_gating")
     world.covers("dispatch_topk_softmax_func", op)
     logits = normal(6, 128)
-    made = router(world, "fused_topk_router").fused_topk(normal(6, 64), logits, 8, True)
-    reference.assert_chosen(made[0], made[1], reference.softmax_topk(logits, 8, True))
+    result = router(world, "fused_topk_router").fused_topk(normal(6, 64), logits, 8, True)
+    reference.assert_chosen(result[0], result[1], reference.softmax_topk(logits, 8, True))
 
 
 @vllm(refused="ids must be int32")
@@ -647,15 +647,15 @@ def softmax_ids_of_64_bits(world: World) -> None:
     """As the dispatch of expert parallelism wants ids."""
     with_moe_enabled(world)
     logits = normal(6, 128)
-    made = router(world, "fused_topk_router").fused_topk(normal(6, 64), logits, 8, True, I64)
-    reference.assert_chosen(made[0], made[1], reference.softmax_topk(logits, 8, True))
+    result = router(world, "fused_topk_router").fused_topk(normal(6, 64), logits, 8, True, I64)
+    reference.assert_chosen(result[0], result[1], reference.softmax_topk(logits, 8, True))
 
 
 @vllm()
 def fused_topk_op(world: World) -> None:
     logits = normal(6, 128)
-    made = ops(world).fused_topk(normal(6, 64), logits, 8, True)
-    reference.assert_chosen(*made, reference.softmax_topk(logits, 8, True))
+    result = ops(world).fused_topk(normal(6, 64), logits, 8, True)
+    reference.assert_chosen(*result, reference.softmax_topk(logits, 8, True))
 
 
 @vllm(each=("biased", "biased, bf16", "softmax", "sigmoid", "shared"))
@@ -680,8 +680,8 @@ def groups(world: World, form: str) -> None:
     )
     grouped = router(world, "grouped_topk_router").GroupedTopk.forward_hip
     weights, ids = grouped(self, normal(6, 64), logits, bias)
-    wanted = reference.grouped_topk(logits, bias, 8, 8, 4, True, 2.5, score)
-    reference.assert_chosen(weights[:, :8], ids[:, :8], wanted)
+    expected = reference.grouped_topk(logits, bias, 8, 8, 4, True, 2.5, score)
+    reference.assert_chosen(weights[:, :8], ids[:, :8], expected)
     if num_shared:
         assert weights.shape == (6, 9) and (ids[:, 8] == 256).all() and (weights[:, 8] == 0).all()
 
@@ -703,8 +703,8 @@ def run_bias(world: World, dtype: torch.dtype) -> None:
     weights, ids = function(
         normal(6, 64), logits, "sigmoid", bias, 8, True, dtype, routed_scaling_factor=2.5
     )
-    wanted = reference.grouped_topk(logits, bias, 8, 4, 4, True, 2.5)
-    reference.assert_chosen(weights, ids, wanted)
+    expected = reference.grouped_topk(logits, bias, 8, 4, 4, True, 2.5)
+    reference.assert_chosen(weights, ids, expected)
 
 
 # ---------------------------------------------------------------- linear layers
@@ -735,8 +735,8 @@ def run_shuffled(world: World, call: Callable[[Tensor, Tensor, Tensor], Tensor],
     w, w_scale, exact = fp8_weight(world.arch, 256, 512)
     x = normal(rows, 512)
     out = call(x, parameter(shuffled(w), False), w_scale)
-    made = reference.quant_fp8(x, 1, False, fp8_of(world.arch))
-    reference.assert_product(out, reference.fp8_rows(*made), exact)
+    result = reference.quant_fp8(x, 1, False, fp8_of(world.arch))
+    reference.assert_product(out, reference.fp8_rows(*result), exact)
 
 
 @vllm(
@@ -764,8 +764,8 @@ def fp8_mlp_shuffled(world: World) -> None:
             act_fn=lambda y: y,
             down_proj=lambda y: (y, None),
         )
-        made: Tensor = module.DeepseekV4MLP.forward(self, x)
-        return made
+        result: Tensor = module.DeepseekV4MLP.forward(self, x)
+        return result
 
     run_shuffled(world, call, 5)
 
@@ -924,7 +924,7 @@ def run_align(world: World, function: str, expert_map: Tensor | None) -> None:
             "ignore_invalid_experts": ignore,
             "return_scatter_idx": False,
         }
-        made = world.call(
+        result = world.call(
             site,
             module.moe_align_block_size,
             ids,
@@ -933,7 +933,7 @@ def run_align(world: World, function: str, expert_map: Tensor | None) -> None:
             expert_map,
             names=values | {"block_size": block, "num_experts": 16},
         )
-        reference.assert_aligned(made, ids, block, 16, expert_map)
+        reference.assert_aligned(result, ids, block, 16, expert_map)
 
 
 @vllm(refused="return_scatter_idx")
@@ -993,8 +993,8 @@ def sparse_mla(world: World, p: Any, sinks: Tensor | None) -> tuple[Tensor, Any]
         **METADATA,
     )
     layer = words(_q_scale=torch.ones(()), _k_scale=torch.ones(()))
-    made: tuple[Tensor, Any] = impl._forward_mla(layer, p.q, p.kv.squeeze(2), metadata)
-    return made
+    result: tuple[Tensor, Any] = impl._forward_mla(layer, p.q, p.kv.squeeze(2), metadata)
+    return result
 
 
 @vllm(each=("bf16", "fp8"))
@@ -1003,8 +1003,8 @@ def sparse(world: World, kind: str) -> None:
     fp8 = kind == "fp8"
     p = paged(world.arch, [5, 33, 1], fp8=fp8, q_fp8=fp8)
     out, _ = sparse_mla(world, p, None)
-    wanted = reference.attention(p.q, keys_of(p), SCALE)
-    reference.assert_attention(out, wanted)
+    expected = reference.attention(p.q, keys_of(p), SCALE)
+    reference.assert_attention(out, expected)
 
 
 @vllm(each=(16, 32))

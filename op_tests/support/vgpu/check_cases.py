@@ -76,23 +76,23 @@ class Case:
         else:
             assert key == "run", key
             self.is_new, self.faults = "fresh input" in value, "faults" in value
-            if found := re.search(r"(\d+) waves", value):
-                self.waves = int(found[1])
+            if match := re.search(r"(\d+) waves", value):
+                self.waves = int(match[1])
 
 
 def read(name: str, kind: str = "") -> dict[str, Case]:
     """The cases of vgpu/check/sources/<name>.s."""
-    found: dict[str, Case] = {}
+    results: dict[str, Case] = {}
     case = Case(kind)  # of the lines in front of the first one
     for line in (FOLDER / f"{name}.s").read_text().splitlines():
         key, _, value = line.removeprefix("//: ").partition(" ")
         if not line.startswith("//: "):
             case.body += line + "\n"
         elif key == "case":
-            case = found[value] = Case(kind)
+            case = results[value] = Case(kind)
         else:
             case.set(key, value)
-    return found
+    return results
 
 
 def hazard(row: hazards.Hazard, distance: int) -> Case:

@@ -103,10 +103,10 @@ def encodings(lines: list[str], arch: str) -> list[bytes | None]:
         command = [sys.executable, "-m", "ziglang", "clang", "-cc1as", "-triple",
                    "amdgcn-amd-amdhsa", "-target-cpu", arch, "-filetype", "asm", "-show-encoding",
                    str(source), "-o", "-"]  # fmt: skip
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-    refused = {int(n) for n in re.findall(r"probe\.s:(\d+):\d+: error", done.stderr)}
-    found = re.findall(r"encoding: \[([^\]]*)\]", done.stdout)
-    codes = iter([bytes(int(b, 16) for b in text.split(",")) for text in found])
+        completed = subprocess.run(command, capture_output=True, text=True, check=False)
+    refused = {int(n) for n in re.findall(r"probe\.s:(\d+):\d+: error", completed.stderr)}
+    match = re.findall(r"encoding: \[([^\]]*)\]", completed.stdout)
+    codes = iter([bytes(int(b, 16) for b in text.split(",")) for text in match])
     out = [None if n in refused else next(codes, b"") for n in range(1, len(lines) + 1)]
     assert next(codes, None) is None and b"" not in out, "lines and encodings do not match"
     return out
@@ -282,9 +282,9 @@ def inputs() -> np.ndarray:
     return lanes
 
 
-def differing(chosen: list[Case], arch: str, block: int = 400) -> list[tuple[Case, int]]:
+def differing(selected: list[Case], arch: str, block: int = 400) -> list[tuple[Case, int]]:
     """The cases whose two results differ, with the number of lanes."""
-    blocks = [chosen[i : i + block] for i in range(0, len(chosen), block)]
+    blocks = [selected[i : i + block] for i in range(0, len(selected), block)]
     tail = "v_lshlrev_b32 v2, 4, v0\nv_add_u32 v2, {size}, v2\n"
     store = "global_store_dword v2, v4, s[6:7]\nv_add_u32 v2, 0x100, v2\n"
     snippets = [
@@ -296,8 +296,8 @@ def differing(chosen: list[Case], arch: str, block: int = 400) -> list[tuple[Cas
     batch, lanes = Snippets(snippets, arch, **_RESOURCES), inputs()
     out = []
     for n, some in enumerate(blocks):
-        got = batch.run(n, lanes, len(some) + 4).reshape(-1)[: LANES * len(some)]
-        lanes_off = (got.reshape(len(some), LANES) != 0).sum(1)
+        actual = batch.run(n, lanes, len(some) + 4).reshape(-1)[: LANES * len(some)]
+        lanes_off = (actual.reshape(len(some), LANES) != 0).sum(1)
         out += [(some[i], int(lanes_off[i])) for i in np.flatnonzero(lanes_off)]
     return out
 
@@ -312,9 +312,9 @@ def explain(case: Case, arch: str) -> str:
     if _masks(row) and not count:
         show = "".join(f"v_mov_b32 v{20 + i}, s{s}\n" for i, s in enumerate((40, 41, 50, 51)))
     setup = _FILL + "v_lshlrev_b32 v2, 4, v0\n"
-    got = Snippets([setup + _run_both(case) + show], arch, **_RESOURCES).run(0, inputs())
-    lane = int(np.argmax((got[:, :2] != got[:, 2:]).any(1)))
-    values = [f"0x{high:08x}{low:08x}" for low, high in (got[lane, :2], got[lane, 2:])]
+    actual = Snippets([setup + _run_both(case) + show], arch, **_RESOURCES).run(0, inputs())
+    lane = int(np.argmax((actual[:, :2] != actual[:, 2:]).any(1)))
+    values = [f"0x{high:08x}{low:08x}" for low, high in (actual[lane, :2], actual[lane, 2:])]
     return (
         f"{case.texts[0]}: clang encodes the operand as {case.operand.kind}, bits {case.bits:#x}; "
         f"lane {lane} got {values[0]}, with a register {values[1]}"

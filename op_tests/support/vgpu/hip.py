@@ -99,8 +99,8 @@ extern "C" __global__ void trap() { __builtin_trap(); }
 
 def zig(*arguments: str | Path) -> None:
     command = [sys.executable, "-m", "ziglang", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"{' '.join(command)}\n{done.stderr[:4000]}"
+    completed = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert completed.returncode == 0, f"{' '.join(command)}\n{completed.stderr[:4000]}"
 
 
 def compile_hip(source: str, arch: str, folder: Path, *more: str) -> bytes:
@@ -182,13 +182,13 @@ def bundle(entries: list[tuple[str, bytes]]) -> bytes:
     header = b"__CLANG_OFFLOAD_BUNDLE__" + struct.pack("<Q", len(entries))
     table_bytes = len(header) + sum(24 + len(name) for name, _ in entries)
     body, table = b"", b""
-    at = -(-table_bytes // 4096) * 4096
-    start = at
+    offset = -(-table_bytes // 4096) * 4096
+    start = offset
     for name, image in entries:
-        table += struct.pack("<QQQ", at, len(image), len(name)) + name.encode()
+        table += struct.pack("<QQQ", offset, len(image), len(name)) + name.encode()
         padded = image + bytes(-len(image) % 4096)
         body += padded
-        at += len(padded)
+        offset += len(padded)
     return (header + table).ljust(start, b"\0") + body
 
 

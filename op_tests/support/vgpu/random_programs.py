@@ -353,22 +353,23 @@ class Program:
         kind = self.random.choice(("u8", "u16", "u32", "u64", "f16", "f32", "u16x2"))
         count = self.random.choice((4, 8, 16))
         variable = self.random.choice(self.variables[kind])
-        place = [f"{self.expression('u32', 1)} & {count - 1}u" for _ in range(3)]
+        position = [f"{self.expression('u32', 1)} & {count - 1}u" for _ in range(3)]
         a, b = (self.expression(kind, 1) for _ in range(2))
         return (
             f"{{ {kind} a[{count}]; for (u32 i = 0; i < {count}; ++i) a[i] = {variable}; "
-            f"a[{place[0]}] = {a}; a[{place[1]}] = {b}; {variable} = q<{kind}>(a[{place[2]}]); }}"
+            f"a[{position[0]}] = {a}; a[{position[1]}] = {b}; "
+            f"{variable} = q<{kind}>(a[{position[2]}]); }}"
         )
 
     def _address(self, kind: str) -> str:
         """A place of the lane's own memory or LDS, often not aligned."""
         room = SLICE - SIZES[kind]
-        at = str(self.random.randrange(room + 1))
+        offset = str(self.random.randrange(room + 1))
         if self.random.random() < 0.4:
-            at = f"({self.expression('u32', 1)} % {room + 1}u)"
+            offset = f"({self.expression('u32', 1)} % {room + 1}u)"
         if self.random.random() < 0.5:
-            at = f"({at} & ~{SIZES[kind] - 1}u)"
-        return f"{self.random.choice(('mem', 'lds'))} + {at}"
+            offset = f"({offset} & ~{SIZES[kind] - 1}u)"
+        return f"{self.random.choice(('mem', 'lds'))} + {offset}"
 
     def _memory(self) -> str:
         kind = self.random.choice(list(SIZES))
@@ -386,26 +387,26 @@ class Program:
 
     def _atomic(self) -> str:
         kind = self.random.choice(("u32", "i32", "u64", "i64", "f32", "f64"))
-        place = (
+        position = (
             f"{self.random.choice(('mem', 'lds'))} + {self.random.randrange(0, SLICE, SIZES[kind])}"
         )
         target, value = self.random.choice(self.variables[kind]), self.expression(kind, 1)
         if kind in FLOATS:
-            return f"{target} = atomic_float_add<{kind}>({place}, {value});"
+            return f"{target} = atomic_float_add<{kind}>({position}, {value});"
         if self.random.random() < 0.15:
             expected = self.expression(kind, 1)
-            return f"{target} = atomic_compare_swap<{kind}>({place}, {expected}, {value});"
+            return f"{target} = atomic_compare_swap<{kind}>({position}, {expected}, {value});"
         op = self.random.choice(("add", "sub", "and", "or", "xor", "min", "max", "swap"))
-        call = f"atomic_{op}<{kind}>({place}, {value});"
+        call = f"atomic_{op}<{kind}>({position}, {value});"
         return call if self.random.random() < 0.3 else f"{target} = {call}"
 
     def _shared(self) -> str:
         """All lanes at one place, whose result does not depend on their order."""
         op = self.random.choice(("add", "or", "max"))
-        at = {"add": 0, "or": 64, "max": 128}[op]  # one operation a place
+        offset = {"add": 0, "or": 64, "max": 128}[op]  # one operation a place
         kind = self.random.choice(("u32", "u64"))
-        at += 32 * (kind == "u64") + SIZES[kind] * self.random.randrange(4)
-        return f"atomic_{op}<{kind}>(shared + {at}, {self.expression(kind, 1)});"
+        offset += 32 * (kind == "u64") + SIZES[kind] * self.random.randrange(4)
+        return f"atomic_{op}<{kind}>(shared + {offset}, {self.expression(kind, 1)});"
 
     # -------------------------------------------------------------------- between lanes
 
@@ -519,23 +520,23 @@ class Program:
         """Through LDS, behind barriers."""
         kind = self.random.choice(list(SIZES))
         to, source = (self.random.choice(self.variables[kind]) for _ in range(2))
-        at, back = (self.random.randrange(SLICE + 1 - SIZES[kind]) for _ in range(2))
+        offset, back = (self.random.randrange(SLICE + 1 - SIZES[kind]) for _ in range(2))
         if self.random.random() < 0.6:
-            at, back = at & -SIZES[kind], at & -SIZES[kind]
+            offset, back = offset & -SIZES[kind], offset & -SIZES[kind]
         other = (
             f"({{id}} * {self.random.choice((1, 3, 5, 7))} + {self.random.randrange(256)}) % kLanes"
         )
         load = f"load<{kind}>({{all}} + ({other}) * kSlice + {back})"
         return Step(
-            f"barrier(); store<{kind}>(s.lds + {at}, s.{source}); barrier(); "
+            f"barrier(); store<{kind}>(s.lds + {offset}, s.{source}); barrier(); "
             f"s.{to} = q<{kind}>({load.format(all='all_lds', id='s.id')}); barrier();",
-            f"EACH store<{kind}>(s[l].lds + {at}, s[l].{source}); "
+            f"EACH store<{kind}>(s[l].lds + {offset}, s[l].{source}); "
             f"EACH s[l].{to} = q<{kind}>({load.format(all='all_lds', id='l')});",
         )
 
     def _step(self) -> Step:
-        made = self.random.random()
-        if made < 0.18:
+        result = self.random.random()
+        if result < 0.18:
             return self._across()
         statements: list[Callable[[], str]] = [
             lambda: self._assign(3),
@@ -568,10 +569,14 @@ class Program:
         lanes, size = self.layout()
         same, same_size = self.uniform_layout()
         declared = " ".join(f"{kind} {name};" for kind, name, _ in lanes + same)
-        loads = [f"{name} = q<{kind}>(load<{kind}>(in + {at}));" for kind, name, at in lanes]
-        loads += [f"{name} = q<{kind}>(load<{kind}>(uni + {at}));" for kind, name, at in same]
-        stores = [f"store<{kind}>(out + {at}, {name});" for kind, name, at in lanes]
-        stores += [f"store<{kind}>(out + {size + at}, {name});" for kind, name, at in same]
+        loads = [
+            f"{name} = q<{kind}>(load<{kind}>(in + {offset}));" for kind, name, offset in lanes
+        ]
+        loads += [
+            f"{name} = q<{kind}>(load<{kind}>(uni + {offset}));" for kind, name, offset in same
+        ]
+        stores = [f"store<{kind}>(out + {offset}, {name});" for kind, name, offset in lanes]
+        stores += [f"store<{kind}>(out + {size + offset}, {name});" for kind, name, offset in same]
         methods, device, host = [], [], []
         for n, step in enumerate(self.steps):
             if step.host:
@@ -595,12 +600,12 @@ class Program:
 
 
 def _placed(variables: dict[str, list[str]]) -> tuple[list[tuple[str, str, int]], int]:
-    out, at = [], 0
+    out, offset = [], 0
     for kind, names in variables.items():
         for name in names:
-            out.append((kind, name, at))
-            at += (SIZES[kind] + 3) // 4 * 4
-    return out, (at + 15) // 16 * 16
+            out.append((kind, name, offset))
+            offset += (SIZES[kind] + 3) // 4 * 4
+    return out, (offset + 15) // 16 * 16
 
 
 _TEMPLATE = """

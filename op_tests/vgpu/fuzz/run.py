@@ -54,9 +54,11 @@ def compiler() -> str:
 
 
 def run(*command: str | Path) -> None:
-    done = subprocess.run([str(c) for c in command], capture_output=True, text=True, check=False)
-    if done.returncode:
-        sys.exit(f"{' '.join(map(str, command))}\n{done.stderr[-4000:]}")
+    completed = subprocess.run(
+        [str(c) for c in command], capture_output=True, text=True, check=False
+    )
+    if completed.returncode:
+        sys.exit(f"{' '.join(map(str, command))}\n{completed.stderr[-4000:]}")
 
 
 def build() -> None:
@@ -94,7 +96,7 @@ def unpack(target: str) -> Path:
 def fuzz(target: str, seconds: int) -> bool:
     """Whether nothing was found."""
     corpus, findings = unpack(target), BUILD / target / "findings"
-    before = set(findings.iterdir())
+    previous = set(findings.iterdir())
     command = [
         str(BUILD / f"fuzz_{target}"),
         str(corpus),
@@ -107,22 +109,22 @@ def fuzz(target: str, seconds: int) -> bool:
         "-malloc_limit_mb=2048",
     ]
     environment = {"UBSAN_OPTIONS": "halt_on_error=1", **os.environ}
-    done = subprocess.run(
+    completed = subprocess.run(
         command, env=environment, stderr=subprocess.PIPE, text=True, errors="replace", check=False
     )
-    runs = re.search(r"number_of_executed_units: (\d+)", done.stderr)
-    reached = re.findall(r"cov: (\d+) ft: (\d+)", done.stderr)
+    runs = re.search(r"number_of_executed_units: (\d+)", completed.stderr)
+    reached = re.findall(r"cov: (\d+) ft: (\d+)", completed.stderr)
     print(
         f"{target}: {runs[1] if runs else 'unknown'} executions in {seconds} s, coverage "
         f"{'edges {} features {}'.format(*reached[-1]) if reached else 'unknown'}, "
-        f"exit status {done.returncode}",
+        f"exit status {completed.returncode}",
         flush=True,
     )
-    for file in sorted(set(findings.iterdir()) - before):
+    for file in sorted(set(findings.iterdir()) - previous):
         print(f"  finding: {file}")
-    if done.returncode:
-        print(done.stderr[-6000:])
-    return done.returncode == 0
+    if completed.returncode:
+        print(completed.stderr[-6000:])
+    return completed.returncode == 0
 
 
 def pack(files: list[Path]) -> bytes:

@@ -222,7 +222,7 @@ print(loaded)
 
 
 def hostile(vgpu_path: Path, file: Path, *arguments: object) -> int:
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", _HOSTILE, str(vgpu_path), str(file), *map(str, arguments)],
         env={**os.environ, "RFOPS_VGPU_LOG": "0", "RFOPS_VGPU_ARCH": "gfx950"},
         capture_output=True,
@@ -230,9 +230,9 @@ def hostile(vgpu_path: Path, file: Path, *arguments: object) -> int:
         check=False,
         timeout=300,
     )
-    assert done.returncode == 0, f"exit {done.returncode}: {done.stderr[-2000:]}"
-    assert done.stderr == "", "RFOPS_VGPU_LOG=0 is silent"
-    return int(done.stdout)
+    assert completed.returncode == 0, f"exit {completed.returncode}: {completed.stderr[-2000:]}"
+    assert completed.stderr == "", "RFOPS_VGPU_LOG=0 is silent"
+    return int(completed.stdout)
 
 
 def last_segment_end(image: bytes) -> int:

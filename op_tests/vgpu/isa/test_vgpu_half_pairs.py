@@ -71,11 +71,11 @@ def test_a_pair_is_two_halves(op: str, picks: str) -> None:
     inputs = np.stack([halves(rng) | halves(rng) << np.uint64(16) for _ in range(3)], 1)
     out = Snippets([snippet(op, picks)]).run(0, inputs)
     for half, single in enumerate((out[:, 1], out[:, 2])):
-        got, want = out[:, 0] >> (16 * half) & 0xFFFF, single & 0xFFFF
+        actual, want = out[:, 0] >> (16 * half) & 0xFFFF, single & 0xFFFF
         picked = [inputs[:, s] >> np.uint64(16 * PICKS[picks][half][s]) for s in range(3)]
         nans = sum(is_nan(bits & np.uint64(0xFFFF)) for bits in picked[: 3 if op == "fma" else 2])
-        wrong = np.flatnonzero((got != want) & ~((nans > 1) & is_nan(got) & is_nan(want)))
+        wrong = np.flatnonzero((actual != want) & ~((nans > 1) & is_nan(actual) & is_nan(want)))
         assert not wrong.size, (
             f"half {half}: {wrong.size} differ; first {wrong[0]}: inputs {inputs[wrong[0]]}, "
-            f"{got[wrong[0]]:#x} is not {want[wrong[0]]:#x}"
+            f"{actual[wrong[0]]:#x} is not {want[wrong[0]]:#x}"
         )

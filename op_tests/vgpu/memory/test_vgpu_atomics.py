@@ -328,7 +328,7 @@ def test_atomic(name: str) -> None:
             memory, slots, a, b = _prepare(atomic, seed)
             want = memory.copy()
             old = _expected(atomic, want, slots, a, b, mask)
-            got = BATCH.run(
+            actual = BATCH.run(
                 f"{name} {returns}",
                 memory,
                 slots * (atomic.bits // 8),
@@ -340,7 +340,7 @@ def test_atomic(name: str) -> None:
             if returns:
                 on = active(mask)
                 dwords = atomic.bits // 32
-                same(f"{name} old values mask {mask:x}", got[:dwords, on], old[:dwords, on])
+                same(f"{name} old values mask {mask:x}", actual[:dwords, on], old[:dwords, on])
 
 
 # ------------------------------------------------------------------------------ many workgroups
@@ -419,6 +419,6 @@ def test_scalar_atomic(prefix: str, bits: int, op: str) -> None:
         if seed % 2:
             memory[16 : 16 + bits // 8].view(dtype)[0] = old = b
         name = f"{prefix}{op}{'_x2' if bits == 64 else ''}"
-        got = _SCALAR.run(name, memory, LANE * 0, size=64, data=np.full(LANES, data))
+        actual = _SCALAR.run(name, memory, LANE * 0, size=64, data=np.full(LANES, data))
         assert int(memory[16:24].view(dtype)[0]) == OPS[bits][op](old, a, b), (name, seed)
-        assert sum(int(got[d, 9]) << (32 * d) for d in range(dwords)) == old, (name, seed)
+        assert sum(int(actual[d, 9]) << (32 * d) for d in range(dwords)) == old, (name, seed)

@@ -33,15 +33,15 @@ extern "C" __attribute__((global)) void chase(void** at, int trips) {
 def launches() -> tuple[TimedLaunch, ...]:
     """Two, the second of more workgroups than the compute unit has at once."""
     torch.manual_seed(1)
-    found = []
+    results = []
     for m, n in ((16, 512), (16, 65536)):
         x, x_scale = rfops.quant_mxfp8(torch.randn(m, 256))
         w = torch.randint(0, 100, (n, 256), dtype=torch.uint8).view(torch.float8_e4m3fn)
         w_scale = torch.full((n, 8), 127, dtype=torch.uint8).view(torch.float8_e8m0fnu)
         with rfops.vgpu.timing("MI355X", events=1_000_000) as t:
             rfops.gemm_mxfp8(x, w, x_scale, w_scale)
-        found += t.launches
-    return tuple(found)
+        results += t.launches
+    return tuple(results)
 
 
 def ps(us: float) -> int:
@@ -55,20 +55,20 @@ def check_well_formed(trace: dict[str, Any]) -> Slices:
     slices: Slices = trace["traceEvents"]
     named = [s for s in slices if s["ph"] == "M"]
     assert slices[: len(named)] == named, "names come first"
-    rest = slices[len(named) :]
-    assert {s["ph"] for s in rest} == {"X", "C"}
-    stamps = [s["ts"] for s in rest]
+    remaining = slices[len(named) :]
+    assert {s["ph"] for s in remaining} == {"X", "C"}
+    stamps = [s["ts"] for s in remaining]
     assert stamps == sorted(stamps) and stamps[0] >= 0
     of = {
         kind: {(s["pid"], s.get("tid")) for s in named if s["name"] == f"{kind}_name"}
         for kind in ("process", "thread")
     }
-    assert {(s["pid"], None) for s in rest} == of["process"]
-    assert {(s["pid"], s["tid"]) for s in rest if s["ph"] == "X"} == of["thread"]
-    for at in of["thread"]:
+    assert {(s["pid"], None) for s in remaining} == of["process"]
+    assert {(s["pid"], s["tid"]) for s in remaining if s["ph"] == "X"} == of["thread"]
+    for offset in of["thread"]:
         open_ends: list[int] = []
-        for s in rest:
-            if s["ph"] != "X" or (s["pid"], s["tid"]) != at:
+        for s in remaining:
+            if s["ph"] != "X" or (s["pid"], s["tid"]) != offset:
                 continue
             start, end = ps(s["ts"]), ps(s["ts"]) + ps(s["dur"])
             while open_ends and open_ends[-1] <= start:
@@ -77,7 +77,7 @@ def check_well_formed(trace: dict[str, Any]) -> Slices:
             assert not open_ends or end <= open_ends[-1], f"{s} goes on after what it is in"
             open_ends.append(end)
         assert len(open_ends) <= 2
-    for s in rest:
+    for s in remaining:
         if s["ph"] == "C":
             assert s["args"] and all(value >= 0 for value in s["args"].values()), s
     return slices
@@ -103,8 +103,8 @@ def test_a_timeline_is_well_formed_and_has_all() -> None:
         waited: dict[str, int] = {}
         for s in of_category(slices, "stall", index):
             waited[s["name"]] = waited.get(s["name"], 0) + ps(s["dur"])
-        told = sum(e[4] for e in launch.events if e[5] == "vmcnt" and e[4] > 4)
-        assert waited["vmcnt"] == pytest.approx(told / launch.clock_ghz * 1e3, rel=1e-3)
+        message = sum(e[4] for e in launch.events if e[5] == "vmcnt" and e[4] > 4)
+        assert waited["vmcnt"] == pytest.approx(message / launch.clock_ghz * 1e3, rel=1e-3)
         (whole,) = of_category(slices, "launch", index)
         assert whole["name"] == launch.kernel and whole["ts"] == pytest.approx(start)
         inside = [s for s in slices if s["pid"] // 10 == index and s["ph"] == "X"]
@@ -212,14 +212,14 @@ def test_source_lines_of_the_engines_code(tmp_path: Path) -> None:
     assert kept.kernel == "lines_kernel"  # which is forgotten with the last that holds it
     header = next(CSRC.glob("include/rfops/**/*.h")).relative_to(CSRC)
     stage = "/cache/v1/gfx950/m/.stage-1a2b-3c4d/"
-    for name, told in (
+    for name, message in (
         (f"{stage}root/deep/m.hip:2", f"{tmp_path}/deep/m.hip:2"),
         ("root/deep/m.hip:2", f"{tmp_path}/deep/m.hip:2"),
         (f"{stage}root/gone.hip:2", "root/gone.hip:2"),
         (f"rfops/{header}:1", f"{CSRC}/{header}:1"),
         ("/home/a/b.py:3", "/home/a/b.py:3"),
     ):
-        assert timed_text.source_path(name, "lines_kernel") == told
+        assert timed_text.source_path(name, "lines_kernel") == message
     row = {
         "offset": 256,
         "text": "s_nop 0",

@@ -98,10 +98,10 @@ def test_global_traffic(batch: Snippets) -> None:
 
 
 def test_a_reread_shows_in_requests_and_not_in_lines(batch: Snippets) -> None:
-    once, again = launch(batch, "fma"), launch(batch, "reread")
-    apart = again.global_read["lines_64B"] - once.global_read["lines_64B"]
+    once, repeated = launch(batch, "fma"), launch(batch, "reread")
+    apart = repeated.global_read["lines_64B"] - once.global_read["lines_64B"]
     assert abs(apart) <= 1  # the two launches' arrays may start at different places in a line
-    assert again.global_read["requests_64B"] > 2 * once.global_read["requests_64B"]
+    assert repeated.global_read["requests_64B"] > 2 * once.global_read["requests_64B"]
 
 
 @pytest.mark.parametrize(
@@ -165,9 +165,9 @@ def test_the_estimate_is_timing_modes(batch: Snippets) -> None:
     inputs = np.zeros((64, 4), np.uint64)
     with rfops.vgpu.timing() as t:
         batch.run(1, inputs)
-    before = rfops.vgpu.modelled_ms()
+    previous = rfops.vgpu.modelled_ms()
     batch.run(0, inputs)  # not timed
-    assert rfops.vgpu.modelled_ms() == before
+    assert rfops.vgpu.modelled_ms() == previous
     with rfops.vgpu.profile() as p:
         for name in (1, 0, 7):
             batch.run(name, inputs)
@@ -177,7 +177,9 @@ def test_the_estimate_is_timing_modes(batch: Snippets) -> None:
     assert estimates[0].us == pytest.approx(t.launches[0].us, abs=0.05)
     assert all(e.low < e.us < e.high and e.us > e.floor_us and e.bound for e in estimates)
     ms = sum(e.us for e in estimates) / 1e3
-    assert rfops.vgpu.modelled_ms() - before == pytest.approx(ms, abs=1e-8)  # of whole picoseconds
+    assert rfops.vgpu.modelled_ms() - previous == pytest.approx(
+        ms, abs=1e-8
+    )  # of whole picoseconds
     with rfops.vgpu.timing("MI350X", kind="event") as t, rfops.vgpu.profile() as p:
         batch.run(1, inputs)
     assert p.launches[0].estimate() is t.launches[0]

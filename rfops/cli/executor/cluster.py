@@ -62,9 +62,11 @@ class RayPool:
         return actor.options(runtime_env={"env_vars": env}).remote(*self.brought)
 
     def start(self, worker: int, task: Task) -> None:
+        """Start a task on a worker that is idle."""
         self.workers_by_ref[self.actors[worker].run.remote(task)] = worker
 
     def wait(self, seconds: float) -> list[tuple[int, Outcome | None]]:
+        """Return (worker, outcome) of the tasks that end within `seconds`; at most one."""
         done_refs, _ = ray.wait(list(self.workers_by_ref), num_returns=1, timeout=seconds)
         return [(self.workers_by_ref.pop(ref), self._outcome(ref)) for ref in done_refs]
 
@@ -78,6 +80,7 @@ class RayPool:
         return outcome
 
     def restart(self, worker: int) -> None:
+        """Kill a worker and start a new one in its place."""
         self.workers_by_ref = {
             ref: index for ref, index in self.workers_by_ref.items() if index != worker
         }
@@ -88,6 +91,7 @@ class RayPool:
             raise Died from error
 
     def close(self) -> None:
+        """End all workers, and Ray if this pool started it."""
         for actor in self.actors:
             ray.kill(actor)
         if self.owns_ray:

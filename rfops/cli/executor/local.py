@@ -57,6 +57,7 @@ class LocalPool:
         return {"HIP_VISIBLE_DEVICES": device_id, "CUDA_VISIBLE_DEVICES": device_id}
 
     def start(self, worker: int, task: Task) -> None:
+        """Start a task on a worker that is idle; its process starts with its first task."""
         slot = self.workers[worker]
         try:
             if slot is None:
@@ -66,6 +67,8 @@ class LocalPool:
             raise Died from error
 
     def wait(self, seconds: float) -> list[tuple[int, Outcome | None]]:
+        """Return (worker, outcome) of the tasks that end within `seconds`; None for a process that
+        died."""
         pipes = {slot[1]: i for i, slot in enumerate(self.workers) if slot is not None}
         outcomes: list[tuple[int, Outcome | None]] = []
         for pipe in wait(list(pipes), seconds):
@@ -87,6 +90,7 @@ class LocalPool:
             slot[1].close()
 
     def restart(self, worker: int) -> None:
+        """Kill a worker's process and start a new one."""
         self._stop(worker)
         self._begin(worker)
 

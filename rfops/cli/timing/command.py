@@ -32,6 +32,7 @@ FORMATS = (
 
 
 def arguments() -> argparse.ArgumentParser:
+    """Return the parser of `rfops bench timing`."""
     parser = argparse.ArgumentParser(prog="rfops bench timing", description=__doc__)
     add = parser.add_argument
     add(
@@ -155,6 +156,7 @@ def _digits(us: float) -> int:
 
 
 def record_of(row: Row) -> Record:
+    """Return a row's record before it is predicted; `skipped` says why it will not be."""
     record = {
         "key": row.key,
         "op": row.op,

@@ -680,6 +680,7 @@ HEAD = (
 
 
 def line(record: Mapping[str, Any]) -> str:
+    """Return a microkernel's record as a line of text; more than 10 % off is marked."""
     error = record["predicted"] / record["published"] - 1
     mark = "" if abs(error) <= TOLERANCE else f"  beyond 10 %: {record['note']}"
     return (

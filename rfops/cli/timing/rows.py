@@ -143,12 +143,14 @@ def sizes_of(shape: str) -> tuple[dict[str, int], dict[str, str]]:
 
 
 def number(name: str, text: str) -> int:
+    """Return a column's whole number. Raises ValueError."""
     if not text.isdigit():
         raise ValueError(f"{name}: expected a whole number, got {text!r}")
     return int(text)
 
 
 def us_of(text: str) -> float:
+    """Return a column's time in microseconds. Raises ValueError unless it is above 0 and finite."""
     try:
         us = float(text)
     except ValueError:

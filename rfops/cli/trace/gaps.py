@@ -45,6 +45,7 @@ class Cause(msgspec.Struct):
     longest: float = 0.0
 
     def add(self, us: float) -> None:
+        """Count one more gap of `us` microseconds."""
         self.gaps, self.us, self.longest = self.gaps + 1, self.us + us, max(self.longest, us)
 
 
@@ -88,6 +89,7 @@ class Gap(msgspec.Struct):
 
 
 def reports(trace: Trace) -> list[Report]:
+    """Return one report per GPU of the trace."""
     host = Host(trace.calls)
     by_device: dict[str, list[Activity]] = defaultdict(list)
     for activity in trace.activities:
@@ -198,6 +200,8 @@ def _report(trace: Trace, device: str, activities: list[Activity], host: Host) -
 
 
 def cause_of(gap: Gap, host: Host) -> str:
+    """Return why the GPU was idle: within a graph, for the host's launch, or in the queue after
+    it."""
     launch = host.launch(gap.after)
     if launch is None:
         return "unknown"

@@ -22,6 +22,7 @@ def check() -> None:
 
 
 def draw(file: Path, trace: Trace, reports: list[Report]) -> None:
+    """Write a picture of the trace: busy time over time, and each kernel's fraction."""
     import matplotlib
 
     matplotlib.use("Agg")

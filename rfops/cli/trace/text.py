@@ -16,6 +16,7 @@ CAUSES = {
 
 
 def table(report: Report, top: int) -> str:
+    """Return the report as text, with at most `top` kernels."""
     sections = [_head(report), _kernels(report, top), _gaps(report), _host(report, top)]
     return "\n\n".join(filter(None, [*sections, _graph(report)])) + "\n"
 

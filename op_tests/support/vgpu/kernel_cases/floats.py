@@ -186,9 +186,9 @@ def min_max(rng: Rng) -> Made:
 
     def check(actual: Array) -> None:
         same = (actual[:, :2] == numbers) | (np.isnan(actual[:, :2]) & np.isnan(numbers))
-        at = int(np.argmax(~same.all(1)))
-        text = f"got {actual[at, :2]}, expected {numbers[at]}"
-        assert same.all(), f"fmin/fmax({a[at]}, {b[at]}): {text}"
+        offset = int(np.argmax(~same.all(1)))
+        text = f"got {actual[offset, :2]}, expected {numbers[offset]}"
+        assert same.all(), f"fmin/fmax({a[offset]}, {b[offset]}): {text}"
         expect(actual[:, 2:4], selects)
         expect(np.where(unordered, median, actual[:, 4]), Close(median))
 

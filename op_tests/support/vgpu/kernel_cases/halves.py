@@ -183,7 +183,7 @@ dot_halves_case("dots", "dot_halves")
 
 
 def parts(value: int, bits: int, signed: bool) -> list[int]:
-    out = [value >> at & ((1 << bits) - 1) for at in range(0, 32, bits)]
+    out = [value >> index & ((1 << bits) - 1) for index in range(0, 32, bits)]
     return [v - (1 << bits) if signed and v >> (bits - 1) else v for v in out]
 
 

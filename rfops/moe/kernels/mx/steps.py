@@ -43,6 +43,7 @@ class Product:
     max_chunk: int  # K-steps of rows in LDS at a time, at most
 
     def steps(self, fmt: Format) -> int:
+        """Return the number of K-steps."""
         return int(ceil(self.k, fmt.step))
 
     def chunk(self, fmt: Format) -> int:
@@ -63,10 +64,12 @@ class Product:
 
 
 def gate_up_product(c: Call, config: MxMoeConfig) -> Product:
+    """Return the first product of an expert: x by gate and up."""
     return Product(1, c.I, c.D, 1 if config.ring else 4)
 
 
 def down_product(c: Call, config: MxMoeConfig) -> Product:
+    """Return the second product of an expert: h by down."""
     return Product(2, c.D, c.I, 8 if isinstance(config.down, DeepDown) else 4)
 
 
@@ -74,6 +77,7 @@ def down_product(c: Call, config: MxMoeConfig) -> Product:
 
 
 def workspace(c: Call, fmt: Format) -> dict[str, Any]:
+    """Return size and dtype of the buffers that all configs use: token lists and quantised x."""
     steps = int(ceil(c.D, fmt.step))
     return {
         "lists": (c.R * c.M, torch.int32),

@@ -16,6 +16,8 @@ LARGEST = torch.finfo(torch.float32).max
 
 
 def refuses_choosing(c: Call) -> str | None:
+    """Return why the top-k kernels do not take these numbers of experts or groups; None if they
+    do."""
     if c.E > MAX_EXPERTS or c.K > MAX_TOP_K:
         return f"{c.K} of {c.E} experts are more than {MAX_TOP_K} of {MAX_EXPERTS}"
     if c.values.get("num_groups", 1) > MAX_GROUPS:
