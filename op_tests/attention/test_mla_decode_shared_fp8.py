@@ -11,7 +11,7 @@ import torch
 
 import rfops
 from rfops.attention.mla_decode import D_V, OP
-from rfops.attention.mla_decode_shared import MIN_TOKENS, SharedConfig, SharedFp8Config
+from rfops.attention.mla_decode_shared import LEAST, SharedConfig, SharedFp8Config
 from support.mla_problems import BF16, Problem, exact, needle, problem, run
 
 # Each weight is rounded by 2^-4 of it at most, 2.5e-2 in the mean. Of few tokens that is the error
@@ -29,7 +29,7 @@ def fp8_problem(lens: list[int], heads: int, **form: Any) -> Problem:
 
 
 def run_fp8(p: Problem, workers: int) -> tuple[torch.Tensor, torch.Tensor]:
-    return run("shared_fp8", p, SharedFp8Config(workers, MIN_TOKENS))
+    return run("shared_fp8", p, SharedFp8Config(workers, LEAST))
 
 
 def relative_errors(got: torch.Tensor, p: Problem) -> torch.Tensor:
@@ -174,5 +174,5 @@ def test_who_takes_it() -> None:
         assert reason in str(OP.kernels["shared_fp8"].unsupported_reason(c))
         assert OP.route(c).backend == "shared"
     p = fp8_problem([90], 40)
-    wide = run("shared", p, SharedConfig(1, MIN_TOKENS))[0]
+    wide = run("shared", p, SharedConfig(1, LEAST))[0]
     assert relative_errors(wide, p).max() <= 4e-3

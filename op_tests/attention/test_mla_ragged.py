@@ -10,8 +10,8 @@ import torch
 
 import rfops
 from rfops.attention.mla_decode import D_V, OP, mla_decode, mla_decode_ref
-from rfops.attention.mla_decode_flow import MIN_TOKENS, FlowConfig
-from rfops.attention.mla_decode_shared import MIN_TOKENS as LEAST_SHARED
+from rfops.attention.mla_decode_flow import LEAST, FlowConfig
+from rfops.attention.mla_decode_shared import LEAST as LEAST_SHARED
 from rfops.attention.mla_decode_shared import SharedConfig, SharedFp8Config
 from rfops.attention.mla_decode_triton import MlaTritonConfig
 from support.mla_problems import BF16, Problem, assert_correct, exact, problem, run
@@ -20,7 +20,7 @@ from support.mla_problems import BF16, Problem, assert_correct, exact, problem, 
 CONFIGS: dict[str, Any] = {
     "torch": None,
     "triton": MlaTritonConfig(32, 3),
-    "flow": FlowConfig(5, MIN_TOKENS),
+    "flow": FlowConfig(5, LEAST),
     "shared": SharedConfig(5, LEAST_SHARED),
     "shared_fp8": SharedFp8Config(5, LEAST_SHARED),
 }

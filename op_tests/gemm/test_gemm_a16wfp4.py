@@ -36,9 +36,9 @@ def test_the_reference(shape: tuple[int, int, int], name: str) -> None:
 def test_torch(name: str, dtype: torch.dtype, rounding: str) -> None:
     """Shuffled or raw, with and without a bias, of all dtypes."""
     problem = random_problem(7, 48, 224, bias=dtype, rounding=rounding).of(name)
-    actual = run("torch", problem, dtype=dtype)
-    assert_correct(actual, problem)
-    assert torch.equal(run("torch", problem.shuffled(), dtype=dtype), actual)
+    got = run("torch", problem, dtype=dtype)
+    assert_correct(got, problem)
+    assert torch.equal(run("torch", problem.shuffled(), dtype=dtype), got)
     plain = problem.with_(bias=None)
     assert_correct(run("torch", plain, dtype=dtype), plain)
 
@@ -65,11 +65,11 @@ def test_the_op(name: str) -> None:
     second = random_problem(9, 160, 256, x_dtype=torch.float16).of(name)
     for problem in (first, second.shuffled()):
         for dtype in DTYPES:
-            actual = call(problem, dtype)
-            assert actual.dtype == dtype
-            assert_correct(actual, problem)
-            out = torch.full_like(actual, math.nan)
-            assert call(problem, dtype, out=out) is out and torch.equal(out, actual)
+            got = call(problem, dtype)
+            assert got.dtype == dtype
+            assert_correct(got, problem)
+            out = torch.full_like(got, math.nan)
+            assert call(problem, dtype, out=out) is out and torch.equal(out, got)
 
 
 def test_both_ops_are_one() -> None:
@@ -82,16 +82,16 @@ def test_both_ops_are_one() -> None:
 def test_dtypes_of_bytes(name: str, is_native_dtype: bool) -> None:
     """uint8, and torch's own types where it has them; by the check and by the plan."""
     problem = random_problem(3, 32, 64).of(name)
-    expected = call(problem)
+    wanted = call(problem)
     fp4, e8m0 = (FP4, E8M0) if is_native_dtype else (torch.uint8, torch.uint8)
     changes: dict[str, Any] = {"w": problem.w.view(fp4), "w_scale": problem.w_scale.view(e8m0)}
     if problem.x_scale is not None:
         changes |= {"x_scale": problem.x_scale.view(e8m0)}
     if problem.x.dtype == torch.uint8:
         changes |= {"x": problem.x.view(fp4)}
-    for item in (problem.with_(**changes), problem.with_(**changes).shuffled()):
+    for one in (problem.with_(**changes), problem.with_(**changes).shuffled()):
         for _ in range(2):
-            assert torch.equal(call(item), expected)
+            assert torch.equal(call(one), wanted)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -110,61 +110,49 @@ def test_nan_and_the_extremes_of_scales(name: str) -> None:
     problem.x *= 2.0**-20  # what 2^127 makes of it is a number in fp32
     problem.x[2, 40] = math.inf
     problem = problem.of(name)
-    for item in (problem, problem.shuffled()):
-        actual = call(item, torch.float32)
-        assert actual[2].isnan().all() and actual[:, 3].isnan().all()
-        assert actual.isnan().sum() == 32 + 4 - 1
-        assert (actual[:2, 5].abs() < 1e-34).all() and (actual[:2, 6].abs() > 1e28).all()
+    for one in (problem, problem.shuffled()):
+        got = call(one, torch.float32)
+        assert got[2].isnan().all() and got[:, 3].isnan().all()
+        assert got.isnan().sum() == 32 + 4 - 1
+        assert (got[:2, 5].abs() < 1e-34).all() and (got[:2, 6].abs() > 1e28).all()
 
 
 def test_paddings_of_shuffled_scales_mean_nothing() -> None:
     """aiter leaves there what it finds; 32 rows are enough."""
     problem = random_problem(5, 48, 96).quantised().shuffled()
-    expected = call(problem)
+    wanted = call(problem)
     for name, rows in (("x_scale", 5), ("w_scale", 48)):
         raw = rfops.unshuffle_scale(getattr(problem, name), rows, 3)
         wide = torch.full((64, 8), 255, dtype=torch.uint8)
         wide[:rows, :3] = raw.view(torch.uint8)
         data = rfops.shuffle_scale(wide).data[:64].contiguous()
         problem = problem.with_(**{name: Shuffled(data, "32x8")})
-    assert torch.equal(call(problem), expected)
+    assert torch.equal(call(problem), wanted)
 
 
 REFUSED = {
-    "K=48": (
-        {"x": lambda t: t[:, :48], "w": lambda t: t[:, :24]},
-        "K must be a positive multiple of 32, got K=48; pad x and w with zeros",
-    ),
+    "K=48": ({"x": lambda t: t[:, :48], "w": lambda t: t[:, :24]},
+             "K must be a positive multiple of 32, got K=48; pad x and w with zeros"),
     "K=0": ({"x": lambda t: t[:, :0], "w": lambda t: t[:, :0]}, "K must be a positive multiple"),
     "x of fp32": ({"x": lambda t: t.float()}, "x must be bfloat16 or float16, got"),
     "w of K bytes": ({"w": lambda t: t.repeat(1, 2)}, r"w must be a \[N, K/2=32\] tensor, got"),
     "w of fp32": ({"w": lambda t: t.float()}, "w must be uint8.*quantise it with"),
     "w_scale of fp32": ({"w_scale": lambda t: t.float()}, "w_scale must be uint8"),
-    "too few scales": (
-        {"w_scale": lambda t: t[:, :1]},
-        r"w_scale must be a \[32, 2\] tensor, raw, got \[32, 1\]",
-    ),
+    "too few scales": ({"w_scale": lambda t: t[:, :1]},
+                       r"w_scale must be a \[32, 2\] tensor, raw, got \[32, 1\]"),
     "scales of fewer rows": ({"w_scale": lambda t: t[:31]}, r"w_scale must be a \[32, 2\] tensor"),
-    "shuffled N=20": (
-        {"w": lambda t: Shuffled(t[:20], "16x16"), "w_scale": lambda t: t[:20]},
-        "N must be a multiple of 16 where w is shuffled, got N=20; pad w",
-    ),
-    "raw scales as shuffled": (
-        {"w_scale": lambda t: Shuffled(t, "32x8")},
-        r"w_scale must be a \[32 or more, 8\] tensor, 32x8, got \[32, 2\]",
-    ),
-    "shuffled scales as raw": (
-        {"w_scale": lambda t: rfops.shuffle_scale(t).data},
-        r"w_scale must be a \[32, 2\] tensor, raw, got \[256, 8\]",
-    ),
-    "not contiguous": (
-        {"w": lambda t: Shuffled(t.T.contiguous().T, "16x16")},
-        r"w must be contiguous where it is shuffled, got strides \[1, 32\]",
-    ),
+    "shuffled N=20": ({"w": lambda t: Shuffled(t[:20], "16x16"), "w_scale": lambda t: t[:20]},
+                      "N must be a multiple of 16 where w is shuffled, got N=20; pad w"),
+    "raw scales as shuffled": ({"w_scale": lambda t: Shuffled(t, "32x8")},
+                               r"w_scale must be a \[32 or more, 8\] tensor, 32x8, got \[32, 2\]"),
+    "shuffled scales as raw": ({"w_scale": lambda t: rfops.shuffle_scale(t).data},
+                               r"w_scale must be a \[32, 2\] tensor, raw, got \[256, 8\]"),
+    "not contiguous": ({"w": lambda t: Shuffled(t.T.contiguous().T, "16x16")},
+                       r"w must be contiguous where it is shuffled, got strides \[1, 32\]"),
     "another layout": ({"w": lambda t: Shuffled(t, "32x8")}, "w_layout must be raw or 16x16"),
     "bias": ({"bias": lambda t: torch.ones(31)}, r"bias must be a \[N=32\] tensor"),
     "rounding": ({"rounding": lambda t: "ceil"}, "rounding must be even, up or down, got 'ceil'"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", REFUSED)
@@ -219,10 +207,10 @@ def test_shapes_that_change_are_checked_again(name: str) -> None:
     plans = OPS[name].plans
     first, second = (random_problem(m, 32, 64).of(name) for m in (5, 6))
     call(first)
-    previous = plans.misses
+    before = plans.misses
     assert_correct(call(second), second)
     assert_correct(call(second), second)
-    assert plans.misses <= previous + 1
+    assert plans.misses <= before + 1
     with pytest.raises(ValueError, match=r"w_scale must be a \[32, 2\] tensor, raw, got \[32, 3\]"):
         call(second.with_(w_scale=torch.zeros(32, 3, dtype=torch.uint8)))
 

@@ -64,9 +64,9 @@ def test_shuffled_weights_give_the_same(arch: str) -> None:
     assert_correct(first, p)
     w1, w2 = rfops.shuffle_weight(p.w1), rfops.shuffle_weight(p.w2)
     with rfops.vgpu.check() as checked:
-        repeated = fused_moe(p.x, w1, w2, *p.choice, num_shared=1, **p.scales)
+        again = fused_moe(p.x, w1, w2, *p.choice, num_shared=1, **p.scales)
     assert not checked.findings, "\n".join(map(str, checked.findings))
-    assert torch.equal(first, repeated)
+    assert torch.equal(first, again)
     by_torch = run("torch", p.with_(w1=w1.data, w2=w2.data), layout="16x16")
     assert torch.equal(by_torch, exact_of(p).to(BF16))
 
@@ -102,15 +102,15 @@ def test_h_is_quantised_to_the_bit(config: FusedMoeFp8HipConfig, arch: str) -> N
     launches.launch(tensors)
     memory_of = dict(zip(launches.names, tensors, strict=True))
     lists, payload, scale = (memory_of[name] for name in ("lists", "h_q", "h_scale"))
-    result = (x.double() @ w1[0].double().T)[lists[:m].long()]
-    h = (result[:, :i] * result[:, i:]).float().to(BF16)
-    assert (result[:, :i] >= 240).all()
+    made = (x.double() @ w1[0].double().T)[lists[:m].long()]
+    h = (made[:, :i] * made[:, i:]).float().to(BF16)
+    assert (made[:, :i] >= 240).all()
     q, s = quantise(p.x, 1, False, fp8)
     assert torch.equal(memory_of["x_scale"], s)
     assert torch.equal(memory_of["x_q"].view(torch.uint8), q.view(torch.uint8))
-    expected, wanted_scale = quantise(h, 1, False, fp8)
+    wanted, wanted_scale = quantise(h, 1, False, fp8)
     assert torch.equal(scale, wanted_scale)
-    assert torch.equal(payload.view(torch.uint8), expected.view(torch.uint8))
+    assert torch.equal(payload.view(torch.uint8), wanted.view(torch.uint8))
 
 
 @pytest.mark.thin(4)
@@ -196,11 +196,8 @@ def test_what_hip_does(config: FusedMoeFp8HipConfig, arch: str) -> None:
 @pytest.mark.parametrize("stage", [1, 2])
 def test_no_spills_of_many_experts(stage: int, config: FusedMoeFp8HipConfig, arch: str) -> None:
     defines = _defines(config.rows, BF16, stage, 512, False)
-    result = moe_experts_fp8_kernel.bind(torch.device("cpu"), defines, arch).resources
-    assert result["vgpr_spills"] == result["sgpr_spills"] == result["scratch"] == 0, (
-        defines,
-        result,
-    )
+    found = moe_experts_fp8_kernel.bind(torch.device("cpu"), defines, arch).resources
+    assert found["vgpr_spills"] == found["sgpr_spills"] == found["scratch"] == 0, (defines, found)
 
 
 @pytest.mark.sweep
@@ -208,8 +205,8 @@ def test_more_tiles_than_workgroups(arch: str) -> None:
     """Whole rounds and a last one that is shared out by rows, of routed experts and shared ones."""
     p = random_problem(arch, 300, 128, 2048, 18, 4, num_shared=2)
     with rfops.vgpu.check() as checked:
-        actual = run("hip", p, LOW)
-    assert_correct(actual, p)
+        got = run("hip", p, LOW)
+    assert_correct(got, p)
     assert not checked.findings, "\n".join(map(str, checked.findings))
 
 
@@ -295,8 +292,8 @@ def test_a_layer(arch: str) -> None:
     generator = torch.Generator().manual_seed(7)
     router = (torch.randn(5, 256, generator=generator) / 16).to(BF16)
     with rfops.vgpu.profile() as profiled:
-        actual = rfops.moe_layer(p.x, router, p.w1, p.w2, 2, num_shared=1, **p.scales)
+        got = rfops.moe_layer(p.x, router, p.w1, p.w2, 2, num_shared=1, **p.scales)
     assert [launch.kernel for launch in profiled.launches][:2] == ["moe_router", "moe_fp8_prepare"]
     assert len(profiled.launches) == 5
     weights, ids = rfops.moe_router(p.x, router, 2)
-    assert_correct(actual, p.with_(topk_weights=weights, topk_ids=ids))
+    assert_correct(got, p.with_(topk_weights=weights, topk_ids=ids))

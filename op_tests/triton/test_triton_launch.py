@@ -105,7 +105,7 @@ def test_every_arch_has_a_tile_for_all(name: str) -> None:
     assert {row.arch for row in rows if row.sizes == (None, None, None)} == set(ARCH_SPECS)
     for row in rows:
         is_dense = not name.startswith("grouped")
-        assert tiles.from_row(row).unsupported_reason(is_dense, row.arch) is None, row
+        assert tiles.of(row).unsupported_reason(is_dense, row.arch) is None, row
 
 
 def test_tiles_between_the_bounds() -> None:

@@ -68,28 +68,23 @@ class _MlaDecode(Op):
         b, t, _h, s, _pages, page, ends, width = sizes
         is_ragged = c.has("qo_indptr")
         if is_ragged and ends != b + 1:
-            expected = f"of batch + 1 = {b + 1} elements"
-            return "qo_indptr", expected, f"{ends}", "pass the first row of each sequence, and T"
+            wanted = f"of batch + 1 = {b + 1} elements"
+            return "qo_indptr", wanted, f"{ends}", "pass the first row of each sequence, and T"
         if not is_ragged and b * c.qo_len != t:
-            expected = f"of batch * qo_len = {b} * {c.qo_len} rows"
-            return "q", expected, f"{t}", "pass qo_len rows of each sequence, or qo_indptr"
+            wanted = f"of batch * qo_len = {b} * {c.qo_len} rows"
+            return "q", wanted, f"{t}", "pass qo_len rows of each sequence, or qo_indptr"
         if c.tensors and c.is_table != is_table(c):
-            expected = "a tensor where kv_indices is a list of pages" if c.is_table else NO_INDPTR
-            shown = "None" if c.is_table else "a tensor"
-            return "kv_indptr", expected, shown, "pass one of the two forms"
+            wanted = "a tensor where kv_indices is a list of pages" if c.is_table else NO_INDPTR
+            got = "None" if c.is_table else "a tensor"
+            return "kv_indptr", wanted, got, "pass one of the two forms"
         if is_table(c):
             if not c.has("kv_lens"):
                 return NO_LENS
             if b * width != s:
                 return "kv_indices", f"of batch = {b} rows", f"{s // width}", PAGES
         elif ends != b + 1:
-            expected = f"of batch + 1 = {b + 1} elements"
-            return (
-                "kv_indptr",
-                expected,
-                f"{ends}",
-                "pass where each sequence's pages begin and end",
-            )
+            wanted = f"of batch + 1 = {b + 1} elements"
+            return "kv_indptr", wanted, f"{ends}", "pass where each sequence's pages begin and end"
         if page < 1:
             return "kv", "of pages of 1 token or more", f"{page}", "pass [pages, page_size, 1, 576]"
         return None
@@ -127,27 +122,27 @@ class _MlaDecode(Op):
         pages = draw.ints((c.S,), 0, max(c.P, 1))
         if c.P >= c.S:
             pages = torch.randperm(c.P, generator=draw.generator, device=c.device)[: c.S]
-        inputs: dict[str, Any] = {"kv_indptr": bounds, "kv_indices": pages.to(torch.int32)}
+        fitted: dict[str, Any] = {"kv_indptr": bounds, "kv_indices": pages.to(torch.int32)}
         for name in ("q_scale", "kv_scale"):
             if c.has(name):
-                inputs[name] = torch.full((1,), SCALE, device=c.device)
+                fitted[name] = torch.full((1,), SCALE, device=c.device)
         if c.has("kv_lens"):
-            inputs["kv_lens"] = bounds.diff() * c.page
+            fitted["kv_lens"] = bounds.diff() * c.page
         if c.has("qo_indptr"):
             rows = torch.arange(c.B + 1, dtype=torch.int32, device=c.device)
-            inputs["qo_indptr"] = rows * c.qo_len
+            fitted["qo_indptr"] = rows * c.qo_len
         if c.kv_dtype.itemsize == 1 and not c.has("kv_scale"):
             code = draw.ints((c.P, c.page, 1, D_QK), 0, 128, torch.uint8)
-            inputs["kv"] = (code & 63 | 1 | (code & 64) << 1).view(c.kv_dtype)
+            fitted["kv"] = (code & 63 | 1 | (code & 64) << 1).view(c.kv_dtype)
         if c.q_dtype.itemsize == 1:
             q = draw.floats((c.T, c.H, D_QK)) / (SCALE if c.has("q_scale") else 1)
-            inputs["q"] = q.to(c.q_dtype)
-        return inputs
+            fitted["q"] = q.to(c.q_dtype)
+        return fitted
 
     def traffic(self, c: Call) -> int:
         """Pages that are named, once."""
-        named_bytes = min(c.S, c.P) * c.page * D_QK * c.kv_dtype.itemsize
-        return int(super().traffic(c) - c.tensors["kv"].nbytes + named_bytes)
+        named = min(c.S, c.P) * c.page * D_QK * c.kv_dtype.itemsize
+        return int(super().traffic(c) - c.tensors["kv"].nbytes + named)
 
 
 OP = _MlaDecode(
@@ -309,8 +304,8 @@ def _ragged(q: Any, qo_indptr: Any, qo_len: Any, max_qo_len: Any) -> tuple[int, 
         return 0, 1  # the checks will say what is wrong
     if batch < 0:
         OP.fail("qo_indptr", "of batch + 1 elements", "0", "pass the first row of each sequence")
-    max_len = rows if max_qo_len is None else check_int(OP.name, "max_qo_len", max_qo_len, 0)
-    return batch, max(max_len, 1)
+    most = rows if max_qo_len is None else check_int(OP.name, "max_qo_len", max_qo_len, 0)
+    return batch, max(most, 1)
 
 
 # ---------------------------------------------------------------- torch
@@ -338,40 +333,38 @@ def run_torch(
     synchronises with a GPU."""
     scale = sm_scale * _value(kv_scale) * _value(q_scale)
     pages = sequences(kv, kv_indptr, kv_indices, kv_lens)
-    for rows, (page_list, length) in zip(
-        query_rows(len(pages), qo_len, qo_indptr), pages, strict=True
-    ):
+    for rows, (own, length) in zip(query_rows(len(pages), qo_len, qo_indptr), pages, strict=True):
         query = q[rows].to(dtype) * scale  # [queries, H, 576]
         if not len(query):
             continue
-        rows_behind = torch.arange(len(query) - 1, -1, -1, device=q.device) * causal
-        ends = (length - rows_behind)[:, None, None]
-        row_max = query.new_full(query.shape[:2], -math.inf)
-        total, acc = torch.zeros_like(row_max), query.new_zeros(*row_max.shape, D_V)
-        for begin in range(0, length, _CHUNK):
-            token = torch.arange(begin, min(length, begin + _CHUNK), device=q.device)
-            key = kv[page_list[token // kv.shape[1]], token % kv.shape[1], 0].to(dtype)
-            is_visible = token < ends
-            score = (query @ key.T).masked_fill(~is_visible, -math.inf)
-            new = torch.maximum(row_max, score.amax(-1))
+        back = torch.arange(len(query) - 1, -1, -1, device=q.device) * causal
+        ends = (length - back)[:, None, None]
+        most = query.new_full(query.shape[:2], -math.inf)
+        total, sums = torch.zeros_like(most), query.new_zeros(*most.shape, D_V)
+        for first in range(0, length, _CHUNK):
+            place = torch.arange(first, min(length, first + _CHUNK), device=q.device)
+            key = kv[own[place // kv.shape[1]], place % kv.shape[1], 0].to(dtype)
+            seen = place < ends
+            score = (query @ key.T).masked_fill(~seen, -math.inf)
+            new = torch.maximum(most, score.amax(-1))
             base = torch.where(new == -math.inf, 0.0, new)  # none is seen yet
-            weight, decay = torch.exp(score - base[..., None]), torch.exp(row_max - base)
+            weight, decay = torch.exp(score - base[..., None]), torch.exp(most - base)
             total = total * decay + weight.sum(-1)
-            acc = acc * decay[..., None] + weight @ _masked_values(key[:, :D_V], is_visible)
-            row_max = new
-        is_empty = total == 0
-        out[rows] = (acc / torch.where(is_empty, 1.0, total)[..., None] * _value(kv_scale)).to(
+            sums = sums * decay[..., None] + weight @ _masked_values(key[:, :D_V], seen)
+            most = new
+        none = total == 0
+        out[rows] = (sums / torch.where(none, 1.0, total)[..., None] * _value(kv_scale)).to(
             out.dtype
         )
         if lse is not None:
-            lse[rows] = (row_max + torch.log(total)).to(lse.dtype).masked_fill(is_empty, -math.inf)
+            lse[rows] = (most + torch.log(total)).to(lse.dtype).masked_fill(none, -math.inf)
 
 
-def _masked_values(value: torch.Tensor, is_visible: torch.Tensor) -> torch.Tensor:
+def _masked_values(value: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
     """Values [tokens, 512] that weights of 0 may be multiplied by: where some query does not see a
     token, its NaN and inf are zeros. A query that sees it has a weight of NaN, as the value is part
     of the key, or one of 0 where the score is -inf."""
-    is_masked = ~is_visible.flatten(0, -2).all(0)
+    is_masked = ~seen.flatten(0, -2).all(0)
     return torch.where(is_masked[:, None] & ~value.isfinite(), 0.0, value)
 
 
@@ -397,7 +390,7 @@ def sequences(
         return list(zip(kv_indices.long(), lens, strict=True))
     bounds = kv_indptr.tolist()
     lists = [kv_indices[a:b].long() for a, b in itertools.pairwise(bounds)]
-    lens = lens or [len(page_list) * kv.shape[1] for page_list in lists]
+    lens = lens or [len(own) * kv.shape[1] for own in lists]
     return list(zip(lists, lens, strict=True))
 
 
@@ -431,18 +424,14 @@ def mla_decode_ref(
         lse.fill_(-math.inf)
     values = q.to(dtype) * _value(q_scale)
     pages = sequences(kv, kv_indptr, kv_indices, kv_lens)
-    for rows, (page_list, length) in zip(
-        query_rows(len(pages), qo_len, qo_indptr), pages, strict=True
-    ):
-        token = torch.arange(length, device=q.device)
-        key = kv[page_list[token // kv.shape[1]], token % kv.shape[1], 0].to(dtype) * _value(
-            kv_scale
-        )
+    for rows, (own, length) in zip(query_rows(len(pages), qo_len, qo_indptr), pages, strict=True):
+        place = torch.arange(length, device=q.device)
+        key = kv[own[place // kv.shape[1]], place % kv.shape[1], 0].to(dtype) * _value(kv_scale)
         for row in range(rows.start, rows.stop):
-            kv_end = length - (rows.stop - 1 - row) * causal
-            if kv_end > 0:
-                score = sm_scale * values[row] @ key[:kv_end].T
-                value = key[:kv_end, :D_V]
+            seen = length - (rows.stop - 1 - row) * causal
+            if seen > 0:
+                score = sm_scale * values[row] @ key[:seen].T
+                value = key[:seen, :D_V]
                 weight = torch.softmax(score, -1)
                 if magnitude:
                     weight, value = weight.clamp(min=LEAST_WEIGHT), value.abs()

@@ -20,11 +20,9 @@ from rfops.jit.arch import ARCH_SPECS
 COLUMNS = 16  # of a workgroup
 D_V = 512
 CUT = 64  # tokens to which a worker's are rounded up, and a sequence's cost: kCut of the kernel
-MIN_TOKENS = CUT  # tokens of a worker
+LEAST = CUT  # tokens of a worker
 SHORT = 32  # the same, and CUT, where there are no LEAST for each CU: to read less takes less time
-MAX_SPINS = (
-    256  # of some 1,000 clk, that a part waits for others (csrc/attention/mla_combine_all.h)
-)
+TURNS = 256  # of some 1,000 clk, that a part waits for others (csrc/attention/mla_combine_all.h)
 LEVELS = 6  # kLevels of csrc/attention/mla_combine_tree.h, each of four waves' counts of two words
 _MOST_WORKERS = 4096
 _BF16 = torch.bfloat16
@@ -60,12 +58,12 @@ def _defines(
         "ROPE": rope,
         "RAGGED": ragged,
     }
-    return {**{name: int(flag) for name, flag in flags.items()}, "LEAST": least, "TURNS": MAX_SPINS}
+    return {**{name: int(flag) for name, flag in flags.items()}, "LEAST": least, "TURNS": TURNS}
 
 
 def _variants(arch: str) -> list[dict[str, int]]:
-    kinds = itertools.product((_BF16, fp8_of(arch)), (MIN_TOKENS, SHORT))
-    return [_defines(kv, _BF16, min_tokens) for kv, min_tokens in kinds]
+    kinds = itertools.product((_BF16, fp8_of(arch)), (LEAST, SHORT))
+    return [_defines(kv, _BF16, least) for kv, least in kinds]
 
 
 def arguments(
@@ -116,7 +114,7 @@ class Flow(Kernel):
     Config = FlowConfig
     error = 2.0**-8  # P in bf16
     source: ClassVar[Any] = staticmethod(mla_decode_flow)  # the kernel
-    columns, least, short = COLUMNS, MIN_TOKENS, SHORT
+    columns, least, short = COLUMNS, LEAST, SHORT
     words = D_V + 8  # of a column of a part: its sums, and totals of four waves
 
     def unsupported_reason(self, c: Call) -> str | None:
@@ -142,12 +140,9 @@ class Flow(Kernel):
 
     def most_cost(self, c: Call) -> int:
         """Of ragged queries: the most that a kernel may have to share out, in tokens."""
-        fixed_cost, tokens = (
-            1024,
-            c.S * c.page,
-        )  # each: more than what an item costs beside its tokens
-        of_longest = ceil(c.qo_len * c.H, self.columns) * (tokens + fixed_cost * c.B)
-        return int(min(self.items(c) * (c.W * c.page + fixed_cost), of_longest))
+        each, tokens = 1024, c.S * c.page  # each: more than what an item costs beside its tokens
+        of_longest = ceil(c.qo_len * c.H, self.columns) * (tokens + each * c.B)
+        return int(min(self.items(c) * (c.W * c.page + each), of_longest))
 
     def default(self, c: Call) -> FlowConfig:
         """A worker for each CU; where several read the same tokens, on one die each."""
@@ -166,12 +161,9 @@ class Flow(Kernel):
         return self.Config(max(1, workers), self.short if is_short else self.least)
 
     def candidates(self, c: Call) -> list[FlowConfig]:
-        default = self.default(c)
-        alternatives = [
-            self.Config(default.workers, min_tokens)
-            for min_tokens in (default.least * 2, default.least * 4)
-        ]
-        return [default, *alternatives]
+        first = self.default(c)
+        others = [self.Config(first.workers, least) for least in (first.least * 2, first.least * 4)]
+        return [first, *others]
 
     def defines(self, c: Call, config: FlowConfig) -> Mapping[str, Any]:
         forms = c.has("angles"), c.has("qo_indptr")
@@ -198,7 +190,7 @@ class Flow(Kernel):
             groups = 1 if is_ragged else ceil(columns, self.columns)
             shift = page.bit_length() - 1
             unseen = int(c.causal) if is_ragged else (c.qo_len - 1) * c.causal
-            num_slots = groups * workers * 2
+            slots = groups * workers * 2
             run = launch(
                 (groups * workers, 1, 1),
                 batch=batch,
@@ -210,7 +202,7 @@ class Flow(Kernel):
                 heads=heads,
                 unseen=unseen,
             )
-            num_words = num_slots * self.columns * self.words
-            return with_partials(run, c.device, num_words, LEVELS * num_slots * 8)
+            words = slots * self.columns * self.words
+            return with_partials(run, c.device, words, LEVELS * slots * 8)
 
         return run_of

@@ -13,7 +13,7 @@ from rfops.jit import compile_ops
 from .mla_decode_flow import _BF16, D_V, Flow, FlowConfig, _defines, arguments
 
 WAVE_COLUMNS = 32
-MIN_TOKENS = 128  # tokens of a worker: its part of the result is as large as 120 tokens of bf16
+LEAST = 128  # tokens of a worker: its part of the result is as large as 120 tokens of bf16
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class SharedFp8Config(FlowConfig):
 
 
 def _variants(arch: str) -> list[dict[str, int]]:
-    return [_defines(kv, _BF16, MIN_TOKENS) for kv in (_BF16, fp8_of(arch))]
+    return [_defines(kv, _BF16, LEAST) for kv in (_BF16, fp8_of(arch))]
 
 
 def _fp8_defines(defines: Mapping[str, int]) -> dict[str, int]:
@@ -37,7 +37,7 @@ def _fp8_defines(defines: Mapping[str, int]) -> dict[str, int]:
 
 def _fp8_variants(arch: str) -> list[dict[str, int]]:
     fp8 = fp8_of(arch)
-    return [_fp8_defines(_defines(fp8, fp8, MIN_TOKENS))] * (arch in SharedFp8.archs)
+    return [_fp8_defines(_defines(fp8, fp8, LEAST))] * (arch in SharedFp8.archs)
 
 
 _bind = compile_ops("mla_decode_shared", kernel="mla_decode_shared", variants=_variants)
@@ -51,7 +51,7 @@ class Shared(Flow):
     turns = True  # as flow's
     Config: ClassVar[type[FlowConfig]] = SharedConfig
     source: ClassVar[Any] = staticmethod(mla_decode_shared)
-    columns, least, short = 128, MIN_TOKENS, MIN_TOKENS
+    columns, least, short = 128, LEAST, LEAST
     words = D_V // 2 + D_V // 32 + 2  # sums in fp16, their units, totals
 
     def unsupported_reason(self, c: Call) -> str | None:

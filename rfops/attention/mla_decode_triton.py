@@ -79,15 +79,15 @@ class TritonMla(Kernel):
         return MlaTritonConfig(block_n, splits, block_m)
 
     def candidates(self, c: Call) -> list[MlaTritonConfig]:
-        default = self.default(c)
-        configs = [
-            MlaTritonConfig(block_n, splits, default.block_m, warps, stages)
+        first = self.default(c)
+        made = [
+            MlaTritonConfig(block_n, splits, first.block_m, warps, stages)
             for block_n in (32, 64)
-            for splits in sorted({1, 2, 4, 8, 16, 32, default.splits})
+            for splits in sorted({1, 2, 4, 8, 16, 32, first.splits})
             for warps in (4, 8)
             for stages in (2, 3)
         ]
-        return [default, *(config for config in configs if config != default)]
+        return [first, *(config for config in made if config != first)]
 
     def variant(self, c: Call, config: MlaTritonConfig) -> RunOf:
         constants = {
@@ -101,8 +101,8 @@ class TritonMla(Kernel):
         }
         part = BoundTriton(_KERNELS, "part", c.device, constants, config.warps, config.stages)
         launch_part = part.prepare((*self.arguments, "angles", "sums", "stats"))
-        max_splits = 1 << (config.splits - 1).bit_length()
-        add = BoundTriton(_KERNELS, "add_splits", c.device, {"SPLITS": max_splits})
+        most = 1 << (config.splits - 1).bit_length()
+        add = BoundTriton(_KERNELS, "add_splits", c.device, {"SPLITS": most})
         launch_add = add.prepare("out lse sums stats kv_scale qo_indptr")
         has_table = is_table(c)
 

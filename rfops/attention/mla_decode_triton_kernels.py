@@ -24,13 +24,13 @@ LN2 = tl.constexpr(0.6931471805599453)
 
 
 @triton.jit
-def _widen(payload, FP8: tl.constexpr, FNUZ: tl.constexpr):
+def _wide(payload, FP8: tl.constexpr, FNUZ: tl.constexpr):
     if FP8:
         kind: tl.constexpr = tl.float8e4b8 if FNUZ else tl.float8e4nv
-        widened = payload.to(kind, bitcast=True).to(tl.bfloat16)
+        wide = payload.to(kind, bitcast=True).to(tl.bfloat16)
     else:
-        widened = payload
-    return widened
+        wide = payload
+    return wide
 
 
 @triton.jit
@@ -80,16 +80,16 @@ def _attend(
         rows = in_bounds[:, None]
         row = tl.load(pages + token // page, mask=in_bounds, other=0).to(tl.int64) * page
         row = (row + token % page) * KEY
-        k_v = _widen(tl.load(kv + row[:, None] + v[None, :], mask=rows, other=0), KV_FP8, FNUZ)
+        k_v = _wide(tl.load(kv + row[:, None] + v[None, :], mask=rows, other=0), KV_FP8, FNUZ)
         score = tl.dot(q_v, tl.trans(k_v))
         if angles is None:
-            k_ptr = kv + row[:, None] + rope[None, :]
-            k_rope = _widen(tl.load(k_ptr, mask=rows, other=0), KV_FP8, FNUZ)
+            k_at = kv + row[:, None] + rope[None, :]
+            k_rope = _wide(tl.load(k_at, mask=rows, other=0), KV_FP8, FNUZ)
             score = tl.dot(q_rope, tl.trans(k_rope), score) * scale
         else:
-            k_ptr = kv + row[:, None] + low[None, :]
-            k_low = tl.load(k_ptr, mask=rows, other=0)
-            k_high = tl.load(k_ptr + HALF, mask=rows, other=0)
+            k_at = kv + row[:, None] + low[None, :]
+            k_low = tl.load(k_at, mask=rows, other=0)
+            k_high = tl.load(k_at + HALF, mask=rows, other=0)
             angle = angles + token[:, None] * (2 * HALF) + tl.arange(0, HALF)[None, :]
             cos = tl.load(angle, mask=rows, other=0)
             sin = tl.load(angle + HALF, mask=rows, other=0)
@@ -176,30 +176,30 @@ def part(
         length = 0  # it is longer for others
     blocks = tl.cdiv(length, BLOCK_N)
     per_split = tl.cdiv(blocks, splits)
-    first_token = split * per_split * BLOCK_N
+    first = split * per_split * BLOCK_N
     end = tl.minimum((split + 1) * per_split * BLOCK_N, length)
     common_end = end  # of what all columns see
     if CAUSAL:
-        last_row = tl.minimum(base + BLOCK_M, columns) - 1
-        end = tl.minimum(end, length - tl.maximum(hidden - last_row // heads, 0))
+        last = tl.minimum(base + BLOCK_M, columns) - 1
+        end = tl.minimum(end, length - tl.maximum(hidden - last // heads, 0))
         common_end = tl.minimum(end, length - tl.maximum(hidden - base // heads, 0))
 
     v, rope = tl.arange(0, V), V + tl.arange(0, ROPE)
     low = V + tl.arange(0, HALF)
     q_row = (first_row + column) * KEY
-    q_v = _widen(
+    q_v = _wide(
         tl.load(q + q_row[:, None] + v[None, :], mask=is_column[:, None], other=0), Q_FP8, FNUZ
     )
     q_rope = None
     q_low = None
     q_high = None
     if angles is None:
-        q_ptr = q + q_row[:, None] + rope[None, :]
-        q_rope = _widen(tl.load(q_ptr, mask=is_column[:, None], other=0), Q_FP8, FNUZ)
+        q_at = q + q_row[:, None] + rope[None, :]
+        q_rope = _wide(tl.load(q_at, mask=is_column[:, None], other=0), Q_FP8, FNUZ)
     else:
-        q_ptr = q + q_row[:, None] + low[None, :]
-        q_low = _widen(tl.load(q_ptr, mask=is_column[:, None], other=0), Q_FP8, FNUZ)
-        q_high = _widen(tl.load(q_ptr + HALF, mask=is_column[:, None], other=0), Q_FP8, FNUZ)
+        q_at = q + q_row[:, None] + low[None, :]
+        q_low = _wide(tl.load(q_at, mask=is_column[:, None], other=0), Q_FP8, FNUZ)
+        q_high = _wide(tl.load(q_at + HALF, mask=is_column[:, None], other=0), Q_FP8, FNUZ)
     acc = tl.zeros((BLOCK_M, V), tl.float32)
     row_max = tl.full((BLOCK_M,), -1e30, tl.float32)
     row_sum = tl.zeros((BLOCK_M,), tl.float32)
@@ -216,7 +216,7 @@ def part(
         angles,
         page,
         scale,
-        first_token,
+        first,
         common_end,
         None,
         BLOCK_N,
@@ -240,7 +240,7 @@ def part(
             angles,
             page,
             scale,
-            tl.maximum(first_token, common_end),
+            tl.maximum(first, common_end),
             end,
             kv_end,
             TAIL,
@@ -253,18 +253,16 @@ def part(
     row = first_row + column
     if sums is not None:
         slot = row * splits + split
-        row_offset = slot * V
+        at = slot * V
         tl.store(stats + slot * 2, row_max, mask=is_column)
         tl.store(stats + slot * 2 + 1, row_sum, mask=is_column)
-        tl.store(sums + row_offset[:, None] + v[None, :], acc, mask=is_column[:, None])
+        tl.store(sums + at[:, None] + v[None, :], acc, mask=is_column[:, None])
     else:
         factor = tl.where(row_sum == 0, 0.0, value_scale / row_sum)
         if lse is not None:
             tl.store(lse + row, (row_max + tl.log2(row_sum)) * LN2, mask=is_column)
-        row_offset = row * V
-        tl.store(
-            out + row_offset[:, None] + v[None, :], acc * factor[:, None], mask=is_column[:, None]
-        )
+        at = row * V
+        tl.store(out + at[:, None] + v[None, :], acc * factor[:, None], mask=is_column[:, None])
 
 
 @triton.jit
@@ -278,9 +276,9 @@ def add_splits(
         if (query < tl.load(qo_indptr)) | (query >= tl.load(qo_indptr + batch)):
             return
     split = tl.arange(0, SPLITS)
-    in_bounds = split < splits
-    row_max = tl.load(stats + (row * splits + split) * 2, mask=in_bounds, other=-1e30)
-    row_sum = tl.load(stats + (row * splits + split) * 2 + 1, mask=in_bounds, other=0)
+    there = split < splits
+    row_max = tl.load(stats + (row * splits + split) * 2, mask=there, other=-1e30)
+    row_sum = tl.load(stats + (row * splits + split) * 2 + 1, mask=there, other=0)
     top = tl.max(row_max, 0)
     weight = tl.exp2(row_max - top)
     all_sum = tl.sum(weight * row_sum, 0)

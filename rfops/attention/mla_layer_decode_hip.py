@@ -49,9 +49,9 @@ MOST_SPLIT = 8  # more sums to add than CUs bring: down of MI300X 22.2 us by 9, 
 _BF16, _F32, _I32 = torch.bfloat16, torch.float32, torch.int32
 
 
-def _m_tiles(m: int, max_tiles: int) -> int:
+def _m_tiles(m: int, most: int) -> int:
     """Of 16 rows of x, of a workgroup."""
-    return min(max_tiles, 1 << (ceil(max(m, 1), TILE) - 1).bit_length())
+    return min(most, 1 << (ceil(max(m, 1), TILE) - 1).bit_length())
 
 
 @dataclass(frozen=True)
@@ -80,22 +80,18 @@ class Product:
         """K is split for as many workgroups as there are CUs, of two steps at least, or of one of
         each wave, or of a chunk; none is without a step."""
         steps = {OUT: WAVES, WIDE: self.chunk}.get(self.stage, 1)  # of a turn
-        num_steps, min_steps = ceil(self.k, STEP * steps), 1 if self.stage in (OUT, WIDE) else 2
-        split = max(1, min(cus // self.tiles(m), num_steps // min_steps, MOST_SPLIT))
-        defines = {
-            "M_TILES": _m_tiles(m, self.most_m),
-            "SPLIT": ceil(num_steps, ceil(num_steps, split)),
-        }
+        turns, least = ceil(self.k, STEP * steps), 1 if self.stage in (OUT, WIDE) else 2
+        split = max(1, min(cus // self.tiles(m), turns // least, MOST_SPLIT))
+        made = {"M_TILES": _m_tiles(m, self.most_m), "SPLIT": ceil(turns, ceil(turns, split))}
         if self.stage == DOWN_WIDE:
-            return {"SPLIT": defines["SPLIT"], "N_TILES": self.columns // TILE}
+            return {"SPLIT": made["SPLIT"], "N_TILES": self.columns // TILE}
         if self.stage == WIDE:
-            return {**defines, "N_TILES": self.columns // TILE, "STEPS": self.chunk}
+            return {**made, "N_TILES": self.columns // TILE, "STEPS": self.chunk}
         if self.stage == OUT:
-            return {**defines, "N_TILES": self.columns // TILE}
-        return {**defines, "N_TILES": self.columns // (TILE * WAVES), "STAGE": self.stage}
+            return {**made, "N_TILES": self.columns // TILE}
+        return {**made, "N_TILES": self.columns // (TILE * WAVES), "STAGE": self.stage}
 
     def groups(self, m: int, cus: int) -> int:
-        """Return the number of workgroups of the launch for m rows."""
         return self.tiles(m) * self.defines(m, cus)["SPLIT"]
 
     def sums(self, m: int, split: int) -> int:
@@ -115,10 +111,10 @@ def products(c: Call) -> tuple[Product, ...]:
     )
 
 
-def _busiest(c: Call, first_product: Product, *other_products: Product) -> Product:
+def _busiest(c: Call, first: Product, *others: Product) -> Product:
     """The first, or one that has work for a tenth of CUs more."""
-    best = first_product
-    for p in other_products:
+    best = first
+    for p in others:
         if p.groups(c.B, c.cu_num) > 1.1 * best.groups(c.B, c.cu_num):
             best = p
     return best
@@ -130,10 +126,10 @@ def down_product(c: Call) -> Product:
     64 in 14.7, and 256 by 128 in 20.7."""
     stage, widths = DOWN, [64, 128]
     if c.B > FEW_ROWS:  # two buffers of x and w
-        max_columns = ARCH_SPECS[c.arch].lds_bytes // (4 * STEP) - 64
-        stage, widths = DOWN_WIDE, [n for n in (64, 96, 128) if n <= max_columns]
-    candidates = (Product(stage, c.R, c.D, n, c.D, n_other=CACHE_ROW, most_m=4) for n in widths)
-    return _busiest(c, *candidates)
+        room = ARCH_SPECS[c.arch].lds_bytes // (4 * STEP) - 64
+        stage, widths = DOWN_WIDE, [n for n in (64, 96, 128) if n <= room]
+    made = (Product(stage, c.R, c.D, n, c.D, n_other=CACHE_ROW, most_m=4) for n in widths)
+    return _busiest(c, *made)
 
 
 def out_product(c: Call) -> Product:
@@ -141,12 +137,10 @@ def out_product(c: Call) -> Product:
     times 52). More rows are bound by x, which wide tiles read less often."""
     if c.B <= FEW_ROWS:
         return Product(OUT, c.D, c.V, 64)
-    widths = (48, 64) if c.B <= WIDE_ROWS else (96, 112)
+    wide = (48, 64) if c.B <= WIDE_ROWS else (96, 112)
     lds = ARCH_SPECS[c.arch].lds_bytes
-    candidates = (
-        Product(WIDE, c.D, c.V, n, chunk=2 if 4 * n * 2 * STEP <= lds else 1) for n in widths
-    )
-    return _busiest(c, *candidates)
+    made = (Product(WIDE, c.D, c.V, n, chunk=2 if 4 * n * 2 * STEP <= lds else 1) for n in wide)
+    return _busiest(c, *made)
 
 
 def query_defines(m: int, heads: int, k: int, cus: int) -> Mapping[str, int]:
@@ -162,11 +156,9 @@ def query_defines(m: int, heads: int, k: int, cus: int) -> Mapping[str, int]:
         tiles //= 2
     if tiles == 4:
         return QUERY_WIDE
-    num_steps = ceil(k, 2 * STEP)
-    split = (
-        min(cus // query_groups(m, heads, tiles), num_steps, MOST_SPLIT) if 4 * heads <= cus else 1
-    )
-    return {"M_TILES": tiles, "SPLIT": ceil(num_steps, ceil(num_steps, max(1, split)))}
+    turns = ceil(k, 2 * STEP)
+    split = min(cus // query_groups(m, heads, tiles), turns, MOST_SPLIT) if 4 * heads <= cus else 1
+    return {"M_TILES": tiles, "SPLIT": ceil(turns, ceil(turns, max(1, split)))}
 
 
 def query_groups(m: int, heads: int, tiles: int) -> int:
@@ -183,7 +175,7 @@ def query_sums(m: int, heads: int, defines: Mapping[str, int]) -> int:
 
 def _defines(arch: str) -> list[list[dict[str, int]]]:
     """DeepSeek-V3's, of one sequence and of 128."""
-    defines = []
+    made = []
     for m in (1, 128):
         c = Call(
             arch,
@@ -193,8 +185,8 @@ def _defines(arch: str) -> list[list[dict[str, int]]]:
             {},
             {},
         )
-        defines.append([p.defines(m, c.cu_num) for p in products(c)])
-    return defines
+        made.append([p.defines(m, c.cu_num) for p in products(c)])
+    return made
 
 
 @compile_ops(
@@ -375,13 +367,13 @@ class HipLayer(Kernel):
 
     def launches(self, c: Call) -> Run:
         """The launches of one call."""
-        down, value, out = products_ = products(c)
+        down, value, out = made = products(c)
         page = page_of(c)
         heads, pages, rows = c.V // V, c.L // page, ceil(c.B, TILE) * TILE
         query = query_defines(c.B, heads, c.R, c.cu_num)
-        partial_sizes = [p.sums(c.B, p.defines(c.B, c.cu_num)["SPLIT"]) for p in products_]
-        partial_sizes.append(query_sums(c.B, heads, query))
-        tiles = [p.tiles(c.B) * (WAVES if p.stage in BY_WAVES else 1) for p in products_]
+        sums = [p.sums(c.B, p.defines(c.B, c.cu_num)["SPLIT"]) for p in made]
+        sums.append(query_sums(c.B, heads, query))
+        tiles = [p.tiles(c.B) * (WAVES if p.stage in BY_WAVES else 1) for p in made]
         tiles.append(query_groups(c.B, heads, query["M_TILES"]))
         return run_steps(
             c.device,
@@ -405,7 +397,7 @@ class HipLayer(Kernel):
                 "q": ((c.B, heads, CACHE_ROW), _BF16),
                 "latent": ((c.B, heads, LATENT), _BF16),  # what attention gives
                 "value": ((rows, heads * V), _BF16),  # packed
-                "workspace": (max(partial_sizes), _F32),
+                "workspace": (max(sums), _F32),
             },
             zeros={"counts": max(tiles)},
             outer=True,

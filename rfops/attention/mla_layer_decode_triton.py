@@ -73,10 +73,8 @@ class TritonLayer(Kernel):
 
     def unsupported_config_reason(self, c: Call, config: LayerTritonConfig) -> str | None:
         chip = ARCH_SPECS[serving(c.arch) or "sm_90"]
-        lds_bytes = config.lds_bytes(c.arch, _block_m(c.B))
-        return (
-            None if lds_bytes <= chip.lds_bytes else f"{lds_bytes} bytes of LDS, {c.arch} has less"
-        )
+        own = config.lds_bytes(c.arch, _block_m(c.B))
+        return None if own <= chip.lds_bytes else f"{own} bytes of LDS, {c.arch} has less"
 
     def default(self, c: Call) -> LayerTritonConfig:
         if c.arch.startswith("gfx"):
@@ -84,34 +82,34 @@ class TritonLayer(Kernel):
         return LayerTritonConfig(32, 128, 4, 4)
 
     def candidates(self, c: Call) -> list[LayerTritonConfig]:
-        default = self.default(c)
-        configs = [
+        first = self.default(c)
+        made = [
             LayerTritonConfig(block_n, block_k, warps, stages)
             for block_n in (16, 32, 64)
             for block_k in (64, 128)
             for warps in (4, 8)
             for stages in (2, 3, 4)
         ]
-        fit = (config for config in configs if self.unsupported_config_reason(c, config) is None)
-        return [default, *(config for config in fit if config != default)]
+        fit = (config for config in made if self.unsupported_config_reason(c, config) is None)
+        return [first, *(config for config in fit if config != first)]
 
     def variant(self, c: Call, config: LayerTritonConfig) -> RunOf:
         def run_of(*sizes: int) -> Run:
-            sized_call = c.with_sizes(**dict(zip(c.sizes, sizes, strict=True)))
-            heads = sized_call.V // V
+            of = c.with_sizes(**dict(zip(c.sizes, sizes, strict=True)))
+            heads = of.V // V
             return run_steps(
-                sized_call.device,
+                of.device,
                 self.arguments,
-                _steps(sized_call, config),
-                arch=sized_call.arch,
+                _steps(of, config),
+                arch=of.arch,
                 workspace={
-                    "lens": (sized_call.B, _I32),
-                    "table": ((sized_call.B, 1), _I32),
-                    "q_lora": ((sized_call.B, sized_call.R), _BF16),
-                    "nope": ((sized_call.B, heads, NOPE), _BF16),
-                    "q": ((sized_call.B, heads, CACHE_ROW), _BF16),
-                    "latent": ((sized_call.B, heads, LATENT), _BF16),  # what attention gives
-                    "value": ((sized_call.B, heads, V), _BF16),
+                    "lens": (of.B, _I32),
+                    "table": ((of.B, 1), _I32),
+                    "q_lora": ((of.B, of.R), _BF16),
+                    "nope": ((of.B, heads, NOPE), _BF16),
+                    "q": ((of.B, heads, CACHE_ROW), _BF16),
+                    "latent": ((of.B, heads, LATENT), _BF16),  # what attention gives
+                    "value": ((of.B, heads, V), _BF16),
                 },
                 outer=True,
             )
@@ -198,7 +196,7 @@ def _steps(c: Call, config: LayerTritonConfig) -> list[TritonStep | NestedRun]:
             "out_head": V,
         },
     )
-    out_step = TritonStep(
+    last = TritonStep(
         bound("product", tile),
         grid=(ceil(c.D, block_n), along_m, 1),
         arguments={
@@ -217,4 +215,4 @@ def _steps(c: Call, config: LayerTritonConfig) -> list[TritonStep | NestedRun]:
             "out_head": 0,
         },
     )
-    return [down, query, absorb, attention(c, c.L, hip=False), values, out_step]
+    return [down, query, absorb, attention(c, c.L, hip=False), values, last]

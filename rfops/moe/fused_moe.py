@@ -67,7 +67,7 @@ class _FusedMoe(Moe):
 OP = _FusedMoe(
     "fused_moe",
     declared(
-        "w1: bf16|f16[E, N, D] @16", "w2: bf16|f16[E, D, I] @16", extra=("w_layout: raw|16x16",)
+        "w1: bf16|f16[E, N, D] @16", "w2: bf16|f16[E, D, I] @16", more=("w_layout: raw|16x16",)
     ),
     sizes="M D I E K R N",
     positive="E",

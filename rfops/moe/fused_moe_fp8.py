@@ -42,8 +42,8 @@ from .router import moe_router_ref
 def and_back(x: Tensor, dtype: torch.dtype) -> Tensor:
     """Rows of x in FP8 with a scale for each 1 x 128, as fp32."""
     payload, scale = quantise(x, 1, False, dtype)
-    dequantized: Tensor = (payload.float().unflatten(1, (-1, BLOCK)) * scale[:, :, None]).flatten(1)
-    return dequantized
+    wide: Tensor = (payload.float().unflatten(1, (-1, BLOCK)) * scale[:, :, None]).flatten(1)
+    return wide
 
 
 class _Dequantised(Sequence[Tensor]):
@@ -92,10 +92,10 @@ class Torch(Kernel):
     name = "torch"
 
     def variant(self, c: Call, config: Any) -> RunOf:
-        def run(out: Tensor, x: Tensor, w1: Tensor, w2: Tensor, *args: Any) -> None:
+        def run(out: Tensor, x: Tensor, w1: Tensor, w2: Tensor, *rest: Any) -> None:
             if c.w_layout != "raw":
                 w1, w2 = unshuffle_weight(w1), unshuffle_weight(w2)
-            *scales, p, ids, router = args
+            *scales, p, ids, router = rest
             run_torch(out, x, w1, w2, scales, chosen(c, x, p, ids, router), c.E - c.R)
 
         return lambda *_sizes: run
@@ -110,17 +110,17 @@ class _Fp8Moe(Moe):
     def unsupported_reason(self, c: Call, *sizes: int) -> tuple[str, str, str, str] | None:
         _m, d, i, e, k, routed, n = sizes
         if n != 2 * i:
-            expected = f"of 2 * I = {2 * i} rows an expert, gate's and then up's"
-            return "w1", expected, str(n), "w1 is [E, 2I, D] where w2 is [E, D, I]"
+            wanted = f"of 2 * I = {2 * i} rows an expert, gate's and then up's"
+            return "w1", wanted, str(n), "w1 is [E, 2I, D] where w2 is [E, D, I]"
         if d % BLOCK or i % BLOCK:
             return "D and I", f"multiples of {BLOCK}", f"D={d}, I={i}", "pad weights with zeros"
         if c.w1_dtype != c.w2_dtype:
             return "w2", f"{c.w1_dtype} as w1 is", str(c.w2_dtype), "quantise both to the same FP8"
         return self.refuses_choice(c, e, k, routed)
 
-    def call_of(self, arch: str = "gfx950", cu_num: int | None = None, **values: Any) -> Call:
+    def call_of(self, arch: str = "gfx950", cu_num: int | None = None, **given: Any) -> Call:
         fp8 = fp8_of(arch)
-        return super().call_of(arch, cu_num, **{"w1_dtype": fp8, "w2_dtype": fp8, **values})
+        return super().call_of(arch, cu_num, **{"w1_dtype": fp8, "w2_dtype": fp8, **given})
 
     def assume(self, sizes: dict[str, int], values: Mapping[str, Any]) -> None:
         super().assume(sizes, values)
@@ -128,13 +128,13 @@ class _Fp8Moe(Moe):
 
     def fit(self, c: Call, draw: InputGenerator) -> Mapping[str, Any]:
         """Weights whose results are about 1."""
-        weights: dict[str, Any] = {}
+        own: dict[str, Any] = {}
         for name, rows, k in (("w1", c.N, c.D), ("w2", c.D, c.I)):
             w = draw.floats((c.E * rows, k)) / k**0.5
             payload, scale = quantise(w, BLOCK, False, c.w1_dtype)
-            weights[name] = payload.view(c.E, rows, k)
-            weights[f"{name}_scale"] = scale.view(c.E, rows // BLOCK, k // BLOCK)
-        return {**super().fit(c, draw), **weights}
+            own[name] = payload.view(c.E, rows, k)
+            own[f"{name}_scale"] = scale.view(c.E, rows // BLOCK, k // BLOCK)
+        return {**super().fit(c, draw), **own}
 
     def roundings(self, c: Call) -> int:
         """Count roundings: of fp32 sums along both K; of h and the experts' results, which are
@@ -196,7 +196,7 @@ def call(
     w2_scale: Any,
     choice: tuple[Any, ...],
     num_shared: int,
-    router_flags: tuple[bool, bool],
+    how: tuple[bool, bool],
     rounding: Any,
     out: Tensor | None,
     config: Any,
@@ -212,13 +212,11 @@ def call(
     experts = w2.shape[0] if isinstance(w2, Tensor) and w2.dim() else 0
     routed = experts - check_int(OP.name, "num_shared", num_shared, 0, experts)
     run: Callable[..., Tensor] = OP.traced if is_dynamo_compiling() else OP.call
-    return run(
-        x, w1, w2, w1_scale, w2_scale, *choice, routed, *router_flags, dtype, layout, out, config
-    )
+    return run(x, w1, w2, w1_scale, w2_scale, *choice, routed, *how, dtype, layout, out, config)
 
 
-def _reference(x: Tensor, w1: Tensor, w2: Tensor, *args: Any) -> Tensor:
-    *scales, p, ids, router, top_k, routed, renormalize, round_scores, dtype, layout = args
+def _reference(x: Tensor, w1: Tensor, w2: Tensor, *rest: Any) -> Tensor:
+    *scales, p, ids, router, top_k, routed, renormalize, round_scores, dtype, layout = rest
     if router is not None:
         p, ids = moe_router_ref(x, router, top_k, renormalize, round_scores)
     if layout != "raw":

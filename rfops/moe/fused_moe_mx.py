@@ -55,7 +55,6 @@ class Format:
         return 1024 // self.bits
 
     def and_back(self, x: Tensor, rounding: str, dtype: torch.dtype) -> Tensor:
-        """Return x quantised to the format and dequantised again."""
         return self.values(*self.quantise(x, rounding), dtype)
 
 
@@ -66,11 +65,11 @@ MXFP8 = Format("mxfp8", "Mxfp8", 8, mxfp8.ROUNDING, mxfp8.quant_mxfp8, mxfp8.deq
 def declared(fmt: Format) -> str:
     """The op's arguments."""
     fp4 = fmt is MXFP4
-    kind, divisor = ("fp4", "/2") if fp4 else ("e4m3", "")
+    kind, part = ("fp4", "/2") if fp4 else ("e4m3", "")
     return f"""
     x: bf16|f16[M, D] strided
-    w1: {kind}[E, N, D{divisor}] @16
-    w2: {kind}[E, D, I{divisor}] @16
+    w1: {kind}[E, N, D{part}] @16
+    w2: {kind}[E, D, I{part}] @16
     w1_scale: e8m0[E, N, SD]
     w2_scale: e8m0[E, D, SI]
     topk_weights: f32[M, K]?
@@ -131,8 +130,8 @@ class MxMoe(Moe):
     def unsupported_reason(self, c: Call, *sizes: int) -> tuple[str, str, str, str] | None:
         _m, d, i, e, k, routed, n, *columns = sizes
         if n != 2 * i:
-            expected = f"of 2 * I = {2 * i} rows an expert, gate's and then up's"
-            return "w1", expected, str(n), "w1 is [E, 2I, D] where w2 is [E, D, I]"
+            wanted = f"of 2 * I = {2 * i} rows an expert, gate's and then up's"
+            return "w1", wanted, str(n), "w1 is [E, 2I, D] where w2 is [E, D, I]"
         if d % BLOCK or i % BLOCK:
             return (
                 "w1 and w2",
@@ -141,15 +140,14 @@ class MxMoe(Moe):
                 "pad with zeros",
             )
         scales = ("w1_scale", "N", n, d), ("w2_scale", "D", d, i)
-        for (name, size, rows, of_row), num_columns in zip(scales, columns, strict=True):
-            max_columns = scale_columns(c.scale_layout, of_row)
-            if num_columns != max_columns:
-                shape = f"a [E={e}, {size}={rows}, {max_columns}] tensor, {c.scale_layout}"
-                return name, shape, f"[{e}, {rows}, {num_columns}]", self.hints[name]
+        for (name, size, rows, of_row), given in zip(scales, columns, strict=True):
+            most = scale_columns(c.scale_layout, of_row)
+            if given != most:
+                shape = f"a [E={e}, {size}={rows}, {most}] tensor, {c.scale_layout}"
+                return name, shape, f"[{e}, {rows}, {given}]", self.hints[name]
         return self.refuses_choice(c, e, k, routed)
 
     def assume(self, sizes: dict[str, int], values: Mapping[str, Any]) -> None:
-        """Fill in N = 2 I and the columns of the scales where a caller gives D and I only."""
         super().assume(sizes, values)
         sizes.setdefault("N", 2 * sizes["I"])
         sizes.setdefault("SD", scale_columns(values["scale_layout"], sizes["D"]))
@@ -162,15 +160,15 @@ class MxMoe(Moe):
         """Weights whose results are about 1, as quantising gives them."""
         pairs = [self._weights(c, draw, rows, k) for rows, k in ((c.N, c.D), (c.D, c.I))]
         (w1, s1), (w2, s2) = pairs
-        weights = {"w1": w1, "w2": w2, "w1_scale": s1, "w2_scale": s2}
-        return {**super().fit(c, draw), **weights}
+        own = {"w1": w1, "w2": w2, "w1_scale": s1, "w2_scale": s2}
+        return {**super().fit(c, draw), **own}
 
     def _weights(self, c: Call, draw: InputGenerator, rows: int, k: int) -> tuple[Tensor, Tensor]:
-        quantized = [
+        made = [
             self.fmt.quantise(draw.floats((rows, k)) / k**0.5, self.default_rounding)
             for _ in range(c.E)
         ]
-        w, scale = torch.stack([q for q, _ in quantized]), torch.stack([s for _, s in quantized])
+        w, scale = torch.stack([q for q, _ in made]), torch.stack([s for _, s in made])
         if c.scale_layout != RAW:
             flat = shuffle_scale(scale.flatten(0, 1)).data
             scale = flat[: c.E * rows].view(c.E, rows, -1)
@@ -185,10 +183,10 @@ class MxMoe(Moe):
         are held to the format's own step, not to fp32's."""
         return int(super().roundings(c) + 2**24 * 2.0**-6)
 
-    def refer(self, x: Tensor, *args: Any) -> Tensor:
+    def refer(self, x: Tensor, *rest: Any) -> Tensor:
         """The op's reference, as its arguments are declared."""
-        *weights, p, ids, router, top_k, routed, renormalize, round_scores = args[:11]
-        rounding, w_layout, scale_layout, dtype = args[11:]
+        *weights, p, ids, router, top_k, routed, renormalize, round_scores = rest[:11]
+        rounding, w_layout, scale_layout, dtype = rest[11:]
         if router is not None:
             p, ids = moe_router_ref(x, router, top_k, renormalize, round_scores)
         w1, w2, s1, s2 = weights
@@ -227,7 +225,6 @@ class Experts:
         return self.fmt.and_back(h, self.rounding, torch.float32)
 
     def weights(self, e: int, w: Tensor, scale: Tensor) -> Tensor:
-        """Return expert e's weight in float32, from any layout of payload and scales."""
         payload, scales = w[e], scale[e]
         if self.w_layout != RAW:
             payload = unshuffle_weight(payload)
@@ -246,12 +243,12 @@ class Torch(Kernel):
         self.fmt = fmt
 
     def variant(self, c: Call, config: Any) -> RunOf:
-        format_and_rounding = self.fmt, c.rounding
+        how = self.fmt, c.rounding
 
         def run(
             out: Tensor, x: Tensor, w1: Tensor, w2: Tensor, s1: Tensor, s2: Tensor, *choice: Any
         ) -> None:
-            experts = Experts(*format_and_rounding, w1, w2, s1, s2, c.w_layout, c.scale_layout)
+            experts = Experts(*how, w1, w2, s1, s2, c.w_layout, c.scale_layout)
             out.copy_(experts.run(x, *chosen(c, x, *choice), c.E - c.R))
 
         return lambda *_sizes: run
@@ -269,17 +266,17 @@ def arguments(
     w2_scale: Any,
     choice: Sequence[Any],
     num_shared: int,
-    router_flags: tuple[bool, bool],
+    how: tuple[bool, bool],
     rounding: str | None,
 ) -> tuple[Any, ...]:
     """The op's, of those of fused_moe: layouts from types, scales by expert."""
-    weights, layout = _unwrap_pair(op, "w1", w1, "w2", w2)
-    second, scale_layout = _unwrap_pair(op, "w1_scale", w1_scale, "w2_scale", w2_scale)
-    experts = weights[1].shape[0] if isinstance(weights[1], Tensor) and weights[1].dim() else 0
+    first, layout = _alike(op, "w1", w1, "w2", w2)
+    second, scale_layout = _alike(op, "w1_scale", w1_scale, "w2_scale", w2_scale)
+    experts = first[1].shape[0] if isinstance(first[1], Tensor) and first[1].dim() else 0
     names = "w1_scale", "w2_scale"
     scales = [
         _by_expert(op, name, scale, w, scale_layout)
-        for name, scale, w in zip(names, second, weights, strict=True)
+        for name, scale, w in zip(names, second, first, strict=True)
     ]
     shared = check_int(op.name, "num_shared", num_shared, 0, experts)
     dtype = x.dtype if isinstance(x, Tensor) else torch.bfloat16
@@ -287,11 +284,11 @@ def arguments(
     rounding = op.default_rounding if rounding is None else rounding
     return (
         x,
-        *weights,
+        *first,
         *scales,
         *choice,
         experts - shared,
-        *router_flags,
+        *how,
         rounding,
         layout,
         scale_layout,
@@ -299,11 +296,11 @@ def arguments(
     )
 
 
-def _unwrap_pair(op: Op, name: str, a: Any, other_name: str, b: Any) -> tuple[tuple[Any, Any], str]:
-    (a_data, layout), (b_data, b_layout) = unwrap(a), unwrap(b)
-    if layout != b_layout:
-        _fail(op, other_name, f"{layout} as {name} is", b_layout, "shuffle both, or none")
-    return (a_data, b_data), layout
+def _alike(op: Op, name: str, a: Any, other: str, b: Any) -> tuple[tuple[Any, Any], str]:
+    (first, layout), (second, own) = unwrap(a), unwrap(b)
+    if layout != own:
+        _fail(op, other, f"{layout} as {name} is", own, "shuffle both, or none")
+    return (first, second), layout
 
 
 def _by_expert(op: MxMoe, name: str, scale: Any, w: Any, layout: str) -> Any:
@@ -312,14 +309,11 @@ def _by_expert(op: MxMoe, name: str, scale: Any, w: Any, layout: str) -> Any:
     flat = isinstance(scale, Tensor) and isinstance(w, Tensor) and scale.dim() == 2 and w.dim() == 3
     if not flat:
         return scale
-    rows, (num_rows, columns) = w.shape[0] * w.shape[1], scale.shape
-    if layout != RAW and num_rows < rows:
-        shown, expected = (
-            f"[{num_rows}, {columns}]",
-            f"a [{rows} or more, columns] tensor, {layout}",
-        )
-        _fail(op, name, expected, shown, op.hints[name])
-    if layout != RAW and num_rows > rows:
+    rows, (given, columns) = w.shape[0] * w.shape[1], scale.shape
+    if layout != RAW and given < rows:
+        got, wanted = f"[{given}, {columns}]", f"a [{rows} or more, columns] tensor, {layout}"
+        _fail(op, name, wanted, got, op.hints[name])
+    if layout != RAW and given > rows:
         scale = scale[:rows]
     return scale.view(*w.shape[:2], columns) if len(scale) == rows else scale
 

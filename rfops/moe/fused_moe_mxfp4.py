@@ -41,8 +41,8 @@ OP = MxMoe(
 def call(x: Tensor, *weights: Any) -> Tensor:
     """Call the op with the arguments of fused_moe: w1, w2, scales, choice, num_shared, how,
     rounding, out, config."""
-    *inputs, out, config = weights
-    args = arguments(OP, x, *inputs)
+    *given, out, config = weights
+    args = arguments(OP, x, *given)
     run = OP.traced if is_dynamo_compiling() else OP.call
-    result: Tensor = run(*args, out, config)
-    return result
+    made: Tensor = run(*args, out, config)
+    return made

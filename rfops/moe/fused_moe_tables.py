@@ -28,11 +28,11 @@ from .moe_op import HINTS, Moe, Torch, declared, reference_of
 class _Tables(Moe):
     def fit(self, c: Call, draw: InputGenerator) -> Mapping[str, Any]:
         def matrices(rows: int, columns: int) -> tuple[Tensor, ...]:
-            drawn = [draw.floats((rows, columns), c.x_dtype) / rows**0.5 for _ in range(c.E)]
-            return tuple(drawn)
+            made = [draw.floats((rows, columns), c.x_dtype) / rows**0.5 for _ in range(c.E)]
+            return tuple(made)
 
-        weights = {"gate": matrices(c.D, c.I), "up": matrices(c.D, c.I), "down": matrices(c.I, c.D)}
-        return {**super().fit(c, draw), **weights}
+        own = {"gate": matrices(c.D, c.I), "up": matrices(c.D, c.I), "down": matrices(c.I, c.D)}
+        return {**super().fit(c, draw), **own}
 
 
 OP = _Tables(
@@ -73,12 +73,12 @@ def fused_moe_tables_ref(
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
     """The formula in plain fp32 torch, or fp64 where x is, on any device."""
-    result = experts_ref(x, Weights(gate, up, down), topk_weights, topk_ids, num_shared)
-    return result if result.dtype == torch.float64 else result.to(dtype)
+    made = experts_ref(x, Weights(gate, up, down), topk_weights, topk_ids, num_shared)
+    return made if made.dtype == torch.float64 else made.to(dtype)
 
 
-def _reference(x: Tensor, gate: Any, up: Any, down: Any, *args: Any) -> Tensor:
-    return reference_of(Weights(gate, up, down), x, *args)
+def _reference(x: Tensor, gate: Any, up: Any, down: Any, *rest: Any) -> Tensor:
+    return reference_of(Weights(gate, up, down), x, *rest)
 
 
 OP.reference = _reference

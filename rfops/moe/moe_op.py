@@ -25,7 +25,7 @@ HINTS = {
 }
 
 
-def declared(*weights: str, extra: Sequence[str] = ()) -> str:
+def declared(*weights: str, more: Sequence[str] = ()) -> str:
     """The arguments of an op whose weights are declared so, and what more it has."""
     lines = (
         "x: bf16|f16[M, D] strided",
@@ -38,7 +38,7 @@ def declared(*weights: str, extra: Sequence[str] = ()) -> str:
         "renormalize: bool",
         "round_scores: bool",
         "dtype: bf16|f16",
-        *extra,
+        *more,
         "-> out: dtype[M, D]",
     )
     return "\n".join(lines)
@@ -53,8 +53,8 @@ class Torch(Kernel):
         self.weights_of = weights_of
 
     def variant(self, c: Call, config: Any) -> RunOf:
-        def run(out: Tensor, x: Tensor, *args: Any) -> None:
-            *weights, p, ids, router = args
+        def run(out: Tensor, x: Tensor, *rest: Any) -> None:
+            *weights, p, ids, router = rest
             experts = self.weights_of(c, weights)
             run_experts(out, x, experts, *chosen(c, x, p, ids, router), c.E - c.R)
 
@@ -99,10 +99,10 @@ class Moe(Op):
                 str(k),
                 "pass fewer",
             )
-        has_args = [c.has(name) for name in ("topk_weights", "topk_ids", "router_weight")]
-        if c.tensors and has_args not in ([True, True, False], [False, False, True]):
-            expected = "tensors, both of them, or a router_weight in their place"
-            return "topk_weights and topk_ids", expected, "not so", "pass these two"
+        given = [c.has(name) for name in ("topk_weights", "topk_ids", "router_weight")]
+        if c.tensors and given not in ([True, True, False], [False, False, True]):
+            wanted = "tensors, both of them, or a router_weight in their place"
+            return "topk_weights and topk_ids", wanted, "not so", "pass these two"
         for arg in self.declaration.tensors:
             if arg.name in self.own_types or not c.has(arg.name):
                 continue
@@ -111,12 +111,12 @@ class Moe(Op):
                 return arg.name, f"{c.x_dtype} as x is", str(dtype), "convert it first"
         return None
 
-    def call_of(self, arch: str = "gfx950", cu_num: int | None = None, **values: Any) -> Call:
-        dtype = values.get("x_dtype", values.get("dtype", torch.bfloat16))
+    def call_of(self, arch: str = "gfx950", cu_num: int | None = None, **given: Any) -> Call:
+        dtype = given.get("x_dtype", given.get("dtype", torch.bfloat16))
         names = [arg.name for arg in self.declaration.tensors if arg.name not in self.own_types]
-        defaults: dict[str, Any] = {f"{name}_dtype": dtype for name in names}
-        defaults["topk_ids_dtype"] = torch.int32
-        return super().call_of(arch, cu_num, **{**defaults, "dtype": dtype, **values})
+        alike: dict[str, Any] = {f"{name}_dtype": dtype for name in names}
+        alike["topk_ids_dtype"] = torch.int32
+        return super().call_of(arch, cu_num, **{**alike, "dtype": dtype, **given})
 
     def is_empty(self, c: Call) -> bool:
         return bool(c.M == 0 or c.D == 0)
@@ -125,10 +125,10 @@ class Moe(Op):
         """Different experts of a token; weights of subclasses are such that results are about 1."""
         ids = draw.picks(c.M, c.K, c.R).to(c.topk_ids_dtype)
         router = draw.floats((c.R, c.D), c.x_dtype) / c.D**0.5 if c.has("router_weight") else None
-        choice = {"topk_ids": ids, "topk_weights": draw.floats((c.M, c.K)).softmax(1)}
+        chosen = {"topk_ids": ids, "topk_weights": draw.floats((c.M, c.K)).softmax(1)}
         return {
             "router_weight": router,
-            **(dict.fromkeys(choice) if router is not None else choice),
+            **(dict.fromkeys(chosen) if router is not None else chosen),
         }
 
     def flops(self, c: Call) -> int:
@@ -137,10 +137,8 @@ class Moe(Op):
     def traffic(self, c: Call) -> int:
         """Return the bytes moved; of the weights, the expected share of experts that some token
         chooses, under uniform routing."""
-        weight_tensors = {
-            name: tensor for name, tensor in c.tensors.items() if name not in NO_WEIGHTS
-        }
-        weights = sum(t.nbytes for _, t in flat(weight_tensors))
+        own = {name: given for name, given in c.tensors.items() if name not in NO_WEIGHTS}
+        weights = sum(t.nbytes for _, t in flat(own))
         missed = max(1 - c.K / c.R, 0) ** c.M * c.R if c.R else 0
         return int(super().traffic(c) - weights * missed / max(c.E, 1))
 
@@ -155,16 +153,14 @@ class Moe(Op):
         )
 
     def table_getter(self) -> Callable[[Sequence[int]], tuple[int, ...]]:
-        """Return the function from sizes to the tuned table's columns; its K counts shared experts
-        too."""
-        get_sizes, names = super().table_getter(), self.declaration.sizes
+        of, names = super().table_getter(), self.declaration.sizes
         k, (e, r) = self.table.index("K"), map(names.index, "ER")
 
-        def get_table_sizes(sizes: Sequence[int]) -> tuple[int, ...]:
-            table_sizes = get_sizes(sizes)
-            return *table_sizes[:k], table_sizes[k] + sizes[e] - sizes[r], *table_sizes[k + 1 :]
+        def found(sizes: Sequence[int]) -> tuple[int, ...]:
+            plain = of(sizes)
+            return *plain[:k], plain[k] + sizes[e] - sizes[r], *plain[k + 1 :]
 
-        return get_table_sizes
+        return found
 
     def roundings(self, c: Call) -> int:
         """Count roundings: of fp32 sums along both K, and of h and the experts' results to x's
@@ -174,10 +170,10 @@ class Moe(Op):
         return int(2 * (c.D + c.I + c.K) + 64 + 2 * rounded / 16)
 
 
-def reference_of(weights: Weights, x: Tensor, *args: Any) -> Tensor:
+def reference_of(weights: Weights, x: Tensor, *rest: Any) -> Tensor:
     """Return the reference for the arguments as ops declare them, from topk_weights on."""
-    p, ids, router, top_k, routed, renormalize, round_scores, dtype = args
+    p, ids, router, top_k, routed, renormalize, round_scores, dtype = rest
     if router is not None:
         p, ids = moe_router_ref(x, router, top_k, renormalize, round_scores)
-    result = experts_ref(x, weights, p, ids, weights.experts - routed)
-    return result if result.dtype == torch.float64 else result.to(dtype)
+    made = experts_ref(x, weights, p, ids, weights.experts - routed)
+    return made if made.dtype == torch.float64 else made.to(dtype)

@@ -16,10 +16,10 @@ INFINITY = tl.constexpr(0x7F800000)
 
 
 @triton.jit
-def scale_byte(amax_bits, BUMP: tl.constexpr, EMAX: tl.constexpr):
+def scale_byte(most, BUMP: tl.constexpr, EMAX: tl.constexpr):
     """Of the bits of a block's largest magnitude: its e8m0 byte."""
-    byte = tl.maximum((amax_bits + BUMP >> 23) - EMAX, 0)
-    return tl.where(amax_bits >= INFINITY, NAN, byte)
+    byte = tl.maximum((most + BUMP >> 23) - EMAX, 0)
+    return tl.where(most >= INFINITY, NAN, byte)
 
 
 @triton.jit
@@ -54,14 +54,14 @@ def _load(x, blocks, k_blocks, x_m, x_k, BLOCKS: tl.constexpr):
     """Numbers of blocks, which are there, and their elements in fp32."""
     number = tl.program_id(0).to(tl.int64) * BLOCKS + tl.arange(0, BLOCKS)
     is_there = number < blocks
-    offset = number // k_blocks * x_m + number % k_blocks * BLOCK * x_k
+    at = number // k_blocks * x_m + number % k_blocks * BLOCK * x_k
     k = tl.arange(0, BLOCK).to(tl.int64) * x_k
-    values = tl.load(x + offset[:, None] + k[None, :], mask=is_there[:, None], other=0)
+    values = tl.load(x + at[:, None] + k[None, :], mask=is_there[:, None], other=0)
     return number, is_there, values.to(tl.float32)
 
 
 @triton.jit
-def _amax_bits(values):
+def _most(values):
     return tl.max(values.to(tl.int32, bitcast=True) & 0x7FFFFFFF, axis=1)
 
 
@@ -70,11 +70,11 @@ def quant_mxfp8(
     payload, scale, x, blocks, k_blocks, x_m, x_k, BUMP: tl.constexpr, BLOCKS: tl.constexpr
 ):
     number, is_there, values = _load(x, blocks, k_blocks, x_m, x_k, BLOCKS)
-    byte = scale_byte(_amax_bits(values), BUMP, 8)
+    byte = scale_byte(_most(values), BUMP, 8)
     codes = fp8_code(values * inverse_of(byte)[:, None])
     codes = tl.where((byte == NAN)[:, None], 0x7F, codes).to(tl.uint8)
-    payload_ptr = payload + number[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
-    tl.store(payload_ptr, codes, mask=is_there[:, None])
+    at = payload + number[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
+    tl.store(at, codes, mask=is_there[:, None])
     tl.store(scale + number, byte.to(tl.uint8), mask=is_there)
 
 
@@ -83,10 +83,10 @@ def quant_mxfp4(
     payload, scale, x, blocks, k_blocks, x_m, x_k, BUMP: tl.constexpr, BLOCKS: tl.constexpr
 ):
     number, is_there, values = _load(x, blocks, k_blocks, x_m, x_k, BLOCKS)
-    byte = scale_byte(_amax_bits(values), BUMP, 2)
+    byte = scale_byte(_most(values), BUMP, 2)
     codes = fp4_code(values * inverse_of(byte)[:, None])
     codes = tl.where((byte == NAN)[:, None], 0, codes).to(tl.uint8)
-    low_codes, high_codes = tl.split(tl.reshape(codes, (BLOCKS, BLOCK // 2, 2)))
-    payload_ptr = payload + number[:, None] * (BLOCK // 2) + tl.arange(0, BLOCK // 2)[None, :]
-    tl.store(payload_ptr, low_codes | high_codes << 4, mask=is_there[:, None])
+    even, odd = tl.split(tl.reshape(codes, (BLOCKS, BLOCK // 2, 2)))
+    at = payload + number[:, None] * (BLOCK // 2) + tl.arange(0, BLOCK // 2)[None, :]
+    tl.store(at, even | odd << 4, mask=is_there[:, None])
     tl.store(scale + number, byte.to(tl.uint8), mask=is_there)

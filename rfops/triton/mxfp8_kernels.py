@@ -30,11 +30,11 @@ import triton
 import triton.language as tl
 
 BLOCK = tl.constexpr(32)  # elements of K that share a scale
-ONE_E8M0 = tl.constexpr(127)  # the e8m0 byte of 1.0
+ONE = tl.constexpr(127)  # the e8m0 byte of 1.0
 NAN = tl.constexpr(255)
 LARGEST_SUM = tl.constexpr(254 + 127)  # of two scale bytes whose product is a number in fp32
 # Scales with which every payload but zero is a normal number in bf16.
-BF16_MIN_SCALE, BF16_MAX_SCALE = tl.constexpr(127 - 117), tl.constexpr(127 + 119)
+BF16_LEAST, BF16_MOST = tl.constexpr(127 - 117), tl.constexpr(127 + 119)
 
 
 @triton.jit
@@ -46,10 +46,10 @@ def _factor(byte):
 @triton.jit
 def _halves(byte):
     """2^(byte - 127) as two factors with exponents within -64..64; NaN for 255."""
-    exponent = byte - ONE_E8M0
+    exponent = byte - ONE
     low = exponent >> 1
-    a = _factor(exponent - low + ONE_E8M0)
-    return tl.where(byte == NAN, float("nan"), a), _factor(low + ONE_E8M0)
+    a = _factor(exponent - low + ONE)
+    return tl.where(byte == NAN, float("nan"), a), _factor(low + ONE)
 
 
 @triton.jit
@@ -90,26 +90,20 @@ def _scaled_tile(
             xs_mask &= (start + b * BLOCK < k_end)[None, :]
         w_code = tl.load(w + start + w_off[:, None] + k[None, :], mask=w_mask, other=0)
         x_code = tl.load(x + start + x_off[None, :] + k[:, None], mask=x_mask, other=0)
-        first_block = start // BLOCK
-        w_scale = tl.load(
-            ws + first_block + ws_off[:, None] + b[None, :], mask=ws_mask, other=ONE_E8M0
-        )
-        x_scale = tl.load(
-            xs + first_block + xs_off[:, None] + b[None, :], mask=xs_mask, other=ONE_E8M0
-        )
+        at = start // BLOCK
+        w_scale = tl.load(ws + at + ws_off[:, None] + b[None, :], mask=ws_mask, other=ONE)
+        x_scale = tl.load(xs + at + xs_off[:, None] + b[None, :], mask=xs_mask, other=ONE)
         total = tl.dot_scaled(w_code, w_scale, "e4m3", x_code, x_scale, "e4m3", total)
     return total
 
 
 @triton.jit
-def _load_scales(scales, offsets, ok, start, k_end, b, EVEN_K: tl.constexpr):
+def _load_scales(scales, off, ok, start, k_end, b, EVEN_K: tl.constexpr):
     """[blocks, rows] scale bytes of a step; 1.0 for what lies outside."""
     mask = ok[None, :] & (start < k_end)
     if not EVEN_K:
         mask &= (start + b * BLOCK < k_end)[:, None]
-    return tl.load(
-        scales + start // BLOCK + offsets[None, :] + b[:, None], mask=mask, other=ONE_E8M0
-    )
+    return tl.load(scales + start // BLOCK + off[None, :] + b[:, None], mask=mask, other=ONE)
 
 
 @triton.jit
@@ -141,19 +135,19 @@ def _blocks_tile(
     # Scales are loaded a step ahead: a byte is too narrow for the asynchronous copies of payloads.
     w_scale = _load_scales(ws, ws_off, w_ok, k_begin, k_end, b, EVEN_K)
     x_scale = _load_scales(xs, xs_off, x_ok, k_begin, k_end, b, EVEN_K)
-    w_max, x_max = w_scale, x_scale
+    w_most, x_most = w_scale, x_scale
     for start in range(k_begin, k_end, BLOCK_K):
         w_mask, x_mask = w_ok[None, :, None], x_ok[None, None, :]
         if not EVEN_K:
-            in_bounds = (start + b * BLOCK < k_end)[:, None, None]
-            w_mask &= in_bounds
-            x_mask &= in_bounds
-        w_ptr = w + start + w_off[None, :, None] + bk + k[None, None, :]
-        x_ptr = x + start + x_off[None, None, :] + bk + k[None, :, None]
-        w_code = tl.load(w_ptr, mask=w_mask, other=0)
-        x_code = tl.load(x_ptr, mask=x_mask, other=0)
+            left = (start + b * BLOCK < k_end)[:, None, None]
+            w_mask &= left
+            x_mask &= left
+        w_at = w + start + w_off[None, :, None] + bk + k[None, None, :]
+        x_at = x + start + x_off[None, None, :] + bk + k[None, :, None]
+        w_code = tl.load(w_at, mask=w_mask, other=0)
+        x_code = tl.load(x_at, mask=x_mask, other=0)
         w_now, x_now = w_scale.to(tl.int32), x_scale.to(tl.int32)
-        w_max, x_max = tl.maximum(w_max, w_scale), tl.maximum(x_max, x_scale)
+        w_most, x_most = tl.maximum(w_most, w_scale), tl.maximum(x_most, x_scale)
         w_scale = _load_scales(ws, ws_off, w_ok, start + BLOCK_K, k_end, b, EVEN_K)
         x_scale = _load_scales(xs, xs_off, x_ok, start + BLOCK_K, k_end, b, EVEN_K)
         dots = tl.dot(_as_f16(w_code), _as_f16(x_code))
@@ -165,8 +159,8 @@ def _blocks_tile(
             total += dots * (w_lo[:, :, None] * x_hi[:, None, :])
         else:
             total += dots * (_factor(w_now)[:, :, None] * _factor(x_now)[:, None, :])
-    w_max, x_max = w_max.to(tl.int32), x_max.to(tl.int32)
-    return tl.sum(total, axis=0), tl.max(tl.max(w_max, 1), 0), tl.max(tl.max(x_max, 1), 0)
+    w_most, x_most = w_most.to(tl.int32), x_most.to(tl.int32)
+    return tl.sum(total, axis=0), tl.max(tl.max(w_most, 1), 0), tl.max(tl.max(x_most, 1), 0)
 
 
 @triton.jit
@@ -209,7 +203,7 @@ def _tile(
             EVEN_K,
         )
     else:
-        total, w_max, x_max = _blocks_tile(
+        total, w_most, x_most = _blocks_tile(
             w,
             w_off,
             w_ok,
@@ -229,7 +223,7 @@ def _tile(
             METHOD == "exact",
         )
         if METHOD == "blocks":
-            if (w_max + x_max > LARGEST_SUM) | (w_max == NAN) | (x_max == NAN):
+            if (w_most + x_most > LARGEST_SUM) | (w_most == NAN) | (x_most == NAN):
                 total, _, _ = _blocks_tile(
                     w,
                     w_off,
@@ -256,9 +250,9 @@ def _tile(
 def _swizzle(pid, tiles_m, tiles_n, GROUP_M: tl.constexpr):
     """Programs in order of GROUP_M rows of tiles at a time: those that run at once share w."""
     in_group = GROUP_M * tiles_n
-    first_tile = pid // in_group * GROUP_M
-    rows = tl.minimum(tiles_m - first_tile, GROUP_M)
-    return first_tile + pid % in_group % rows, pid % in_group // rows
+    first = pid // in_group * GROUP_M
+    rows = tl.minimum(tiles_m - first, GROUP_M)
+    return first + pid % in_group % rows, pid % in_group // rows
 
 
 # A size that only masks rows is not worth a variant of its own.
@@ -318,8 +312,8 @@ def gemm_kernel(
         METHOD,
     )
     start = out + (split.to(tl.int64) * M + m0) * stride_o + n0
-    out_offset = start + m[None, :] * stride_o + n[:, None]
-    tl.store(out_offset, total.to(out.dtype.element_ty), mask=m_ok[None, :] & n_ok[:, None])
+    at = start + m[None, :] * stride_o + n[:, None]
+    tl.store(at, total.to(out.dtype.element_ty), mask=m_ok[None, :] & n_ok[:, None])
 
 
 @triton.jit
@@ -336,16 +330,16 @@ def expand_kernel(
     """out = payload * scale; a program does BLOCKS blocks of a row."""
     row = tl.program_id(0).to(tl.int64)
     b = tl.program_id(1) * BLOCKS + tl.arange(0, BLOCKS)
-    columns = b[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
+    at = b[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
     ok = b < K // BLOCK
-    code = tl.load(codes + row * stride_c + columns, mask=ok[:, None], other=0)
-    byte = tl.load(scales + row * stride_s + b, mask=ok, other=ONE_E8M0).to(tl.int32)
+    code = tl.load(codes + row * stride_c + at, mask=ok[:, None], other=0)
+    byte = tl.load(scales + row * stride_s + b, mask=ok, other=ONE).to(tl.int32)
     factor = tl.where(byte == NAN, float("nan"), _factor(byte))
     values = _as_f16(code).to(tl.float32) * factor[:, None]
-    tl.store(out + row * K + columns, values.to(tl.bfloat16), mask=ok[:, None])
-    extreme = ((byte > BF16_MAX_SCALE) & (byte != NAN)) | (byte < BF16_MIN_SCALE)
-    overflows = extreme & (tl.max((code & 0x7F).to(tl.int32), 1) > 0)
-    if tl.max(overflows.to(tl.int32), 0) > 0:
+    tl.store(out + row * K + at, values.to(tl.bfloat16), mask=ok[:, None])
+    extreme = ((byte > BF16_MOST) & (byte != NAN)) | (byte < BF16_LEAST)
+    lost = extreme & (tl.max((code & 0x7F).to(tl.int32), 1) > 0)
+    if tl.max(lost.to(tl.int32), 0) > 0:
         tl.store(out_of_range, 1)  # all writers write the same
 
 
@@ -373,21 +367,21 @@ def matmul_kernel(
     x_row, w_row = tl.minimum(m, M - 1 - pid_m * BLOCK_M), tl.minimum(n, N - 1 - pid_n * BLOCK_N)
     if WIDE:
         m, x_row, w_row = m.to(tl.int64), x_row.to(tl.int64), w_row.to(tl.int64)
-    x_ptr = x + m0 * K + x_row[:, None] * K + k[None, :]
-    w_ptr = w + n0 * K + w_row[None, :] * K + k[:, None]
+    x_at = x + m0 * K + x_row[:, None] * K + k[None, :]
+    w_at = w + n0 * K + w_row[None, :] * K + k[:, None]
     total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for start in range(0, K, BLOCK_K):
         if EVEN_K:
-            a, b = tl.load(x_ptr), tl.load(w_ptr)
+            a, b = tl.load(x_at), tl.load(w_at)
         else:
-            in_bounds = k < K - start
-            a = tl.load(x_ptr, mask=in_bounds[None, :], other=0.0)
-            b = tl.load(w_ptr, mask=in_bounds[:, None], other=0.0)
+            left = k < K - start
+            a = tl.load(x_at, mask=left[None, :], other=0.0)
+            b = tl.load(w_at, mask=left[:, None], other=0.0)
         total = tl.dot(a, b, total)
-        x_ptr += BLOCK_K
-        w_ptr += BLOCK_K
-    out_ptr = out + m0 * stride_o + n0 + m[:, None] * stride_o + n[None, :]
-    tl.store(out_ptr, total.to(out.dtype.element_ty), mask=m_ok[:, None] & n_ok[None, :])
+        x_at += BLOCK_K
+        w_at += BLOCK_K
+    at = out + m0 * stride_o + n0 + m[:, None] * stride_o + n[None, :]
+    tl.store(at, total.to(out.dtype.element_ty), mask=m_ok[:, None] & n_ok[None, :])
 
 
 @triton.jit(do_not_specialize=["num_valid", "num_ids", "blocks", "block_m", "a_div", "E"])
@@ -425,14 +419,12 @@ def grouped_kernel(
     HAS_WEIGHT: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    tiles_per_block = tl.cdiv(block_m, BLOCK_M)  # tiles of a block
-    pid_m, pid_n = _swizzle(
-        tl.program_id(0), blocks * tiles_per_block, tl.cdiv(N, BLOCK_N), GROUP_M
-    )
-    block, tile = pid_m // tiles_per_block, pid_m % tiles_per_block
+    parts = tl.cdiv(block_m, BLOCK_M)  # tiles of a block
+    pid_m, pid_n = _swizzle(tl.program_id(0), blocks * parts, tl.cdiv(N, BLOCK_N), GROUP_M)
+    block, part = pid_m // parts, pid_m % parts
     if block * block_m >= tl.load(num_padded):
         return
-    row = tile * BLOCK_M + tl.arange(0, BLOCK_M)
+    row = part * BLOCK_M + tl.arange(0, BLOCK_M)
     in_block = (row < block_m) & (row < num_ids - block * block_m)
     ids = tl.load(sorted_ids + block * block_m + row, mask=in_block, other=-1)
     ok = (ids >= 0) & (ids < num_valid)
@@ -469,5 +461,5 @@ def grouped_kernel(
         )
         if HAS_WEIGHT:
             total *= tl.load(weights + ids, mask=ok, other=0.0)[None, :]
-    out_ptr = out + n0 + ids[None, :] * stride_o + n[:, None]
-    tl.store(out_ptr, total.to(out.dtype.element_ty), mask=ok[None, :] & n_ok[:, None])
+    at = out + n0 + ids[None, :] * stride_o + n[:, None]
+    tl.store(at, total.to(out.dtype.element_ty), mask=ok[None, :] & n_ok[:, None])

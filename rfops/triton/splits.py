@@ -25,8 +25,8 @@ def stride_numbers(strides: Sequence[tuple[int, int]]) -> dict[str, int]:
     names = ("x_m x_k", "w_n w_k", "xs_m xs_k", "ws_n ws_k")
     return {
         name: stride
-        for stride_names, pair in zip(names, strides, strict=True)
-        for name, stride in zip(stride_names.split(), pair, strict=True)
+        for words, pair in zip(names, strides, strict=True)
+        for name, stride in zip(words.split(), pair, strict=True)
     }
 
 
@@ -41,8 +41,8 @@ def in_splits(device: torch.device, splits: int, m: int, n: int, gemm: Run) -> R
     run_add = launch((m, ceil(n, _COLUMNS), 1), m=m, n=n)
 
     def run(out: torch.Tensor, *inputs: torch.Tensor) -> None:
-        (partials,) = workspace()
-        gemm(partials, *inputs)
-        run_add(out, partials)
+        (parts,) = workspace()
+        gemm(parts, *inputs)
+        run_add(out, parts)
 
     return run

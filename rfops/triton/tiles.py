@@ -102,7 +102,7 @@ class TritonConfig:
         return options
 
 
-def from_row(row: Row) -> TritonConfig:
+def of(row: Row) -> TritonConfig:
     config: TritonConfig = routing.parse_config(TritonConfig, row.config, row)
     return config
 

@@ -24,7 +24,7 @@ inside a tile are 32-bit. Nothing is atomic; the order of sums depends on config
 import triton
 import triton.language as tl
 
-from rfops.gemm.kernels.a8w8.triton_kernels import _tile_coord
+from rfops.gemm.kernels.a8w8.triton_kernels import _place
 from rfops.quantization.mx_triton_kernels import fp4_code, inverse_of, scale_byte
 from rfops.triton.mxfp8_kernels import _halves
 
@@ -298,7 +298,7 @@ def gemm(
     HAS_BIAS: tl.constexpr,
 ):
     """out: [M, N], or fp32 [splits, M, N] where the grid has splits; a split is per_split of K."""
-    at_m, at_n = _tile_coord(m, n, BLOCK_M, BLOCK_N, GROUP_M)
+    at_m, at_n = _place(m, n, BLOCK_M, BLOCK_N, GROUP_M)
     first_m, first_n = at_m * BLOCK_M, at_n * BLOCK_N
     row_m, row_n = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N)
     read_m = tl.minimum(row_m, m - 1 - first_m)

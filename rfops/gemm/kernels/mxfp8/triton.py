@@ -41,7 +41,7 @@ class TritonGemm(Kernel):
 
     def default(self, c: Call) -> TritonConfig:
         """The table's tile."""
-        return self.settled(c, tiles.from_row(self.own_row(c)))
+        return self.settled(c, tiles.of(self.own_row(c)))
 
     def unsuited(self, c: Call, config: TritonConfig) -> str | None:
         elements = (c.M + c.N) * c.K

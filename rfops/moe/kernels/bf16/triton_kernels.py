@@ -17,18 +17,18 @@ import triton.language as tl
 
 
 @triton.jit
-def _tile_coord(blocks, columns, GROUP_M: tl.constexpr):
+def _place(blocks, columns, GROUP_M: tl.constexpr):
     """Block and column of a program: groups of GROUP_M blocks share weights in the L2."""
     pid, group = tl.program_id(0), GROUP_M * columns
-    first_block = pid // group * GROUP_M
-    rows = tl.minimum(blocks - first_block, GROUP_M)
-    return first_block + pid % group % rows, pid % group // rows
+    first = pid // group * GROUP_M
+    rows = tl.minimum(blocks - first, GROUP_M)
+    return first + pid % group % rows, pid % group // rows
 
 
 @triton.jit
-def _of_expert(w, table, expert, of_expert, dtype_ptr, IS_TABLE: tl.constexpr):
+def _of_expert(w, table, expert, of_expert, like, IS_TABLE: tl.constexpr):
     if IS_TABLE:
-        return tl.multiple_of(tl.load(table + expert).to(dtype_ptr.dtype), 16)
+        return tl.multiple_of(tl.load(table + expert).to(like.dtype), 16)
     return w + expert.to(tl.int64) * of_expert
 
 
@@ -60,38 +60,38 @@ def gate_up(
     IS_TABLE: tl.constexpr,
 ):
     """h: [slots, n]. gate and up: the first expert's, or any where `gates` and `ups` are tables."""
-    block, column = _tile_coord(blocks, tl.cdiv(n, BLOCK_N), GROUP_M)
+    block, column = _place(blocks, tl.cdiv(n, BLOCK_N), GROUP_M)
     if block * BLOCK_M >= tl.load(num_padded):
         return
     expert = tl.load(expert_ids + block)
     slot = block * BLOCK_M + tl.arange(0, BLOCK_M)
     id = tl.load(ids + slot)
     row = tl.where(id < num_ids, id // top_k, 0)
-    n_cols = column * BLOCK_N + tl.arange(0, BLOCK_N)
-    read = tl.where(n_cols < n, n_cols, 0)
+    own = column * BLOCK_N + tl.arange(0, BLOCK_N)
+    read = tl.where(own < n, own, 0)
     at_k = tl.arange(0, BLOCK_K)
-    x_ptr = x + row.to(tl.int64)[:, None] * x_m + at_k[None, :]
-    w_offset = at_k.to(tl.int64)[:, None] * w_k + read.to(tl.int64)[None, :] * w_n
-    gate_ptr = _of_expert(gate, gates, expert, of_expert, gate, IS_TABLE) + w_offset
-    up_ptr = _of_expert(up, ups, expert, of_expert, up, IS_TABLE) + w_offset
+    x_at = x + row.to(tl.int64)[:, None] * x_m + at_k[None, :]
+    w_at = at_k.to(tl.int64)[:, None] * w_k + read.to(tl.int64)[None, :] * w_n
+    g_at = _of_expert(gate, gates, expert, of_expert, gate, IS_TABLE) + w_at
+    u_at = _of_expert(up, ups, expert, of_expert, up, IS_TABLE) + w_at
     g = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     u = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    for k_begin in range(0, k, BLOCK_K):
+    for first in range(0, k, BLOCK_K):
         if EVEN_K:
-            rows, wg, wu = tl.load(x_ptr), tl.load(gate_ptr), tl.load(up_ptr)
+            rows, wg, wu = tl.load(x_at), tl.load(g_at), tl.load(u_at)
         else:
-            in_bounds = at_k < k - k_begin
-            rows = tl.load(x_ptr, mask=in_bounds[None, :], other=0.0)
-            wg = tl.load(gate_ptr, mask=in_bounds[:, None], other=0.0)
-            wu = tl.load(up_ptr, mask=in_bounds[:, None], other=0.0)
+            inside = at_k < k - first
+            rows = tl.load(x_at, mask=inside[None, :], other=0.0)
+            wg = tl.load(g_at, mask=inside[:, None], other=0.0)
+            wu = tl.load(u_at, mask=inside[:, None], other=0.0)
         g = tl.dot(rows, wg, g)
         u = tl.dot(rows, wu, u)
-        x_ptr += BLOCK_K
-        gate_ptr += BLOCK_K * w_k
-        up_ptr += BLOCK_K * w_k
-    activated = g / (1.0 + tl.exp(-g)) * u
-    h_ptr = h + slot.to(tl.int64)[:, None] * n + n_cols[None, :]
-    tl.store(h_ptr, activated.to(h.dtype.element_ty), mask=n_cols[None, :] < n)
+        x_at += BLOCK_K
+        g_at += BLOCK_K * w_k
+        u_at += BLOCK_K * w_k
+    made = g / (1.0 + tl.exp(-g)) * u
+    to = h + slot.to(tl.int64)[:, None] * n + own[None, :]
+    tl.store(to, made.to(h.dtype.element_ty), mask=own[None, :] < n)
 
 
 @triton.jit
@@ -118,32 +118,32 @@ def down(
     IS_TABLE: tl.constexpr,
 ):
     """y: [ids, n]; h: [slots, k]."""
-    block, column = _tile_coord(blocks, tl.cdiv(n, BLOCK_N), GROUP_M)
+    block, column = _place(blocks, tl.cdiv(n, BLOCK_N), GROUP_M)
     if block * BLOCK_M >= tl.load(num_padded):
         return
     expert = tl.load(expert_ids + block)
     slot = block * BLOCK_M + tl.arange(0, BLOCK_M)
     id = tl.load(ids + slot)
-    n_cols = column * BLOCK_N + tl.arange(0, BLOCK_N)
-    read = tl.where(n_cols < n, n_cols, 0)
+    own = column * BLOCK_N + tl.arange(0, BLOCK_N)
+    read = tl.where(own < n, own, 0)
     at_k = tl.arange(0, BLOCK_K)
-    h_ptr = h + slot.to(tl.int64)[:, None] * k + at_k[None, :]
-    w_ptr = at_k.to(tl.int64)[:, None] * w_k + read.to(tl.int64)[None, :] * w_n
-    w_ptr = _of_expert(w, table, expert, of_expert, w, IS_TABLE) + w_ptr
+    h_at = h + slot.to(tl.int64)[:, None] * k + at_k[None, :]
+    w_at = at_k.to(tl.int64)[:, None] * w_k + read.to(tl.int64)[None, :] * w_n
+    w_at = _of_expert(w, table, expert, of_expert, w, IS_TABLE) + w_at
     total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    for k_begin in range(0, k, BLOCK_K):
+    for first in range(0, k, BLOCK_K):
         if EVEN_K:
-            rows, tile = tl.load(h_ptr), tl.load(w_ptr)
+            rows, tile = tl.load(h_at), tl.load(w_at)
         else:
-            in_bounds = at_k < k - k_begin
-            rows = tl.load(h_ptr, mask=in_bounds[None, :], other=0.0)
-            tile = tl.load(w_ptr, mask=in_bounds[:, None], other=0.0)
+            inside = at_k < k - first
+            rows = tl.load(h_at, mask=inside[None, :], other=0.0)
+            tile = tl.load(w_at, mask=inside[:, None], other=0.0)
         total = tl.dot(rows, tile, total)
-        h_ptr += BLOCK_K
-        w_ptr += BLOCK_K * w_k
-    out_ptr = y + id.to(tl.int64)[:, None] * n + n_cols[None, :]
-    is_there = (id < num_ids)[:, None] & (n_cols[None, :] < n)
-    tl.store(out_ptr, total.to(y.dtype.element_ty), mask=is_there)
+        h_at += BLOCK_K
+        w_at += BLOCK_K * w_k
+    to = y + id.to(tl.int64)[:, None] * n + own[None, :]
+    is_there = (id < num_ids)[:, None] & (own[None, :] < n)
+    tl.store(to, total.to(y.dtype.element_ty), mask=is_there)
 
 
 @triton.jit
@@ -165,5 +165,5 @@ def add_rows(
         row = token.to(tl.int64) * all_k + j
         value = tl.load(y + row * n + column, mask=(column < n) & is_there, other=0.0)
         total += tl.where(is_there, weight * value.to(tl.float32), 0.0)
-    out_ptr = out + token.to(tl.int64) * n + column
-    tl.store(out_ptr, total.to(out.dtype.element_ty), mask=column < n)
+    at = out + token.to(tl.int64) * n + column
+    tl.store(at, total.to(out.dtype.element_ty), mask=column < n)

@@ -48,19 +48,17 @@ class TritonFp8(TritonMoe):
         return FusedMoeTritonConfig(block_m, 128, BLOCK, 8, 8 if block_m > 64 else 4, stages)
 
     def candidates(self, c: Call) -> list[FusedMoeTritonConfig]:
-        default = self.default(c)
-        heights = sorted(
-            {max(16, default.block_m // 2), default.block_m, min(256, 2 * default.block_m)}
-        )
-        configs = [
+        first = self.default(c)
+        heights = sorted({max(16, first.block_m // 2), first.block_m, min(256, 2 * first.block_m)})
+        made = [
             FusedMoeTritonConfig(m, n, BLOCK, 8, warps, stages)
             for m in heights
             for n in (64, 128, 256)
             for warps in (4, 8)
             for stages in ((2,) if c.arch.startswith("gfx") else (3, 4))
         ]
-        fit = (config for config in configs if self.unsupported_config_reason(c, config) is None)
-        return [default, *(config for config in fit if config != default)]
+        fit = (config for config in made if self.unsupported_config_reason(c, config) is None)
+        return [first, *(config for config in fit if config != first)]
 
     def variant(self, c: Call, config: FusedMoeTritonConfig) -> RunOf:
         def run_of(*sizes: int) -> Run:
@@ -97,8 +95,8 @@ class _Launches:
         )
         self.add = add_rows(c)
 
-    def __call__(self, out: Tensor, x: Tensor, *args: Any) -> None:
-        w1, w2, w1_scale, w2_scale, p, ids, router = args
+    def __call__(self, out: Tensor, x: Tensor, *rest: Any) -> None:
+        w1, w2, w1_scale, w2_scale, p, ids, router = rest
         c, config = self.c, self.config
         if router is not None:
             p, ids = moe_router(x, router, c.K, c.renormalize, round_scores=c.round_scores)

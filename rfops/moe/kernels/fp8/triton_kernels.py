@@ -14,13 +14,13 @@ stored; the start of an expert and of a row is a 64-bit offset. Nothing is atomi
 import triton
 import triton.language as tl
 
-from rfops.moe.kernels.bf16.triton_kernels import _tile_coord
+from rfops.moe.kernels.bf16.triton_kernels import _place
 
 BLOCK = tl.constexpr(128)  # of K, and of rows of w, that share a scale
 
 
 @triton.jit
-def _list_indices(ids, block, BLOCK_M: tl.constexpr):
+def _slots(ids, block, BLOCK_M: tl.constexpr):
     slot = block * BLOCK_M + tl.arange(0, BLOCK_M)
     return slot, tl.load(ids + slot)
 
@@ -47,37 +47,37 @@ def gate_up(
 ):
     """h: [slots, n]; w: [E, 2 n, k], gate's rows and then up's."""
     FP8: tl.constexpr = tl.float8e4b8 if FNUZ else tl.float8e4nv
-    block, column = _tile_coord(blocks, tl.cdiv(n, BLOCK_N), GROUP_M)
+    block, column = _place(blocks, tl.cdiv(n, BLOCK_N), GROUP_M)
     if block * BLOCK_M >= tl.load(num_padded):
         return
     expert = tl.load(expert_ids + block).to(tl.int64)
-    slot, id = _list_indices(ids, block, BLOCK_M)
+    slot, id = _slots(ids, block, BLOCK_M)
     row = tl.where(id < num_ids, id // top_k, 0).to(tl.int64)
-    n_cols = column * BLOCK_N + tl.arange(0, BLOCK_N)
+    own = column * BLOCK_N + tl.arange(0, BLOCK_N)
     at_k, steps = tl.arange(0, BLOCK), k // BLOCK
-    x_ptr = x + row[:, None] * k + at_k[None, :]
-    gate_ptr = w + expert * 2 * n * k + n_cols.to(tl.int64)[None, :] * k + at_k[:, None]
-    up_ptr = gate_ptr + n.to(tl.int64) * k
-    scale_ptr = x_scale + row * steps
-    first_scale = (column * BLOCK_N) // BLOCK
-    g_scale = w_scale + (expert * 2 * (n // BLOCK) + first_scale) * steps
+    x_at = x + row[:, None] * k + at_k[None, :]
+    g_at = w + expert * 2 * n * k + own.to(tl.int64)[None, :] * k + at_k[:, None]
+    u_at = g_at + n.to(tl.int64) * k
+    scale_at = x_scale + row * steps
+    first = (column * BLOCK_N) // BLOCK
+    g_scale = w_scale + (expert * 2 * (n // BLOCK) + first) * steps
     u_scale = g_scale + (n // BLOCK) * steps
     g = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     u = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for _ in range(0, steps):
-        rows = tl.load(x_ptr).to(FP8, bitcast=True)
-        scale = tl.load(scale_ptr)
+        rows = tl.load(x_at).to(FP8, bitcast=True)
+        scale = tl.load(scale_at)
         of_g, of_u = scale * tl.load(g_scale), scale * tl.load(u_scale)
-        g += tl.dot(rows, tl.load(gate_ptr).to(FP8, bitcast=True)) * of_g[:, None]
-        u += tl.dot(rows, tl.load(up_ptr).to(FP8, bitcast=True)) * of_u[:, None]
-        x_ptr += BLOCK
-        gate_ptr += BLOCK
-        up_ptr += BLOCK
-        scale_ptr += 1
+        g += tl.dot(rows, tl.load(g_at).to(FP8, bitcast=True)) * of_g[:, None]
+        u += tl.dot(rows, tl.load(u_at).to(FP8, bitcast=True)) * of_u[:, None]
+        x_at += BLOCK
+        g_at += BLOCK
+        u_at += BLOCK
+        scale_at += 1
         g_scale += 1
         u_scale += 1
-    activated = g / (1.0 + tl.exp(-g)) * u
-    tl.store(h + slot.to(tl.int64)[:, None] * n + n_cols[None, :], activated.to(h.dtype.element_ty))
+    made = g / (1.0 + tl.exp(-g)) * u
+    tl.store(h + slot.to(tl.int64)[:, None] * n + own[None, :], made.to(h.dtype.element_ty))
 
 
 @triton.jit
@@ -101,25 +101,25 @@ def down(
 ):
     """y: [ids, n]; h: [slots, k]; w: [E, n, k]."""
     FP8: tl.constexpr = tl.float8e4b8 if FNUZ else tl.float8e4nv
-    block, column = _tile_coord(blocks, tl.cdiv(n, BLOCK_N), GROUP_M)
+    block, column = _place(blocks, tl.cdiv(n, BLOCK_N), GROUP_M)
     if block * BLOCK_M >= tl.load(num_padded):
         return
     expert = tl.load(expert_ids + block).to(tl.int64)
-    slot, id = _list_indices(ids, block, BLOCK_M)
-    n_cols = column * BLOCK_N + tl.arange(0, BLOCK_N)
+    slot, id = _slots(ids, block, BLOCK_M)
+    own = column * BLOCK_N + tl.arange(0, BLOCK_N)
     at_k, steps = tl.arange(0, BLOCK), k // BLOCK
-    h_ptr = h + slot.to(tl.int64)[:, None] * k + at_k[None, :]
-    w_ptr = w + expert * n * k + n_cols.to(tl.int64)[None, :] * k + at_k[:, None]
-    scale_ptr = h_scale + slot.to(tl.int64) * steps
+    h_at = h + slot.to(tl.int64)[:, None] * k + at_k[None, :]
+    w_at = w + expert * n * k + own.to(tl.int64)[None, :] * k + at_k[:, None]
+    scale_at = h_scale + slot.to(tl.int64) * steps
     of_w = w_scale + (expert * (n // BLOCK) + (column * BLOCK_N) // BLOCK) * steps
     total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for _ in range(0, steps):
-        rows = tl.load(h_ptr).to(FP8, bitcast=True)
-        scale = tl.load(scale_ptr) * tl.load(of_w)
-        total += tl.dot(rows, tl.load(w_ptr).to(FP8, bitcast=True)) * scale[:, None]
-        h_ptr += BLOCK
-        w_ptr += BLOCK
-        scale_ptr += 1
+        rows = tl.load(h_at).to(FP8, bitcast=True)
+        scale = tl.load(scale_at) * tl.load(of_w)
+        total += tl.dot(rows, tl.load(w_at).to(FP8, bitcast=True)) * scale[:, None]
+        h_at += BLOCK
+        w_at += BLOCK
+        scale_at += 1
         of_w += 1
-    out_ptr = y + id.to(tl.int64)[:, None] * n + n_cols[None, :]
-    tl.store(out_ptr, total.to(y.dtype.element_ty), mask=(id < num_ids)[:, None])
+    to = y + id.to(tl.int64)[:, None] * n + own[None, :]
+    tl.store(to, total.to(y.dtype.element_ty), mask=(id < num_ids)[:, None])

@@ -121,11 +121,11 @@ def _registers(config: Any, block_m: int, chunk: int) -> Any:
     tiles, columns = ceil(block_m, config.tile_n), config.columns
     in_flight = config.steps * (chunk // NARROW_K * 8 + 1) * (columns + tiles)
     loop = 20 + 3 * tiles + 2 * columns + in_flight + 4 * columns * tiles
-    acc_registers = 16 + 4 * config.waves
+    sums = 16 + 4 * config.waves
     halves = 34 + 4.5 * config.waves + 4 * np.minimum(columns, 2)
     # Twelve waves have room for 168 registers each: what the loop has kept stays beside the sums.
     halves = np.maximum(halves, np.where(config.waves == 12, np.minimum(loop + 10, 118), 0))
-    return np.maximum(loop, np.where(config.tile_n == 8, halves, acc_registers))
+    return np.maximum(loop, np.where(config.tile_n == 8, halves, sums))
 
 
 @lru_cache
@@ -133,14 +133,14 @@ def _candidates(block_m: int, chunk: int) -> Columns[MoeConfig]:
     """Variants that fit the registers which a workgroup of so many waves leaves for each, and two
     waves a SIMD."""
     tile_n = (16, 8) if block_m <= 8 else (16,)
-    configs = []
+    found = []
     for values in itertools.product(tile_n, (1, 2, 3, 4), (1, 2, 3), (1, 2, 3, 4, 6, 8, 12)):
         config = MoeConfig(*values)
         limit = REGISTERS // max(2, ceil(config.waves, 4)) // 8 * 8
         fits = _registers(config, block_m, chunk) + SPARE_REGISTERS <= limit
         if fits and config.unsupported_reason(block_m) is None:
-            configs.append(config)
-    return Columns(configs)
+            found.append(config)
+    return Columns(found)
 
 
 # ---------------------------------------------------------------- the kernel
@@ -171,15 +171,8 @@ class Moe(Ranked):
         return config.unsupported_reason(c.block_m)
 
     def key(self, c: Call) -> tuple[int, ...]:
-        k_chunk = _chunk(c.K)
-        return (
-            coarse(c.N, 16),
-            coarse(c.K, k_chunk),
-            c.E,
-            coarse(max(c.M, 1), 1),
-            c.block_m,
-            k_chunk,
-        )
+        wide = _chunk(c.K)
+        return coarse(c.N, 16), coarse(c.K, wide), c.E, coarse(max(c.M, 1), 1), c.block_m, wide
 
     @staticmethod
     def space(_n: int, _k: int, _e: int, _m: int, block_m: int, chunk: int) -> Columns[MoeConfig]:
@@ -195,10 +188,8 @@ class Moe(Ranked):
         rows = min(block_m, ceil(m, blocks))
         tiles = ceil(rows, c.tile_n)
         step_k = chunk * c.fold
-        full, k_remainder = np.divmod(
-            k, step_k * c.steps
-        )  # what is left one wave does, step by step
-        rounds = np.maximum(ceil(full, c.waves), full // c.waves + ceil(k_remainder, step_k))
+        full, left = np.divmod(k, step_k * c.steps)  # what is left one wave does, step by step
+        turns = np.maximum(ceil(full, c.waves), full // c.waves + ceil(left, step_k))
         per_mfma = MFMA_CYCLES * c.columns * tiles + 3 * VALU_CYCLES * (c.columns + tiles)
         results = c.columns * tiles * c.tile_n**2 // 4
         add_up = ceil(results, WAVE * c.waves) * c.waves * c.fold * 8
@@ -209,8 +200,8 @@ class Moe(Ranked):
             bytes=blocks * n * row,
             w_bytes=c.group_n * row,
             x_bytes=rows * row,
-            cycles=rounds * c.steps * (chunk // NARROW_K) * per_mfma + VALU_CYCLES * (add_up + 100),
-            waits=rounds + 1,
+            cycles=turns * c.steps * (chunk // NARROW_K) * per_mfma + VALU_CYCLES * (add_up + 100),
+            waits=turns + 1,
             registers=_registers(c, block_m, chunk),
         )
         work.per_cu = np.maximum(1, np.minimum(work.per_cu, LDS_BYTES // _lds_bytes(c, block_m)))

@@ -42,7 +42,7 @@ class TritonGrouped(Kernel):
 
     def default(self, c: Call) -> TritonConfig:
         """The table's tile for blocks of block_m rows."""
-        return tiles.from_row(self.own_row(c))
+        return tiles.of(self.own_row(c))
 
     def candidates(self, c: Call) -> Iterable[TritonConfig]:
         return tiles.candidates(self.default(c), c, c.block_m, False)
@@ -76,8 +76,8 @@ def _bind(
     tiles_of_block = -(-block_m // rows) * -(-n // config.block_n)
     constants = {**config.constants(k), "BLOCK_M": rows, "METHOD": config.method}
 
-    def launch_of(has_weight: bool, is_wide: bool) -> Callable[..., Run]:
-        kind = {"HAS_WEIGHT": has_weight, "WIDE": is_wide}
+    def launch_of(has_weight: bool, wide: bool) -> Callable[..., Run]:
+        kind = {"HAS_WEIGHT": has_weight, "WIDE": wide}
         kernel = BoundTriton(
             _KERNELS, "grouped_kernel", device, {**constants, **kind}, options=options
         )
@@ -97,8 +97,8 @@ def _bind(
             return
         sources = [t.view(torch.uint8) for t in (a_q, w, a_scale, w_scale)]
         span = max(t.shape[0] * t.stride(0) for t in (a_q, out))
-        is_wide = max(span, config.block_n * w.stride(1)) >= WIDE_FROM
-        key = topk_weights is not None, is_wide, num_ids, blocks
+        wide = max(span, config.block_n * w.stride(1)) >= WIDE_FROM
+        key = topk_weights is not None, wide, num_ids, blocks
         if key not in runs:
             if len(runs) >= _MAX_RUNS:  # lengths that change with every call
                 runs.clear()

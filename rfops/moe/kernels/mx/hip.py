@@ -79,8 +79,8 @@ class HipMxMoe(Kernel):
             return reason
         shared = c.E - c.R
         if c.E > MAX_EXPERTS or c.K > MAX_TOP_K or shared > MAX_SHARED:
-            limits = f"{MAX_TOP_K} + {MAX_SHARED} of {MAX_EXPERTS}"
-            return f"{c.K} + {shared} of {c.E} experts are more than {limits}"
+            most = f"{MAX_TOP_K} + {MAX_SHARED} of {MAX_EXPERTS}"
+            return f"{c.K} + {shared} of {c.E} experts are more than {most}"
         row, column = matrix_strides(c, "x", c.D)
         if column != 1 or row % VEC or c.align("x") % (2 * VEC):
             return f"x does not lie in rows of {2 * VEC} bytes"
@@ -132,8 +132,8 @@ class HipMxMoe(Kernel):
         k_steps = down_product(c, config).steps(self.fmt)
         if isinstance(down, RegisterDown):
             tiles = k_steps * (down.columns // TILE + down.row_tiles)
-            if tiles > (max_tiles := down.MAX_TILES[down.waves]):
-                return f"{tiles} tiles are more than the {max_tiles} that a wave holds"
+            if tiles > (most := down.MAX_TILES[down.waves]):
+                return f"{tiles} tiles are more than the {most} that a wave holds"
         elif isinstance(down, DeepDown) and k_steps > MAX_DEEP_STEPS:
             return f"two tiles of {k_steps} steps are more than a wave holds"
         h_rows = num_rows(c) + (TILE - 1) * c.E
@@ -148,12 +148,10 @@ class HipMxMoe(Kernel):
         Where one tile of 16 rows does, waves share out K: more workgroups, each of 32 columns."""
         rows = ceil(c.M * (c.K + c.E - c.R), max(c.E, 1))
         m_tiles = next((t for t in (1, 2) if rows <= t * TILE), 4)
-        configs = [MxMoeConfig(1, 1, k, 4, 1) for k in (4, 2) if m_tiles == 1]
-        configs.append(MxMoeConfig(m_tiles, 4, 1, 4, 1))
-        config_ = next(
-            config for config in configs if self.unsupported_config_reason(c, config) is None
-        )
-        return next((fused for fused in self._fused(c, config_)), config_)
+        made = [MxMoeConfig(1, 1, k, 4, 1) for k in (4, 2) if m_tiles == 1]
+        made.append(MxMoeConfig(m_tiles, 4, 1, 4, 1))
+        first = next(config for config in made if self.unsupported_config_reason(c, config) is None)
+        return next((fused for fused in self._fused(c, first)), first)
 
     def _fused(self, c: Call, config: MxMoeConfig) -> Iterator[MxMoeConfig]:
         """Yield configs with down and sum in one kernel, the best first. Each workgroup of
@@ -164,19 +162,19 @@ class HipMxMoe(Kernel):
         for columns, waves in ((32, 8), (16, 16), (16, 8), (16, 4)):
             if c.M > FEW_TOKENS and k_steps * TILE > columns:
                 continue
-            fused_config = replace(config, columns=columns, down_n=waves, rows=rows)
-            if self.unsupported_config_reason(c, fused_config) is None:
-                yield fused_config
+            made = replace(config, columns=columns, down_n=waves, rows=rows)
+            if self.unsupported_config_reason(c, made) is None:
+                yield made
         if k_steps <= MAX_DEEP_STEPS and _rows_of_expert(c) >= MIN_SUM_ROWS:
-            fused_config = replace(config, columns=32, down_n=_sum_waves(c), rows=1, slots=4)
+            made = replace(config, columns=32, down_n=_sum_waves(c), rows=1, slots=4)
             if k_steps > MAX_STAGED_STEPS:
-                fused_config = _deep(fused_config)
-            if self.unsupported_config_reason(c, fused_config) is None:
-                yield fused_config
+                made = _deep(made)
+            if self.unsupported_config_reason(c, made) is None:
+                yield made
 
     def candidates(self, c: Call) -> list[MxMoeConfig]:
-        default = self.default(c)
-        configs = [
+        first = self.default(c)
+        made = [
             MxMoeConfig(m, up_n, up_k, down_n, 1, per_cu)
             for m in (1, 2, 4, 8)
             for up_n, up_k in ((1, 4), (2, 2), (2, 4), (4, 1), (4, 2), (8, 1))
@@ -184,37 +182,33 @@ class HipMxMoe(Kernel):
             for per_cu in (1, 2, 4)
             if (up_k == 1 or m <= 2) and (m < 8 or up_n * up_k == down_n == 4)
         ]
-        configs += [
+        made += [
             replace(config, columns=columns, down_n=waves, rows=rows)
-            for config in configs
+            for config in made
             if config.down_n == 4 and config.per_cu == 2
             for columns in (16, 32)
             for waves in RegisterDown.MAX_TILES
             for rows in (1, 2, 4)
         ]
-        configs += [
+        made += [
             replace(config, columns=32, down_n=_sum_waves(c), slots=4)
-            for config in configs
+            for config in made
             if config.down_n == 4 and not config.columns
         ]
-        configs += [
+        made += [
             replace(config, m_tiles=m, up_n=up_n, ahead=PREFETCHED)
-            for config in configs
+            for config in made
             if config.columns
             and (config.m_tiles, config.up_n, config.up_k, config.per_cu) == (4, 4, 1, 2)
             for m in (4, 8, TALLEST_M_TILES)
             for up_n in (3, 4)
         ]
-        configs += [_deep(config) for config in configs if config.slots]
+        made += [_deep(config) for config in made if config.slots]
         if _sum_waves(c) > StagedDown.WAVES[-1] // 2:  # tiles enough for weights to pass by LDS
-            ring_bases = [
-                config_
-                for config_ in configs
-                if (config_.up_n, config_.up_k, config_.ahead) == (4, 1, 1)
-            ]
-            configs += [replace(config_, ring=1) for config_ in ring_bases]
-        fit = (config for config in configs if self.unsupported_config_reason(c, config) is None)
-        return [default, *(config for config in fit if config != default)]
+            alike = [one for one in made if (one.up_n, one.up_k, one.ahead) == (4, 1, 1)]
+            made += [replace(one, ring=1) for one in alike]
+        fit = (config for config in made if self.unsupported_config_reason(c, config) is None)
+        return [first, *(config for config in fit if config != first)]
 
     def defines(self, c: Call, config: MxMoeConfig) -> Mapping[str, Any]:
         product = gate_up_product(c, config)

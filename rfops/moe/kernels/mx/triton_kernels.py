@@ -48,7 +48,7 @@ def _scale_columns(k, SHUFFLED: tl.constexpr):
 
 
 @triton.jit
-def _scale_offset(row, block, row_bytes, SHUFFLED: tl.constexpr):
+def _scale_at(row, block, row_bytes, SHUFFLED: tl.constexpr):
     if SHUFFLED:
         tile = row // 32 * 32 * row_bytes + block // 8 * 256
         return tile + (block % 4 * 16 + row % 16) * 4 + block // 4 % 2 * 2 + row // 16 % 2
@@ -72,39 +72,37 @@ def _product(
     SHUFFLED_SCALES: tl.constexpr,
 ):
     """Rows `row` of x by rows at_n of one expert's matrix."""
-    ELEMS_PER_BYTE: tl.constexpr = 2 if FP4 else 1
-    BYTES: tl.constexpr = BLOCK_K // ELEMS_PER_BYTE
-    bytes_k = k // ELEMS_PER_BYTE
+    EACH: tl.constexpr = 2 if FP4 else 1
+    BYTES: tl.constexpr = BLOCK_K // EACH
+    bytes_k = k // EACH
     at_byte = tl.arange(0, BYTES)
     at_block = tl.arange(0, BLOCK_K // BLOCK)
     total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for start in range(0, bytes_k, BYTES):
         byte = start + at_byte
-        in_bounds = byte < bytes_k
+        inside = byte < bytes_k
         if SHUFFLED:
-            w_offset = (at_n // 16 * 16 * bytes_k + at_n % 16 * 16)[None, :]
-            w_offset += (byte // 16 * 256 + byte % 16)[:, None]
+            w_at = (at_n // 16 * 16 * bytes_k + at_n % 16 * 16)[None, :]
+            w_at += (byte // 16 * 256 + byte % 16)[:, None]
         else:
-            w_offset = (at_n * bytes_k)[None, :] + byte[:, None]
-        code = tl.load(w + w_offset, mask=in_bounds[:, None], other=0)
-        block = start * ELEMS_PER_BYTE // BLOCK + at_block
-        scale_offset = _scale_offset(
+            w_at = (at_n * bytes_k)[None, :] + byte[:, None]
+        code = tl.load(w + w_at, mask=inside[:, None], other=0)
+        block = start * EACH // BLOCK + at_block
+        s_at = _scale_at(
             at_n[None, :], block[:, None], _scale_columns(k, SHUFFLED_SCALES), SHUFFLED_SCALES
         )
-        scale = tl.load(w_scale + scale_offset, mask=(block < k // BLOCK)[:, None], other=127)
-        scale = tl.broadcast_to(
-            scale[:, None, :], (BLOCK_K // BLOCK, BLOCK // ELEMS_PER_BYTE, BLOCK_N)
-        )
+        scale = tl.load(w_scale + s_at, mask=(block < k // BLOCK)[:, None], other=127)
+        scale = tl.broadcast_to(scale[:, None, :], (BLOCK_K // BLOCK, BLOCK // EACH, BLOCK_N))
         scale = tl.reshape(scale, (BYTES, BLOCK_N)).to(tl.int32)
         bits = tl.maximum(scale << 7, 1 << 6).to(tl.uint16)
         factor = tl.where(scale == NAN, float("nan"), bits.to(tl.bfloat16, bitcast=True))
         factor = factor.to(tl.bfloat16)
-        x_ptr = x + row.to(tl.int64)[:, None] * x_m + byte[None, :]
-        rows = tl.load(x_ptr, mask=in_bounds[None, :], other=0.0)
+        x_at = x + row.to(tl.int64)[:, None] * x_m + byte[None, :]
+        rows = tl.load(x_at, mask=inside[None, :], other=0.0)
         if FP4:
-            x_high = tl.load(x_ptr + bytes_k, mask=in_bounds[None, :], other=0.0)
+            odd = tl.load(x_at + bytes_k, mask=inside[None, :], other=0.0)
             total = tl.dot(rows, _e2m1(code) * factor, total)
-            total = tl.dot(x_high, _e2m1(code >> 4) * factor, total)
+            total = tl.dot(odd, _e2m1(code >> 4) * factor, total)
         else:
             total = tl.dot(rows, _e4m3(code) * factor, total)
     return total
@@ -139,8 +137,8 @@ def gate_up(
     slot = block * BLOCK_M + tl.arange(0, BLOCK_M)
     id = tl.load(ids + slot)
     row = tl.where(id < num_ids, id // top_k, 0)
-    n_cols = column * BLOCK_N + tl.arange(0, BLOCK_N)
-    read = tl.where(n_cols < n, n_cols, 0)
+    own = column * BLOCK_N + tl.arange(0, BLOCK_N)
+    read = tl.where(own < n, own, 0)
     w += expert * 2 * n * (k // 2 if FP4 else k)
     w_scale += expert * 2 * n * _scale_columns(k, SHUFFLED_SCALES)
     g = _product(
@@ -161,9 +159,9 @@ def gate_up(
         SHUFFLED,
         SHUFFLED_SCALES,
     )
-    activated = g / (1.0 + tl.exp(-g)) * u
-    h_ptr = h + slot.to(tl.int64)[:, None] * n + n_cols[None, :]
-    tl.store(h_ptr, activated.to(h.dtype.element_ty), mask=n_cols[None, :] < n)
+    made = g / (1.0 + tl.exp(-g)) * u
+    to = h + slot.to(tl.int64)[:, None] * n + own[None, :]
+    tl.store(to, made.to(h.dtype.element_ty), mask=own[None, :] < n)
 
 
 @triton.jit
@@ -192,13 +190,13 @@ def down(
     expert = tl.load(expert_ids + block).to(tl.int64)
     slot = block * BLOCK_M + tl.arange(0, BLOCK_M)
     id = tl.load(ids + slot)
-    n_cols = column * BLOCK_N + tl.arange(0, BLOCK_N)
-    read = tl.where(n_cols < n, n_cols, 0)
+    own = column * BLOCK_N + tl.arange(0, BLOCK_N)
+    read = tl.where(own < n, own, 0)
     w += expert * n * (k // 2 if FP4 else k)
     w_scale += expert * n * _scale_columns(k, SHUFFLED_SCALES)
     total = _product(
         h, slot, k, w, w_scale, read, k, BLOCK_M, BLOCK_N, BLOCK_K, FP4, SHUFFLED, SHUFFLED_SCALES
     )
-    out_ptr = y + id.to(tl.int64)[:, None] * n + n_cols[None, :]
-    is_there = (id < num_ids)[:, None] & (n_cols[None, :] < n)
-    tl.store(out_ptr, total.to(y.dtype.element_ty), mask=is_there)
+    to = y + id.to(tl.int64)[:, None] * n + own[None, :]
+    is_there = (id < num_ids)[:, None] & (own[None, :] < n)
+    tl.store(to, total.to(y.dtype.element_ty), mask=is_there)
