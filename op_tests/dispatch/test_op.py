@@ -783,7 +783,7 @@ def test_weights_in_another_layout_are_a_type(config: Path) -> None:
         return op_call(op, x, *unwrap(w), None)
 
     x, w = random(70), random(70, seed=1)
-    packed = shuffled(w.flip(0), "reversed", known=("reversed",))
+    packed = shuffled(w.flip(0), "reversed", layouts=("reversed",))
     for _ in range(2):
         for given in (w, packed, packed.to("cpu")):
             assert torch.equal(public(x, given), x * w)
@@ -794,7 +794,7 @@ def test_weights_in_another_layout_are_a_type(config: Path) -> None:
     with pytest.raises(ValueError, match="w_layout must be raw or reversed, got '16x16'"):
         public(x, Shuffled(w, "16x16"))
     with pytest.raises(ValueError, match="layout must be one of reversed, got '8x8'"):
-        shuffled(w, "8x8", known=("reversed",))
+        shuffled(w, "8x8", layouts=("reversed",))
     assert packed.shape == w.shape and packed.device == w.device and packed.dtype == w.dtype
     assert "reversed" in repr(packed)
 
