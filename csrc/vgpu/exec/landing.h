@@ -1,11 +1,10 @@
-// Loads that land late. On hardware a load's registers keep their old values until it has come, and
-// LDS-DMA leaves LDS alone until then: hand-written code reads them in between, and some of it has
-// no s_waitcnt where the time that passes is enough.
-//
-// A load runs when it is issued, but what it brings is held aside here until about the time that it
-// takes on hardware, at the latest until a wait covers it. Compilers touch no register that is
-// waited for, so for their loads nothing of this is needed: landing_scan.h finds those whose
-// landing can be seen. LDS-DMA is always held.
+// Deferred load completion. On hardware a load's registers keep their old values until the load
+// completes, and LDS-DMA leaves LDS unchanged until then. Hand-written code reads the old values in
+// between, and some of it omits an s_waitcnt if enough time passes.
+// A load is executed at issue, but its result is kept here until about its latency on hardware has
+// passed, at the latest until a wait covers it. Compiled code never accesses the registers of a
+// pending load, so its loads need no deferral: landing_scan.h finds the loads whose completion time
+// is observable. LDS-DMA is always deferred.
 #pragma once
 
 #include <deque>
@@ -18,91 +17,92 @@
 
 namespace vgpu {
 
-// What LDS-DMA brings to a workgroup. It arrives in the order of issue, whichever wave waits for
-// it: a compute unit's loads come in order.
-class Arrivals {
+// Pending LDS-DMA transfers of a workgroup. They complete in issue order across waves, because a
+// compute unit returns loads in order.
+class CompletedLoads {
  public:
-  struct Piece {
-    LaneAddresses to;
+  struct DmaTransfer {
+    LaneAddresses dst;
     alignas(64) u32 rows[4 * kLanes];  // one register each
     u64 mask;
     u32 dwords;
   };
   void clear();
-  Piece& next();            // to be filled, and then
-  u64 send();               // put on its way; returns its number
-  void arrive(u64 number);  // with all before it
+  DmaTransfer& next();        // the transfer to fill in, before
+  u64 send();                 // send() puts it in flight and returns its number
+  void complete(u64 number);  // completes this transfer and all earlier ones
 
  private:
-  std::list<Piece> on_way_, unused_;
-  u64 arrived_ = 0, last_ = 0;  // numbers
+  std::list<DmaTransfer> in_flight_, unused_;
+  u64 num_completed_ = 0, last_number_ = 0;  // sequence numbers
 };
 
-// The loads of one wave.
-class Landing {
+// The pending loads of one wave.
+class LoadQueue {
  public:
-  // Of the wave's life. `seed`: when loads land in a random schedule.
+  // Called at wave start. `seed`: for random completion times.
   void begin(Wave& wave, u64 seed);
 
-  // In front of each instruction, while something is held or every load is.
-  void before(Wave& wave, const Inst& inst);
-  // Whether `inst` must be held because what is on its way goes to the same registers.
+  // Called before each instruction while loads are pending or every load is deferred.
+  void before_inst(Wave& wave, const Inst& inst);
+  // Returns whether `inst` must be deferred because a pending load has the same destination.
   bool overlaps(const Inst& inst) const;
 
-  // Runs a load and holds what it brings.
+  // Executes a load and defers its result.
   void run(Wave& wave, const Inst& inst);
-  // Holds a piece that LDS-DMA brings.
-  void hold(Wave& wave, u64 arrival);
-  void all(Wave& wave);  // the wave has ended
+  // Defers an LDS-DMA transfer.
+  void hold(Wave& wave, u64 completion);
+  void complete_all(Wave& wave);  // at wave end
 
  private:
-  enum class Place : u8 { kVector, kScalar, kLds };
-  struct Held {
-    Place place;
+  enum class DstFile : u8 { kVector, kScalar, kLds };
+  struct PendingLoad {
+    DstFile dst_file;
     u8 count;       // registers
     u16 first;      // register
-    u32 number[3];  // in the queues of vmcnt, of lgkmcnt in order and of scalar loads; 0: not in it
-    u64 due;        // cycle
+    u32 number[3];  // sequence numbers for vmcnt, in-order lgkmcnt and scalar loads; 0: not in that
+                    // queue
+    u64 due_clk;    // cycle of completion
     u64 mask;       // lanes
-    u64 arrival;    // kLds
+    u64 completion;  // kLds
     alignas(64) u32 data[4 * kLanes];
   };
 
-  // Memory instructions of a queue, and when those on their way come.
-  struct InOrder {
+  // A queue of memory instructions, and the completion times of those in flight.
+  struct OrderedQueue {
     WaitCounter count;
-    u64 due[64];
-    u64& due_of(u32 number) { return due[number % 64]; }
+    u64 due_clk[64];
+    u64& due_clk_of(u32 number) { return due_clk[number % 64]; }
   };
 
   void stall(const Wave& wave, const Inst& inst);
   bool wait(u32 code);
-  bool issue(InOrder& queue, u64 latency, u32 most);
-  bool wait(InOrder& queue, u32 left);
+  bool issue(OrderedQueue& queue, u64 latency, u32 max_in_flight);
+  bool wait(OrderedQueue& queue, u32 num_left);
   void issue(Wave& wave, Queue queue);
   void start(Wave& wave, Queue queue);
-  void number(Wave& wave, const Inst& inst, Held& held);
-  void number(Wave& wave, Held& held, bool vector, bool lds);
-  Held& add(Wave& wave, Queue queue);
-  u64 latency(const Wave& wave, u64 usual);
-  bool over(const Held& held) const;
-  void land(Wave& wave, const Held& held);
-  void land_those_over(Wave& wave);
-  void land_those_due(Wave& wave);
+  void number(Wave& wave, const Inst& inst, PendingLoad& load);
+  void number(Wave& wave, PendingLoad& load, bool vector, bool lds);
+  PendingLoad& add(Wave& wave, Queue queue);
+  u64 latency(const Wave& wave, u64 default_latency);
+  bool is_complete(const PendingLoad& load) const;
+  void complete(Wave& wave, const PendingLoad& load);
+  void complete_waited(Wave& wave);
+  void complete_due(Wave& wave);
 
-  InOrder vector_, lds_;
-  WaitCounter scalar_;   // these come in any order
-  u64 scalar_due_ = 0;   // when all have come
-  u64 clock_ = 0;        // cycles of this wave, while it is followed
-  u64 matrix_free_ = 0;  // when the matrix core takes the next instruction
-  u64 next_due_ = 0;
+  OrderedQueue vector_, lds_;
+  WaitCounter scalar_;      // completes in any order
+  u64 scalar_due_clk_ = 0;  // when all have completed
+  u64 clock_ = 0;           // cycles of this wave, while loads are tracked
+  u64 matrix_free_ = 0;     // when the matrix core can accept an instruction
+  u64 next_due_clk_ = 0;
   Random random_;
-  std::deque<Held> pool_;    // keeps its memory
-  std::vector<u32> held_;    // places in the pool, in order of issue
-  std::vector<u32> unused_;  // places in the pool
+  std::deque<PendingLoad> pool_;  // reused, never shrinks
+  std::vector<u32> pending_;      // pool indices in issue order
+  std::vector<u32> unused_;       // free pool indices
 };
 
-// Runs an instruction that landing_scan.h has found (Inst::exec).
-void run_late(Wave& wave, const Inst& inst);
+// Executes an instruction that landing_scan.h has marked (Inst::exec).
+void run_delayed(Wave& wave, const Inst& inst);
 
 }  // namespace vgpu

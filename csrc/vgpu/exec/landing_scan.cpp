@@ -5,51 +5,51 @@
 namespace vgpu {
 namespace {
 
-constexpr u32 kMostSteps = 16'384;  // of a walk; what is not found by then is taken as unknown
+constexpr u32 kMaxSteps = 16'384;  // per walk; beyond this the load counts as observable
 
-bool meet(const RegRange& range, u32 first, u32 count) {
+bool overlap(const RegRange& range, u32 first, u32 count) {
   return range.first < first + count && first < u32{range.first} + range.count;
 }
 
-template <u32 kMost>
-bool meet(const RegList<kMost>& list, u32 first, u32 count) {
+template <u32 kCapacity>
+bool overlap(const RegList<kCapacity>& list, u32 first, u32 count) {
   for (const RegRange& range : list) {
-    if (meet(range, first, count)) return true;
+    if (overlap(range, first, count)) return true;
   }
   return false;
 }
 
-// Loads of one queue come in order: the later one's value stays, whenever they land.
+// Loads of one queue complete in order: the later value remains, whenever they complete.
 bool in_order(Queue a, Queue b) { return a == b && a != Queue::kScalar; }
 
 bool touches(const Operands& operands, Queue queue, u32 first, u32 count) {
   if (queue == Queue::kScalar) {
-    return meet(operands.sreads, first, count) || meet(operands.swrites, first, count);
+    return overlap(operands.sreads, first, count) || overlap(operands.swrites, first, count);
   }
-  if (meet(operands.vreads, first, count)) return true;
-  return meet(operands.vwrites, first, count) && !in_order(operands.queue, queue);
+  if (overlap(operands.vreads, first, count)) return true;
+  return overlap(operands.vwrites, first, count) && !in_order(operands.queue, queue);
 }
 
-bool covers(Queue queue, u32 code, u32 later) {
-  if (queue == Queue::kVector) return vector_wait(code) <= later;
-  if (queue == Queue::kLds) return lgkm_wait(code) <= later;
+bool covers(Queue queue, u32 code, u32 num_later) {
+  if (queue == Queue::kVector) return vector_wait(code) <= num_later;
+  if (queue == Queue::kLds) return lgkm_wait(code) <= num_later;
   return lgkm_wait(code) == 0;
 }
 
-bool joins(Queue queue, Queue other) {
-  return other == queue || (other == Queue::kFlat && queue != Queue::kScalar);
+bool joins(Queue queue, Queue rhs) {
+  return rhs == queue || (rhs == Queue::kFlat && queue != Queue::kScalar);
 }
 
-// A full counter holds the wave back until the oldest is over.
-bool full(Queue queue, u32 later) {
-  return (queue == Queue::kVector && later >= kMostVector) ||
-         (queue == Queue::kLds && later >= kMostLgkm);
+// A full counter stalls the wave until the oldest instruction has completed.
+bool full(Queue queue, u32 num_later) {
+  return (queue == Queue::kVector && num_later >= kMaxVector) ||
+         (queue == Queue::kLds && num_later >= kMaxLgkm);
 }
 
 }  // namespace
 
-void LandingScan::describe(const Inst& inst, Node& node) const {
-  if (!inst.op) {  // stops the launch
+void LoadVisibilityScan::describe(const Inst& inst, Node& node) const {
+  if (!inst.op) {  // an unknown instruction ends the launch
     node.flow = Flow::kEnd;
     return;
   }
@@ -61,14 +61,14 @@ void LandingScan::describe(const Inst& inst, Node& node) const {
     node.target = node.following + static_cast<u32>(inst.imm);
     node.code = static_cast<u16>(inst.imm);
   }
-  node.observes = observes_others(inst);
+  node.observes = observes_other_workgroups(inst);
   node.waits = inst.op->category == Category::kWait;
   node.flow = inst.op->flow;
-  node.unknown =
-      inst.op->flags & kKnownAtRunTime || node.flow == Flow::kCall || node.flow == Flow::kIndirect;
+  node.is_opaque =
+      inst.op->flags & kDynamicOperands || node.flow == Flow::kCall || node.flow == Flow::kIndirect;
 }
 
-LandingScan::Node& LandingScan::node(u32 index) {
+LoadVisibilityScan::Node& LoadVisibilityScan::node(u32 index) {
   std::unique_ptr<Node>& slot = nodes_[index];
   if (!slot) {
     slot = std::make_unique<Node>();
@@ -79,54 +79,59 @@ LandingScan::Node& LandingScan::node(u32 index) {
   return *slot;
 }
 
-// From `place` to a branch or an end. True: the load's registers are touched, or nobody knows.
-bool LandingScan::step(const Walk& walk, Place place, u32& steps) {
+// Walks from `point` to a branch or an end. Returns true if the load's registers are accessed, or
+// control flow is unknown.
+bool LoadVisibilityScan::step(const Walk& walk, ProgramPoint point, u32& steps) {
   while (true) {
-    if (place.index >= program_.count || ++steps > kMostSteps) return true;
-    Node& at = node(place.index);
-    if (at.walk == walks_ && at.least <= place.later) return false;  // has been here
-    at.walk = walks_;
-    at.least = place.later;
-    if (at.unknown || touches(at.operands, walk.queue, walk.first, walk.count)) {
+    if (point.index >= program_.count || ++steps > kMaxSteps) return true;
+    Node& successor = node(point.index);
+    if (successor.walk == walks_ && successor.min_issued <= point.num_later)
+      return false;  // already visited
+    successor.walk = walks_;
+    successor.min_issued = point.num_later;
+    if (successor.is_opaque || touches(successor.operands, walk.queue, walk.first, walk.count)) {
       return true;
     }
-    if (at.flow == Flow::kEnd || (at.waits && covers(walk.queue, at.code, place.later))) {
+    if (successor.flow == Flow::kEnd ||
+        (successor.waits && covers(walk.queue, successor.code, point.num_later))) {
       return false;
     }
-    if (joins(walk.queue, at.operands.queue) && full(walk.queue, ++place.later)) return false;
-    if (at.flow == Flow::kBranch) open_.push_back({at.target, place.later});
-    place.index = at.flow == Flow::kJump ? at.target : at.following;
+    if (joins(walk.queue, successor.operands.queue) && full(walk.queue, ++point.num_later))
+      return false;
+    if (successor.flow == Flow::kBranch) open_.push_back({successor.target, point.num_later});
+    point.index = successor.flow == Flow::kJump ? successor.target : successor.following;
   }
 }
 
-bool LandingScan::seen(u32 index, Queue queue) {
+bool LoadVisibilityScan::observes(u32 index, Queue queue) {
   const Node& load = node(index);
   const Walk walk = {queue, load.dst, load.result};
   u32 steps = 0;
   ++walks_;
   open_.assign(1, {load.following, 0});
   while (!open_.empty()) {
-    const Place place = open_.back();
+    const ProgramPoint point = open_.back();
     open_.pop_back();
-    if (step(walk, place, steps)) return true;
+    if (step(walk, point, steps)) return true;
   }
   return false;
 }
 
-// A FLAT load comes from memory or from LDS.
-bool LandingScan::may_be_seen(u32 index) {
+// A FLAT load may complete through the queue of memory or of LDS.
+bool LoadVisibilityScan::may_be_observed(u32 index) {
   Node& load = node(index);
-  if (load.known || !load.result) return load.seen;
+  if (load.is_known || !load.result) return load.is_observed;
   const Queue queue = load.operands.queue;
-  load.known = true;
-  load.seen = queue == Queue::kFlat ? seen(index, Queue::kVector) || seen(index, Queue::kLds)
-                                    : seen(index, queue);
-  return load.seen;
+  load.is_known = true;
+  load.is_observed = queue == Queue::kFlat
+                         ? observes(index, Queue::kVector) || observes(index, Queue::kLds)
+                         : observes(index, queue);
+  return load.is_observed;
 }
 
-// Whether an instruction that a kernel reaches is one of those asked for.
-template <class Is>
-bool LandingScan::reaches(u32 entry, const Is& is) {
+// Returns whether a kernel reaches an instruction that satisfies the predicate.
+template <class Predicate>
+bool LoadVisibilityScan::reaches(u32 entry, const Predicate& predicate) {
   std::vector<bool> reached(program_.count);
   std::vector<u32> open = {entry};
   while (!open.empty()) {
@@ -134,31 +139,33 @@ bool LandingScan::reaches(u32 entry, const Is& is) {
     open.pop_back();
     if (index >= program_.count || reached[index]) continue;
     reached[index] = true;
-    const Node& at = node(index);
-    if (is(index, at)) return true;
-    if (at.flow == Flow::kEnd) continue;
-    if (at.flow == Flow::kBranch || at.flow == Flow::kJump) open.push_back(at.target);
-    if (at.flow != Flow::kJump) open.push_back(at.following);
+    const Node& successor = node(index);
+    if (predicate(index, successor)) return true;
+    if (successor.flow == Flow::kEnd) continue;
+    if (successor.flow == Flow::kBranch || successor.flow == Flow::kJump)
+      open.push_back(successor.target);
+    if (successor.flow != Flow::kJump) open.push_back(successor.following);
   }
   return false;
 }
 
-bool LandingScan::kernel_has_some(u32 entry) {
-  const auto [found, fresh] = late_.try_emplace(entry, false);
-  if (fresh) {
-    found->second = reaches(entry, [this](u32 index, const Node&) { return may_be_seen(index); });
+bool LoadVisibilityScan::kernel_has_some(u32 entry) {
+  const auto [it, inserted] = observable_.try_emplace(entry, false);
+  if (inserted) {
+    it->second = reaches(entry, [this](u32 index, const Node&) { return may_be_observed(index); });
   }
-  return found->second;
+  return it->second;
 }
 
-bool LandingScan::kernel_observes_others(u32 entry) {
-  const auto [found, fresh] = observing_.try_emplace(entry, false);
-  if (fresh) {
-    found->second = reaches(entry, [](u32, const Node& at) {
-      return at.observes || at.flow == Flow::kCall || at.flow == Flow::kIndirect;
+bool LoadVisibilityScan::kernel_observes_others(u32 entry) {
+  const auto [it, inserted] = observing_entries_.try_emplace(entry, false);
+  if (inserted) {
+    it->second = reaches(entry, [](u32, const Node& successor) {
+      return successor.observes || successor.flow == Flow::kCall ||
+             successor.flow == Flow::kIndirect;
     });
   }
-  return found->second;
+  return it->second;
 }
 
 }  // namespace vgpu

@@ -1,5 +1,5 @@
-// Which loads must land late: those whose registers another instruction touches before a wait that
-// is sure to cover them. Code of compilers has none.
+// Finds loads with an observable completion time: another instruction accesses their registers
+// before a wait that certainly covers them. Compiled code has none.
 #pragma once
 
 #include <memory>
@@ -10,57 +10,58 @@
 
 namespace vgpu {
 
-// Of a program; its owner serialises.
-class LandingScan {
+// Per program; the owner serialises calls.
+class LoadVisibilityScan {
  public:
-  explicit LandingScan(const Program& program) : program_(program), nodes_(program.count) {}
+  explicit LoadVisibilityScan(const Program& program) : program_(program), nodes_(program.count) {}
 
-  // Whether it can be seen when the instruction at `index`, if it is a load, lands. True also where
-  // the way to its wait is not known.
-  bool may_be_seen(u32 index);
-  // Whether that holds for some load that a kernel reaches.
+  // Returns whether the completion time of the instruction at `index`, if it is a load, is
+  // observable. Also true if the path to its wait is unknown.
+  bool may_be_observed(u32 index);
+  // Returns whether that holds for any load that a kernel reaches.
   bool kernel_has_some(u32 entry);
-  // Whether a kernel reaches an instruction by which it learns of other workgroups. True also where
-  // it is not known what it reaches.
+  // Returns whether a kernel reaches an instruction by which it observes other workgroups. Also
+  // true if the reachable code is unknown.
   bool kernel_observes_others(u32 entry);
 
  private:
-  // What a walk needs to know of an instruction.
+  // Properties of an instruction that a walk needs.
   struct Node {
     Operands operands;
     u32 following = 0, target = 0;  // dword indices
-    u32 least = ~u32{0};            // instructions of the queue before it, on the ways of `walk`
+    u32 min_issued =
+        ~u32{0};  // minimum number of later instructions of the queue on any path of `walk`
     u32 walk = 0;
     Flow flow = Flow::kNext;
-    bool unknown = false;  // where it goes on, or what it touches
+    bool is_opaque = false;  // control flow or register accesses are unknown
     bool waits = false;
-    bool observes = false;  // other workgroups
-    u16 code = 0;           // of the wait
-    u8 result = 0;          // of a load
+    bool observes = false;  // observes other workgroups
+    u16 code = 0;           // s_waitcnt immediate
+    u8 result = 0;          // registers loaded
     u16 dst = 0;
-    bool known = false, seen = false;  // what may_be_seen() gives
+    bool is_known = false, is_observed = false;  // cached result of may_be_observed()
   };
   struct Walk {
     Queue queue;
-    u16 first;  // what is loaded
+    u16 first;  // destination of the load
     u8 count;
   };
-  struct Place {
-    u32 index, later;  // instructions of the queue since the load
+  struct ProgramPoint {
+    u32 index, num_later;  // instructions of the queue issued since the load
   };
 
   Node& node(u32 index);
   void describe(const Inst& inst, Node& node) const;
-  bool seen(u32 index, Queue queue);
-  bool step(const Walk& walk, Place place, u32& steps);
-  template <class Is>
-  bool reaches(u32 entry, const Is& is);
+  bool observes(u32 index, Queue queue);
+  bool step(const Walk& walk, ProgramPoint point, u32& steps);
+  template <class Predicate>
+  bool reaches(u32 entry, const Predicate& predicate);
 
   const Program& program_;
   std::vector<std::unique_ptr<Node>> nodes_;
-  std::vector<Place> open_;
+  std::vector<ProgramPoint> open_;
   u32 walks_ = 0;
-  std::unordered_map<u32, bool> late_, observing_;  // kernels, by entry
+  std::unordered_map<u32, bool> observable_, observing_entries_;  // per kernel entry
 };
 
 }  // namespace vgpu

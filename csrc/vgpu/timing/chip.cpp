@@ -6,16 +6,16 @@
 namespace vgpu {
 namespace {
 
-constexpr u64 kWholeRounds = 5;  // up to so many nothing is left out
-constexpr u64 kFirstRounds = 3;  // else these and the last
-constexpr u64 kElsewhere = 3;    // workgroups of each other XCD that are looked at
-constexpr u32 kMostTurns = 4;    // of the power model
+constexpr u64 kWholeRounds = 5;    // a launch of at most this many rounds is replayed whole
+constexpr u64 kFirstRounds = 3;    // rounds replayed of a longer launch, besides the last
+constexpr u64 kRemoteGroups = 3;   // workgroups traced of every other XCD
+constexpr u32 kMaxIterations = 4;  // of the search for the sustained clock
 constexpr double kSameClock = 0.01, kNearClock = 0.05;
-constexpr double kSmallUs = 15;  // below, published times of one kernel differ by 20 to 30 %
+constexpr double kSmallUs = 15;  // published times below this differ by 20 to 30 % for one kernel
 
 // -------------------------------------------------------------------------------- power
 
-// The clock at which matrix cores that are busy for that share can be kept.
+// Returns the clock (GHz) that power allows at the MFMA utilisation of the replay.
 double sustained_clock(const Constants& k, const ReplayResult& r) {
   const double limits[] = {k.power_wide16, k.power_wide8, k.power_wide4, k.power_narrow};
   const double available = static_cast<double>(r.clocks) * k.cus / k.xccs * kSimdsPerCu;
@@ -26,27 +26,28 @@ double sustained_clock(const Constants& k, const ReplayResult& r) {
   return load > 0 ? std::min(k.clock, std::cbrt(1 / load)) : k.clock;
 }
 
-// A short launch between gaps is over before the clock has come down.
+// Returns the mean clock of a launch of `us` microseconds. A short launch between idle gaps ends
+// before power management has lowered the clock.
 double mean_clock(const Constants& k, double sustained, double us) {
   if (k.power_settle_us <= 0 || us <= 0) return sustained;
   const double x = us / k.power_settle_us;
   return sustained + (k.clock - sustained) * (1 - std::exp(-x)) / x;
 }
 
-// A replay at one clock, and the clock that its load can be kept at.
-struct Turn {
-  double ghz, wanted, clocks;
+// One replay: its clock, the clock sustainable at its load, and its clocks.
+struct ClockPoint {
+  double ghz, sustained_ghz, clocks;
 };
 
-// Where both are the same, by the line through two turns; where it is no line, the clock
-// that the second wanted.
-Turn meet(const Turn& a, const Turn& b, double most) {
-  constexpr double kSteepest = 0.8;
-  const double wanted = (b.wanted - a.wanted) / (b.ghz - a.ghz);
-  const double clocks = (b.clocks - a.clocks) / (b.ghz - a.ghz);
-  const double found = (b.wanted - wanted * b.ghz) / (1 - wanted);
-  const double ghz = wanted < kSteepest ? std::min(most, found) : b.wanted;
-  return {ghz, ghz, b.clocks + clocks * (ghz - b.ghz)};
+// Extrapolates two replays linearly to the clock that equals the sustainable clock. If the slope is
+// too steep for a line, returns the second replay's sustainable clock.
+ClockPoint fixed_point(const ClockPoint& a, const ClockPoint& b, double max_ghz) {
+  constexpr double kMaxSlope = 0.8;
+  const double slope = (b.sustained_ghz - a.sustained_ghz) / (b.ghz - a.ghz);
+  const double clocks_slope = (b.clocks - a.clocks) / (b.ghz - a.ghz);
+  const double crossing_ghz = (b.sustained_ghz - slope * b.ghz) / (1 - slope);
+  const double ghz = slope < kMaxSlope ? std::min(max_ghz, crossing_ghz) : b.sustained_ghz;
+  return {ghz, ghz, b.clocks + clocks_slope * (ghz - b.ghz)};
 }
 
 // -------------------------------------------------------------------------------- shares, bound
@@ -71,130 +72,141 @@ void fill_busy(const Constants& k, LaunchTime& time) {
 
 void fill_bound(LaunchTime& time) {
   constexpr double kBusy = 0.6;
-  const auto most =
+  const auto busiest =
       std::max_element(time.busy.begin(), time.busy.end(),
                        [](const auto& a, const auto& b) { return a.second < b.second; });
-  time.bound = time.floor_us > time.us / 2 ? "launch"
-               : most->second > kBusy      ? most->first
-                                           : "latency";
+  time.bound = time.overhead_us > time.us / 2 ? "launch"
+               : busiest->second > kBusy      ? busiest->first
+                                              : "latency";
 }
 
-// What holds 80 to 90 % of the published times that each kind was scored on: more is known of what
-// compute units do than of what memory does, less of what earlier launches leave behind.
+// Returns the relative error that covers 80 to 90 % of the scored published times of each kind. The
+// model knows compute units better than memory, and memory better than the cache contents that
+// earlier launches leave.
 double relative_error(const LaunchTime& time, bool warm) {
-  constexpr double kTaken = 0.2;  // share of writes of lines that another XCD has had
+  constexpr double kManyContended =
+      0.2;  // fraction of writes to lines that another XCD has written
   if (warm) return 0.30;
-  const bool by_memory = time.bound == "hbm" || time.bound == "fabric" || time.taken > kTaken;
-  return by_memory ? 0.25 : 0.15;
+  const bool memory_bound =
+      time.bound == "hbm" || time.bound == "fabric" || time.contended > kManyContended;
+  return memory_bound ? 0.25 : 0.15;
 }
 
-void fill_band(const Part& part, bool warm, LaunchTime& time) {
+void fill_interval(const GpuModel& model, bool warm, LaunchTime& time) {
   const bool small = time.us < kSmallUs;
   double error = small ? 0.25 * time.us + 2 : relative_error(time, warm) * time.us;
-  if (!part.has_rows) error *= 2;
-  if (time.left_out) error *= 2;
-  time.low = std::max(time.floor_us / 2, time.us - error);
+  if (!model.is_validated) error *= 2;
+  if (time.untraced) error *= 2;
+  time.low = std::max(time.overhead_us / 2, time.us - error);
   time.high = time.us + error;
 }
 
-double floor_of(const Constants& k, TimeKind kind) {
-  const double floors[] = {k.floor_profiler, k.floor_event, k.floor_graph};
-  return floors[static_cast<u32>(kind)];
+double launch_overhead_us(const Constants& k, Measurement kind) {
+  const double overheads[] = {k.floor_profiler, k.floor_event, k.floor_graph};
+  return overheads[static_cast<u32>(kind)];
 }
 
-// What the traces have no room for goes on as before.
-void fill_left_out(const std::vector<std::unique_ptr<GroupTrace>>& traces, LaunchTime& time) {
-  u64 all = 0;
+// Instructions beyond the trace limit are assumed to run at the average rate of the traced ones.
+void fill_extrapolation(const std::vector<std::unique_ptr<WorkgroupTrace>>& traces,
+                        LaunchTime& time) {
+  u64 total = 0;
   for (const auto& trace : traces) {
-    if (trace) all += trace->instructions, time.left_out += trace->left_out;
+    if (trace) total += trace->instructions, time.untraced += trace->untraced;
   }
-  if (time.left_out)
-    time.longer = static_cast<double>(all) / static_cast<double>(all - time.left_out);
+  if (time.untraced)
+    time.extrapolation = static_cast<double>(total) / static_cast<double>(total - time.untraced);
 }
 
-// clk of the rounds that were left out, at the rate from the middle of the second on: before, what
-// lies behind the compute units has not filled up. No faster than memory could serve them.
-double left_out_clocks(const Sample& sample, const ReplayResult& r) {
-  const u64 first = sample.per_round * 3 / 2, last = first + 2 * u64{sample.per_round};
-  if (!sample.left_out || r.starts.size() <= last) return 0;
-  const double groups = static_cast<double>(last - first);
-  const double seen = static_cast<double>(r.starts[last] - r.starts[first]) / groups;
-  const double least =
+// Returns the clocks of the rounds that the sample skips, at the rate measured from the middle of
+// the second round (earlier, queues behind the compute units are not yet full), but no faster than
+// the memory bandwidth allows.
+double skipped_clocks(const Sample& sample, const ReplayResult& r) {
+  const u64 begin = sample.per_round * 3 / 2, end = begin + 2 * u64{sample.per_round};
+  if (!sample.num_skipped || r.starts.size() <= end) return 0;
+  const double groups = static_cast<double>(end - begin);
+  const double observed = static_cast<double>(r.starts[end] - r.starts[begin]) / groups;
+  const double memory_bound =
       std::max(r.fabric_busy, r.hbm_busy) / static_cast<double>(sample.replayed.size());
-  return std::max(seen, least) * static_cast<double>(sample.left_out);
+  return std::max(observed, memory_bound) * static_cast<double>(sample.num_skipped);
 }
 
 }  // namespace
 
-Sample make_sample(const Part& part, const Launch& launch) {
-  const Constants& k = part.constants;
+Sample make_sample(const GpuModel& model, const Launch& launch) {
+  const Constants& k = model.constants;
   const u32 threads = launch.block[0] * launch.block[1] * launch.block[2];
   Sample s;
   s.xccs = std::max(1u, static_cast<u32>(k.xccs));
   s.groups = u64{launch.grid[0]} * launch.grid[1] * launch.grid[2];
-  s.own = (s.groups + s.xccs - 1) / s.xccs;
+  s.num_local = (s.groups + s.xccs - 1) / s.xccs;
   s.groups_per_cu = std::max(
-      1u, workgroups_per_cu(*part.device, launch.kernel->vgpr_rows,
+      1u, workgroups_per_cu(*model.device, launch.kernel->vgpr_rows,
                             launch.kernel->group_segment_bytes + launch.dynamic_lds, threads));
   s.per_round = s.groups_per_cu * std::max(1u, static_cast<u32>(k.cus / k.xccs));
-  const u64 head = kFirstRounds * s.per_round, tail = s.per_round + s.own % s.per_round;
-  if (s.own > kWholeRounds * s.per_round) s.left_out = s.own - head - tail;
-  std::vector<u64> indices;  // within an XCD
-  for (u64 i = 0; i < s.own; ++i) {
-    if (s.left_out && i == head) i += s.left_out;
+  const u64 head = kFirstRounds * s.per_round, tail = s.per_round + s.num_local % s.per_round;
+  if (s.num_local > kWholeRounds * s.per_round) s.num_skipped = s.num_local - head - tail;
+  std::vector<u64> indices;  // of workgroups within an XCD
+  for (u64 i = 0; i < s.num_local; ++i) {
+    if (s.num_skipped && i == head) i += s.num_skipped;
     indices.push_back(i);
     s.replayed.push_back(i * s.xccs);
   }
   for (u64 xcc = 1; xcc < s.xccs; ++xcc) {
-    for (u64 j = 0; j < std::min<u64>(kElsewhere, indices.size()); ++j) {
-      const u64 at = (indices.size() * (2 * j + 1) / (2 * kElsewhere) + 7 * xcc) % indices.size();
-      const u64 flat = indices[at] * s.xccs + xcc;
-      if (flat < s.groups) s.elsewhere.push_back(flat);
+    for (u64 j = 0; j < std::min<u64>(kRemoteGroups, indices.size()); ++j) {
+      const u64 position =
+          (indices.size() * (2 * j + 1) / (2 * kRemoteGroups) + 7 * xcc) % indices.size();
+      const u64 flat = indices[position] * s.xccs + xcc;
+      if (flat < s.groups) s.remote.push_back(flat);
     }
   }
-  s.all = s.replayed;
-  s.all.insert(s.all.end(), s.elsewhere.begin(), s.elsewhere.end());
-  std::sort(s.all.begin(), s.all.end());
-  s.all.erase(std::unique(s.all.begin(), s.all.end()), s.all.end());
+  s.sampled = s.replayed;
+  s.sampled.insert(s.sampled.end(), s.remote.begin(), s.remote.end());
+  std::sort(s.sampled.begin(), s.sampled.end());
+  s.sampled.erase(std::unique(s.sampled.begin(), s.sampled.end()), s.sampled.end());
   return s;
 }
 
-LaunchTime time_launch(const Part& part, const Program& program, const Sample& sample,
-                       std::vector<std::unique_ptr<GroupTrace>>& traces,
+LaunchTime time_launch(const GpuModel& model, const Program& program, const Sample& sample,
+                       std::vector<std::unique_ptr<WorkgroupTrace>>& traces,
                        const TimingOptions& options) {
-  const Constants& k = part.constants;
+  const Constants& k = model.constants;
   LaunchTime time;
   number_pages(traces, sample, time);
-  ReplayInput input{&part,         &program, {}, sample.groups_per_cu, {}, options.cold_code,
+  ReplayInput input{&model,        &program, {}, sample.groups_per_cu, {}, options.cold_code,
                     options.events};
   for (const auto& trace : traces) {
     if (trace && trace->flat % sample.xccs == 0) input.groups.push_back(trace.get());
   }
   const bool fits = time.footprint_bytes <= k.mall_mib * 1048576;
   const bool warm = !options.cold && fits;
-  input.memory = {time.sharing, time.taken, warm, warm && !sample.left_out};
-  time.floor_us = floor_of(k, options.kind);
-  fill_left_out(traces, time);
+  input.memory = {time.sharing, time.contended, warm, warm && !sample.num_skipped};
+  time.overhead_us = launch_overhead_us(k, options.kind);
+  fill_extrapolation(traces, time);
   StaticTable table(program, k);
-  Turn now{k.clock, 0, 0}, before{};  // until two are so near that a line is as good as a replay
+  ClockPoint point{k.clock, 0, 0},
+      prev_point{};  // iterates until two clocks are close enough for linear interpolation
   while (true) {
-    time.replay = Replay(input, table, now.ghz).run();
-    now.clocks = static_cast<double>(time.replay.clocks) + left_out_clocks(sample, time.replay);
-    now.clocks *= time.longer;
-    now.wanted = mean_clock(k, sustained_clock(k, time.replay), now.clocks / now.ghz / 1e3);
-    ++time.turns;
-    if (time.turns == kMostTurns || std::abs(now.wanted / now.ghz - 1) < kSameClock) break;
-    const Turn next = time.turns > 1 ? meet(before, now, k.clock) : Turn{now.wanted, 0, 0};
-    before = now;
-    now = next;
-    if (time.turns > 1 && std::abs(now.ghz / before.ghz - 1) < kNearClock) break;
+    time.replay = Replay(input, table, point.ghz).run();
+    point.clocks = static_cast<double>(time.replay.clocks) + skipped_clocks(sample, time.replay);
+    point.clocks *= time.extrapolation;
+    point.sustained_ghz =
+        mean_clock(k, sustained_clock(k, time.replay), point.clocks / point.ghz / 1e3);
+    ++time.iterations;
+    if (time.iterations == kMaxIterations ||
+        std::abs(point.sustained_ghz / point.ghz - 1) < kSameClock)
+      break;
+    const ClockPoint next_point = time.iterations > 1 ? fixed_point(prev_point, point, k.clock)
+                                                      : ClockPoint{point.sustained_ghz, 0, 0};
+    prev_point = point;
+    point = next_point;
+    if (time.iterations > 1 && std::abs(point.ghz / prev_point.ghz - 1) < kNearClock) break;
   }
-  time.ghz = now.ghz;
-  time.clocks = now.clocks;
-  time.us = time.floor_us + time.clocks / time.ghz / 1e3;
+  time.ghz = point.ghz;
+  time.clocks = point.clocks;
+  time.us = time.overhead_us + time.clocks / time.ghz / 1e3;
   fill_busy(k, time);
   fill_bound(time);
-  fill_band(part, !options.cold, time);
+  fill_interval(model, !options.cold, time);
   return time;
 }
 

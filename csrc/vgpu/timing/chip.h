@@ -1,5 +1,5 @@
-// The time of a launch: which workgroups stand for it, what their replay says, and what the chip
-// adds: rounds, the launch itself, clock and power, and how far off that may be.
+// Estimates the time of a launch: selects the sample of workgroups, replays it, and adds what the
+// replay does not cover (skipped rounds, launch overhead, sustained clock) and an error interval.
 #pragma once
 
 #include <memory>
@@ -11,53 +11,53 @@
 
 namespace vgpu {
 
-// How a launch would be timed: what is added to what its waves take.
-enum class TimeKind : u8 { kProfiler, kEvent, kGraph };
+// The measurement that the estimate imitates; it selects the launch overhead.
+enum class Measurement : u8 { kProfiler, kEvent, kGraph };
 
 struct TimingOptions {
-  std::string part;     // empty: the device's
-  std::string changes;  // of constants
-  TimeKind kind = TimeKind::kProfiler;
-  bool cold = true;                // operands in memory, not in the Infinity Cache
-  bool results = true;             // workgroups outside the sample run too
-  bool cold_code = false;          // the instruction cache is empty
-  bool detail = true;              // the record has stalls by PC
-  u32 different = 0;               // only of so many different launches, events too; 0: of all
-  u32 events = 0;                  // issues of one CU that the record has
-  u64 trace_words = u64{1} << 27;  // that the sample's traces may have, half a gigabyte
+  std::string model;    // GPU model; empty: the current device's
+  std::string changes;  // "NAME=VALUE ..." overrides of model constants
+  Measurement kind = Measurement::kProfiler;
+  bool cold = true;        // operands are in HBM, not in the Infinity Cache
+  bool results = true;     // also execute workgroups outside the sample
+  bool cold_code = false;  // the instruction cache starts empty
+  bool detail = true;      // record stalls per PC
+  u32 max_detailed = 0;    // record details of at most this many distinct launches; 0: of all
+  u32 events = 0;          // maximum number of issue events recorded for one CU
+  u64 trace_words = u64{1} << 27;  // limit of the sample's traces: half a gigabyte
 };
 
-// Which workgroups of a launch are replayed: of XCD 0 all, or where there are many, the first three
-// rounds and the last.
+// The workgroups of a launch that are replayed: all of XCD 0, or, if there are many, its first
+// three rounds and its last.
 struct Sample {
   u32 xccs = 1, per_round = 1, groups_per_cu = 1;
-  u64 groups = 0;              // of the launch
-  u64 own = 0;                 // of XCD 0
-  u64 left_out = 0;            // of those, in the middle
-  std::vector<u64> replayed;   // flat ids
-  std::vector<u64> elsewhere;  // of other XCDs: which lines they share
-  std::vector<u64> all;        // both, in order
+  u64 groups = 0;             // workgroups of the launch
+  u64 num_local = 0;          // workgroups of XCD 0
+  u64 num_skipped = 0;        // workgroups of XCD 0 that are not replayed, between head and tail
+  std::vector<u64> replayed;  // flat workgroup ids
+  std::vector<u64> remote;  // flat ids of workgroups of other XCDs, traced for the lines they share
+  std::vector<u64> sampled;  // replayed and remote, in ascending order
 };
-Sample make_sample(const Part& part, const Launch& launch);
+Sample make_sample(const GpuModel& model, const Launch& launch);
 
 struct LaunchTime {
-  double us = 0, low = 0, high = 0, floor_us = 0, ghz = 0, clocks = 0;
-  double sharing = 1, taken = 0, footprint_bytes = 0;
-  u64 left_out = 0;   // instructions of the sample that traces have no room for
-  double longer = 1;  // by these
-  u32 turns = 0;      // of the power model
+  double us = 0, low = 0, high = 0, overhead_us = 0, ghz = 0, clocks = 0;
+  double sharing = 1, contended = 0, footprint_bytes = 0;
+  u64 untraced = 0;          // instructions of the sample beyond the trace limit
+  double extrapolation = 1;  // factor on the clocks for untraced instructions
+  u32 iterations = 0;        // replays until the clock converged
   std::string bound;
-  std::vector<std::pair<const char*, double>> busy;  // share of each unit
+  std::vector<std::pair<const char*, double>> busy;  // utilisation per unit, 0 to 1
   ReplayResult replay;
 };
 
-// Pages get numbers in the order in which workgroups touch them, so that nothing depends on where
-// the host put memory. Fills what the sample says of sharing.
-void number_pages(std::vector<std::unique_ptr<GroupTrace>>& traces, const Sample& sample,
+// Replaces page numbers by their order of first use, so that the estimate does not depend on where
+// the host allocated memory. Fills the sharing statistics of `time`.
+void number_pages(std::vector<std::unique_ptr<WorkgroupTrace>>& traces, const Sample& sample,
                   LaunchTime& time);
 
-LaunchTime time_launch(const Part& part, const Program& program, const Sample& sample,
-                       std::vector<std::unique_ptr<GroupTrace>>& traces,
+LaunchTime time_launch(const GpuModel& model, const Program& program, const Sample& sample,
+                       std::vector<std::unique_ptr<WorkgroupTrace>>& traces,
                        const TimingOptions& options);
 
 }  // namespace vgpu

@@ -1,9 +1,9 @@
-// Dwords by which workgroups wait for one another, in model time.
-//
-// The host runs workgroups in another order than hardware does, so that what a look at a flag found
-// says nothing. Taken for what it waits for is, of a dword that somebody stores to, the first
-// store; of one that is only counted by atomics, at a wave's n-th look, the n-th atomic of every
-// workgroup that has so many. Who has yet to write it itself looks whether it must, and goes on.
+// Spin flags: dwords that workgroups poll to wait for one another, in model time.
+// The host executes workgroups in another order than hardware, so the value that a poll read in the
+// trace carries no information. The model assumes: if any workgroup stores to the dword, a poll
+// waits for the first store; if the dword is only changed by atomics, the n-th poll of a wave waits
+// for the n-th atomic of every workgroup that performs that many. A workgroup that has yet to write
+// the flag itself does not wait.
 #pragma once
 
 #include <unordered_map>
@@ -12,36 +12,40 @@
 
 namespace vgpu {
 
-class Flags {
+class SpinFlags {
  public:
-  explicit Flags(const std::vector<const GroupTrace*>& groups);
-  bool any() const { return !flags_.empty(); }
+  explicit SpinFlags(const std::vector<const WorkgroupTrace*>& groups);
+  bool empty() const { return !flags_.empty(); }
 
-  // Whether a wave that looks at the flag may go on; else it is kept until it may.
-  bool look(WaveRun& wave, u64 name);
-  // A write by one of the group's waves. Those that need wait no longer.
-  std::vector<WaveRun*> write(const GroupRun& group, u64 name, FlagWord::Kind kind);
-  // All that wait, for what the sample does not have: nobody waits from now on.
-  std::vector<WaveRun*> give_up();
+  // Returns whether a polling wave may continue; otherwise the wave is queued until a write
+  // releases it.
+  bool poll(WaveRun& wave, u64 flag_id);
+  // Records a write by a wave of `group`. Returns the waves that it releases.
+  std::vector<WaveRun*> write(const WorkgroupRun& group, u64 flag_id, FlagWord::Kind kind);
+  // Releases all waiting waves, because the workgroup that they wait for is not in the sample.
+  // Later polls do not wait.
+  std::vector<WaveRun*> release_all();
 
  private:
   struct Flag {
     struct Writer {
       bool stores = false;
-      u32 atomics = 0, done = 0;
+      u32 atomics = 0, completed_atomics = 0;
     };
-    bool is_stored = false, set = false;  // somebody stores to it; has done so
-    std::vector<u32> wanted, seen;        // workgroups that have an n-th atomic; did it
-    std::unordered_map<const GroupTrace*, Writer> writers;
-    std::unordered_map<u32, u32> looks;  // of a wave, by its age
+    bool is_stored = false,
+         was_stored = false;  // some workgroup stores to it; a store has happened
+    std::vector<u32> required,
+        completed;  // per n: workgroups with an n-th atomic; of those, how many have done it
+    std::unordered_map<const WorkgroupTrace*, Writer> writers;
+    std::unordered_map<u32, u32> polls;  // per wave age: number of polls
     std::vector<WaveRun*> waiting;
 
-    u32 turn_of(const WaveRun& wave) const;
-    bool is_own(const WaveRun& wave) const;
-    bool lets_go(const WaveRun& wave) const;
+    u32 num_polls(const WaveRun& wave) const;
+    bool must_write(const WaveRun& wave) const;
+    bool is_released(const WaveRun& wave) const;
   };
   std::unordered_map<u64, Flag> flags_;
-  bool given_up_ = false;
+  bool all_released_ = false;
 };
 
 }  // namespace vgpu
