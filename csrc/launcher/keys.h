@@ -1,5 +1,6 @@
 /// @file keys.h
 /// @brief Keys of plans and of families of plans: what two calls must have in common to share one.
+///
 /// In a plan's key a tensor contributes dtype, device, sizes, strides and its address modulo 16; an
 /// int or a float its value; any other object itself. If a tensor is on the host, the virtual GPU's
 /// architecture and model are included. In a family's key the sizes are open: tensors must be
@@ -226,8 +227,8 @@ class Key {
     if (count + 1 + 2 * view.ndim > kMaxWords) return false;
     for (int i = 0; i < view.ndim; ++i) {
       words[count++] = view.shape[i];
-      words[count++] =
-          view.shape[i] == 1 ? 0 : view.strides[i];  // meaningless for a single element
+      // Meaningless for a single element.
+      words[count++] = view.shape[i] == 1 ? 0 : view.strides[i];
     }
     return true;
   }

@@ -1,6 +1,7 @@
 /// @file launcher.cpp
 /// @brief `launcher(grid, block, args, lds=0, stream=None)`: fills a kernel's arguments and
 /// launches.
+///
 /// Handles only the fast path: exact ints and floats in range, plain tensors, None. Everything else
 /// goes to `slow`, the same function in Python, which handles it or raises. So error messages exist
 /// once, and the two paths cannot disagree.

@@ -1,11 +1,13 @@
 /// @file plans.cpp
 /// @brief `plans(*args) -> plan or None`: the cached decision of an op for similar arguments.
+///
 /// A plan is found by its key (keys.h). If there is none, but a family matches the arguments, the
 /// family's function makes a plan from the sizes, and it is cached: an op's checks hold for a
 /// family once they have held for one of its calls. Arguments that cannot be a key give None:
 /// subclasses of Tensor, tensors that torch does not export, an `out` that overlaps an input. So do
 /// calls that torch has to see: a mode or a transform is active, or a gradient is required. The
 /// least recently used entries are dropped first.
+///
 /// Objects in a key are compared by identity. If that finds no plan, they are compared by equality:
 /// the first of several equal objects represents the others (`representatives`).
 
@@ -394,8 +396,8 @@ PyObject* result_of(const Caller* self, PyObject* plan, PyObject* const* args) {
   if (PyTuple_GET_SIZE(plan) == 2) {
     return PyObject_Vectorcall(PyTuple_GET_ITEM(plan, 1), results, self->num_results, nullptr);
   }
-  const bool is_given = self->num_results > 0 && results[0] != Py_None;
-  return is_given ? Py_NewRef(results[0]) : make_one(self, plan);
+  const bool is_provided = self->num_results > 0 && results[0] != Py_None;
+  return is_provided ? Py_NewRef(results[0]) : make_one(self, plan);
 }
 
 PyObject* call_op(PyObject* object, PyObject* const* args, size_t flags, PyObject* names) {

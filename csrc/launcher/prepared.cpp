@@ -1,5 +1,6 @@
 /// @file prepared.cpp
 /// @brief `run(*arguments)`: a launch with fixed grid and scalars that takes only tensors.
+///
 /// launcher.prepare(block, tensors, lds, names, slow) -> run_of. `tensors` has, for each tensor
 /// parameter of the kernel in order, its position among run's arguments, or None for a null
 /// pointer; `names` are those of the other parameters, the scalars. run_of(grid, m=..., n=...) ->
@@ -102,7 +103,7 @@ void drop_run(PyObject* object) {
   PyObject_GC_Del(object);
 }
 
-bool put_scalars(const RunOf* run_of, PyObject* scalars, char* kernarg) {
+bool write_scalars(const RunOf* run_of, PyObject* scalars, char* kernarg) {
   const auto& arguments = *run_of->launcher->arguments;
   Py_ssize_t next = 0;
   for (size_t i = 0; i < arguments.size(); ++i) {
@@ -167,7 +168,7 @@ PyObject* make_run(PyObject* object, PyObject* const* args, size_t flags, PyObje
   std::memcpy(self->grid, grid, sizeof grid);
   std::memset(self->kernarg, 0, run_of->launcher->size);
   PyObject_GC_Track(self);
-  if (put_scalars(run_of, scalars, self->kernarg)) return reinterpret_cast<PyObject*>(self);
+  if (write_scalars(run_of, scalars, self->kernarg)) return reinterpret_cast<PyObject*>(self);
   Py_DECREF(self);
   return PyErr_Occurred() ? nullptr : PyObject_Vectorcall(run_of->slow, args, flags, names);
 }

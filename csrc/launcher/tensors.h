@@ -1,6 +1,7 @@
 /// @file tensors.h
 /// @brief Reads a torch.Tensor's address, shape and strides without torch's headers, which take 20
 /// s to compile per file.
+///
 /// torch exports a table of C functions, the DLPack exchange API (torch 2.10 and newer); one of
 /// them fills a DLTensor from a Python tensor in 30 ns; `tensor.data_ptr()` takes 50 ns and
 /// `tensor.shape` 100 ns. The structs below are DLPack 1.x's ABI.

@@ -90,8 +90,8 @@ constexpr const char* kModelVariable = "RFOPS_VGPU_PART";
 constexpr u32 kBarriersPerCu = 16;
 
 std::atomic<const DeviceInfo*> g_selected{nullptr};
-std::atomic<const DeviceInfo*> g_selected_models[2] =
-    {};  // per architecture: the selected GPU model
+// Per architecture: the selected GPU model.
+std::atomic<const DeviceInfo*> g_selected_models[2] = {};
 
 bool set_model(const std::string& name, std::string& error) {
   const DeviceInfo* device = find_model(name);
@@ -174,8 +174,8 @@ const DeviceInfo* current_device(std::string& error) {
       g_selected_models[0] && !g_selected_models[1] ? Arch::kGfx942 : Arch::kGfx950;
   const DeviceInfo* device = is_set ? parse_arch(variable, error) : &device_info(default_arch);
   if (!device) return nullptr;
-  const DeviceInfo* expected =
-      nullptr;  // expected by the exchange: no other thread has selected a device
+  // Expected by the exchange: no other thread has selected a device.
+  const DeviceInfo* expected = nullptr;
   return g_selected.compare_exchange_strong(expected, device) ? device : expected;
 }
 

@@ -1,4 +1,5 @@
 // Floating-point formats of 16 bits and fewer: decoding to float, and encoding with one rounding.
+//
 // Both directions are branch-free integer code, so that the compiler vectorises loops over 64
 // lanes.
 #pragma once
@@ -92,8 +93,8 @@ constexpr f32 decode_small(u32 code) {
 struct Rounding {
   bool stochastic = false;
   u32 seed = 0;  // stochastic: its high bits are added below the last bit of the result
-  bool saturate =
-      false;  // magnitudes beyond the range, also infinity, become the largest finite value
+  // Magnitudes beyond the range, also infinity, become the largest finite value.
+  bool saturate = false;
 };
 
 // Encodes a float with one rounding, to nearest even or stochastic. Denormals are kept. Stochastic

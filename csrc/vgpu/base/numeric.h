@@ -23,8 +23,8 @@ constexpr f32 half_to_float(u16 half) {
   }
   if (exponent) return bits<f32>(sign | (exponent + 112) << 23 | fraction << 13);
   if (!fraction) return bits<f32>(sign);
-  const u32 shift = static_cast<u32>(std::countl_zero(fraction)) -
-                    21;  // moves the leading one to the implicit bit
+  // Moves the leading one to the implicit bit.
+  const u32 shift = static_cast<u32>(std::countl_zero(fraction)) - 21;
   fraction = fraction << shift & 1023;
   return bits<f32>(sign | (113 - shift) << 23 | fraction << 13);
 }

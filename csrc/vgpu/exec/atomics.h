@@ -1,4 +1,5 @@
 // Read-modify-write operations of LDS and global memory.
+//
 // An operation is a function of the old value and two operands: `a` is the new value or addend, `b`
 // the compare value (cmpswap), the bits to set (mskor) or the wrap-around addend.
 #pragma once

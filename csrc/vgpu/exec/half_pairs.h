@@ -1,5 +1,6 @@
 // Packed halves, a row of 128 per operation, in the host's vector units: v_pk_fma_f16 and similar
 // with default MODE and modifiers.
+//
 // Products of halves are exact in float. A float sum converted to half is rounded twice, which is
 // wrong only if the float lies half-way between two halves, or is a denormal half. In these cases
 // the sum is rounded to odd (last bit set if inexact) first.

@@ -1,4 +1,5 @@
 // Host side of the hostcall protocol of ROCm's device library (ockl: hostcall, printf).
+//
 // A wave pops a packet from the free stack, fills in the service, its active lanes and eight words
 // per lane, pushes the packet onto the ready stack, adds to the doorbell signal, which has a
 // mailbox and therefore sends an interrupt message, and waits until the packet's ready flag is 0.

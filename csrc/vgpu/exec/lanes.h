@@ -1,4 +1,5 @@
 // Execution of VALU instructions: fetch the lanes of each source, one loop over 64 lanes, commit.
+//
 // An opcode is a function of one lane's values in a table row (OP1, OP2, OP3 below). Constants,
 // SGPRs, neg/abs, op_sel, DPP, SDWA, clamp, omod and EXEC are handled in fetch() and commit(), once
 // for all opcodes.

@@ -5,7 +5,7 @@
 #include <cstdio>
 
 #include "vgpu/exec/atomics.h"
-#include "vgpu/exec/landing.h"
+#include "vgpu/exec/load_queue.h"
 
 namespace vgpu {
 namespace {
@@ -49,7 +49,7 @@ u64 lds_inside_slow(const Workgroup& group, u64* addresses, u32 bytes, u64 mask)
 
 void lds_dma(Wave& wave, const Inst& inst, const u64* addresses, u64 mask, u64 inside,
              Transfer transfer, u32 bytes) {
-  CompletedLoads::DmaTransfer& transfer_dst = wave.group->completed_loads->next();
+  LdsDmaQueue::DmaTransfer& transfer_dst = wave.group->lds_dma_queue->next();
   if (inside != ~u64{0}) std::memset(transfer_dst.rows, 0, sizeof(transfer_dst.rows));
   transfer(transfer_dst.rows, addresses, inside);
   const u32 dwords = transfer_dst.dwords = dwords_for(bytes);
@@ -62,7 +62,7 @@ void lds_dma(Wave& wave, const Inst& inst, const u64* addresses, u64 mask, u64 i
   transfer_dst.mask = lds_resolve(*wave.group, dst, 4 * dwords, mask);
   touch(wave, inst,
         {Space::kLds, true, 4 * dwords, transfer_dst.mask, dst, mask & ~transfer_dst.mask});
-  if (transfer_dst.mask) wave.load_queue->hold(wave, wave.group->completed_loads->send());
+  if (transfer_dst.mask) wave.load_queue->hold(wave, wave.group->lds_dma_queue->send());
 }
 
 // -------------------------------------------------------------------------------- private memory

@@ -1,5 +1,6 @@
 // Addresses and accesses shared by all memory instructions (SMEM, DS, FLAT, GLOBAL, SCRATCH, MUBUF,
 // MTBUF).
+//
 // A vector memory instruction runs in three steps, each implemented once: the family's address
 // function fills LaneAddresses with a host address per lane and returns the lanes in range; touch()
 // reports them to observers; a transfer moves bytes between those addresses and the rows of a

@@ -1,5 +1,6 @@
 // Conversions from and to formats of 16 bits and fewer, and the few moves next to them in the
 // opcode map.
+//
 // Block scale (cvt_scalef32): unpacking multiplies by 2^(e - 127), packing divides by it; e is the
 // exponent field of the scale operand, 255 is NaN. Only f32 sources follow MODE's denormal field.
 #include "vgpu/base/formats.h"
@@ -9,7 +10,7 @@
 namespace vgpu {
 namespace {
 
-// -------------------------------------------------------------------------------- parts
+// -------------------------------------------------------------------------------- helpers
 
 // Returns x * 2^n in two factors, each in the normal range. Exact except for results below the
 // normal range.
@@ -411,15 +412,15 @@ void permlane_swap(Wave& wave, const Inst& inst) {
     const u32 odd = even + kGroup;
     const bool even_active = exec >> even & 1, odd_active = exec >> odd & 1;
     const u32 from_s = s[even], from_d = d[odd];
-    const auto put_lane = [&](u32& dst, bool is_active, bool partner_active, u32 value) {
+    const auto set_lane = [&](u32& dst, bool is_active, bool partner_active, u32 value) {
       if (!is_active) return;
       if (partner_active || fetch_inactive)
         dst = value;
       else if (zero)
         dst = 0;
     };
-    put_lane(s[even], even_active, odd_active, from_d);
-    put_lane(d[odd], odd_active, even_active, from_s);
+    set_lane(s[even], even_active, odd_active, from_d);
+    set_lane(d[odd], odd_active, even_active, from_s);
   }
 }
 

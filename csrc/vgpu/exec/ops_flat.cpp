@@ -188,19 +188,25 @@ void global_load_lds(Wave& wave, const Inst& inst) {
 
 // -------------------------------------------------------------------------------- SCRATCH
 
-// Fast path for spills and most stack variables: whole dwords at the same offset in all lanes, so
-// that a dword of all lanes is contiguous. Returns null for other accesses.
-u8* uniform_scratch(const Wave& wave, const Inst& inst, const u64* addresses, u32 bytes) {
-  if (inst.sve || bytes % 4 || addresses[0] % 4) return nullptr;
-  return wave.scratch + addresses[0] * kLanes;
-}
-
 void copy_row(u8* dst, const u8* src, u64 mask) {
   if (mask == ~u64{0}) {
     std::memcpy(dst, src, 4 * kLanes);
   } else {
     for_lanes(mask, [&](u32 lane) { store<u32>(dst + 4 * lane, load<u32>(src + 4 * lane)); });
   }
+}
+
+// Fast path for spills and most stack variables: whole dwords at the same offset in all lanes, so
+// that a dword of all lanes is contiguous. Returns false for other accesses.
+template <u32 kBytes, bool kIsWrite>
+bool access_uniform(const Wave& wave, const Inst& inst, const u64* addresses, u64 mask, u32* rows) {
+  if (inst.sve || kBytes % 4 || addresses[0] % 4) return false;
+  for (u32 d = 0; d < kBytes / 4; ++d) {
+    u8* row = reinterpret_cast<u8*>(rows + d * kLanes);
+    u8* memory = wave.scratch + (addresses[0] + d * 4) * kLanes;
+    kIsWrite ? copy_row(memory, row, mask) : copy_row(row, memory, mask);
+  }
+  return true;
 }
 
 void stage_private(const Wave& wave, u64* addresses, u32 bytes, u64 mask, Stage& stage) {
@@ -217,12 +223,7 @@ void scratch_load(Wave& wave, const Inst& inst) {
   if (!mask) return;
   scratch_offsets(wave, inst, kBytes, false, a.lane);
   u32* rows = wave.va(inst.dst);
-  if (const u8* src = uniform_scratch(wave, inst, a.lane, kBytes)) {
-    for (u32 d = 0; d < kBytes / 4; ++d) {
-      copy_row(reinterpret_cast<u8*>(rows + d * kLanes), src + d * 4 * kLanes, mask);
-    }
-    return;
-  }
+  if (access_uniform<kBytes, false>(wave, inst, a.lane, mask, rows)) return;
   Stage stage;
   stage_private(wave, a.lane, kBytes, mask, stage);
   kTransfer(rows, a.lane, mask);
@@ -235,12 +236,7 @@ void scratch_store(Wave& wave, const Inst& inst) {
   if (!mask) return;
   scratch_offsets(wave, inst, kBytes, true, a.lane);
   u32* rows = wave.va(inst.data0);
-  if (u8* dst = uniform_scratch(wave, inst, a.lane, kBytes)) {
-    for (u32 d = 0; d < kBytes / 4; ++d) {
-      copy_row(dst + d * 4 * kLanes, reinterpret_cast<const u8*>(rows + d * kLanes), mask);
-    }
-    return;
-  }
+  if (access_uniform<kBytes, true>(wave, inst, a.lane, mask, rows)) return;
   Stage stage;
   LaneAddresses staged;
   for (u32 lane = 0; lane < kLanes; ++lane) staged.lane[lane] = host_address(stage.lanes[lane]);

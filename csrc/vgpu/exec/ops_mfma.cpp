@@ -1,4 +1,5 @@
 // Matrix instructions with a dense A.
+//
 // Order of additions: an element of D starts as C and accumulates the products in order of k, one
 // fused multiply-add each. f8f6f4 sums each block of 32 k from zero in that order and adds the
 // scaled block sum to the accumulator. i8 is exact. Hardware's own order is not published.

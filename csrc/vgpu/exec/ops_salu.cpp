@@ -9,7 +9,7 @@
 namespace vgpu {
 namespace {
 
-// -------------------------------------------------------------------------------- plumbing
+// -------------------------------------------------------------------------------- row helpers
 
 template <class T>
 T read(const Wave& w, const Src& src) {
@@ -380,20 +380,15 @@ template <auto kOp>
 void compare_ku(Wave& w, const Inst& inst) {
   w.scc = kOp(w.sgpr[inst.dst], static_cast<u32>(inst.imm & 0xffff));
 }
-#define CMPK(number, name, op)                       \
-  {number,                                           \
-   "s_cmpk_" name "_i32",                            \
-   compare_k<([](i32 a, i32 b) { return a op b; })>, \
-   Type::kB32,                                       \
-   {},                                               \
+#define CMPK_AS(number, name, compare, T, op)  \
+  {number,                                     \
+   "s_cmpk_" name,                             \
+   compare<([](T a, T b) { return a op b; })>, \
+   Type::kB32,                                 \
+   {},                                         \
    Category::kSalu | kDstIsSource | kWritesScc}
-#define CMPKU(number, name, op)                       \
-  {number,                                            \
-   "s_cmpk_" name "_u32",                             \
-   compare_ku<([](u32 a, u32 b) { return a op b; })>, \
-   Type::kB32,                                        \
-   {},                                                \
-   Category::kSalu | kDstIsSource | kWritesScc}
+#define CMPK(number, name, op) CMPK_AS(number, name "_i32", compare_k, i32, op)
+#define CMPKU(number, name, op) CMPK_AS(number, name "_u32", compare_ku, u32, op)
 
 void nothing(Wave&, const Inst&) {}
 void s_endpgm(Wave& w, const Inst&) { w.state = WaveState::kDone; }

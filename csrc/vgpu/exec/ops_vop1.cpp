@@ -76,7 +76,8 @@ f32 reciprocal(f32 x) { return flush(1.0f / flush(x)); }
 f32 square_root(f32 x) { return std::sqrt(flush(x)); }
 f32 reciprocal_root(f32 x) { return static_cast<f32>(1.0 / std::sqrt(static_cast<f64>(flush(x)))); }
 
-// -------------------------------------------------------------------------------- not lane by lane
+// -------------------------------------------------------------------------------- cross-lane
+// operations
 
 void nothing(Wave&, const Inst&) {}
 

@@ -4,8 +4,8 @@
 
 #include <new>
 
-#include "vgpu/exec/landing.h"
-#include "vgpu/exec/landing_scan.h"
+#include "vgpu/exec/load_queue.h"
+#include "vgpu/exec/load_visibility.h"
 #include "vgpu/isa/check_operands.h"
 
 namespace vgpu {
@@ -47,13 +47,13 @@ void Program::decode_slot(u32 index) {
 bool Program::observes_pending_loads(u32 entry) {
   const std::lock_guard lock(mutex_);
   if (!scan_) scan_ = std::make_unique<LoadVisibilityScan>(*this);
-  return scan_->kernel_has_some(entry);
+  return scan_->kernel_has_observable_load(entry);
 }
 
 bool Program::observes_other_workgroups(u32 entry) {
   const std::lock_guard lock(mutex_);
   if (!scan_) scan_ = std::make_unique<LoadVisibilityScan>(*this);
-  return scan_->kernel_observes_others(entry);
+  return scan_->kernel_observes_workgroups(entry);
 }
 
 }  // namespace vgpu

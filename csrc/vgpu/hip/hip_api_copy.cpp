@@ -1,4 +1,5 @@
 // Copies and fills.
+//
 // Device memory is host memory, so every pointer of this process is a valid device pointer, and a
 // copy's direction only has to be one of HIP's. A copy is checked against live allocations if a
 // pointer lies in one, otherwise against the mapped pages of the process, so that an invalid

@@ -157,7 +157,7 @@ VGPU_API hipError_t hipGraphCreate(hipGraph_t* graph, unsigned flags) {
 
 VGPU_API hipError_t hipGraphDestroy(hipGraph_t handle) {
   return with_graph(__func__, handle, [&](const std::shared_ptr<Graph>& graph) {
-    if (graph->is_part || is_capturing_into(graph.get())) {
+    if (graph->is_owned || is_capturing_into(graph.get())) {
       return fail(hipErrorInvalidValue, "hipGraphDestroy: the graph is a child's or under capture");
     }
     graphs().remove(handle);
@@ -265,7 +265,7 @@ VGPU_API hipError_t hipGraphDebugDotPrint(hipGraph_t handle, const char* path, u
   });
 }
 
-// ------------------------------------------------------------------------------ to be run
+// ------------------------------------------------------------------------------ executable graphs
 
 VGPU_API hipError_t hipGraphInstantiate(hipGraphExec_t* exec, hipGraph_t graph,
                                         hipGraphNode_t* error_node, char* log, size_t log_bytes) {

@@ -9,7 +9,7 @@ namespace {
 
 hipError_t null_params() { return fail(hipErrorInvalidValue, "graph node: null parameters"); }
 
-// ------------------------------------------------------------ HIP's parameters to our work
+// ------------------------------------------------------------ parameter conversion
 // Each with its checks; then back.
 
 hipError_t read_params(const hipKernelNodeParams* params, Work& out) {
@@ -94,7 +94,7 @@ void write_params(Node& node, const KernelWork& work, hipKernelNodeParams& out) 
          .sharedMemBytes = shape.dynamic_lds};
 }
 
-// ------------------------------------------------------------------------------ the calls' parts
+// ------------------------------------------------------------------------------ helpers
 
 template <class ReadParams>
 hipError_t add_node(const char* function, hipGraphNode_t* out, hipGraph_t handle,

@@ -1,7 +1,9 @@
 // Kernel launches: checks, argument buffer, execution.
+//
 // A launch runs to its end before the call returns, so a fault is the launch's own result (hardware
 // reports it at the next synchronisation), and unlike on hardware the context stays usable.
 #include <algorithm>
+#include <memory>
 
 #include "vgpu/exec/hostcall.h"
 #include "vgpu/hip/hip_capture.h"
@@ -112,31 +114,22 @@ hipError_t check_resources(const LaunchRequest& request) {
 // The calling thread's argument buffer. It grows, and is freed at thread exit.
 class ArgBuffer {
  public:
-  ArgBuffer() = default;
-  ArgBuffer(const ArgBuffer&) = delete;
-  ArgBuffer& operator=(const ArgBuffer&) = delete;
-  ~ArgBuffer() { release(); }
-
   u8* zeroed(u32 bytes) {
     if (bytes > capacity_ || !data_) {
       const u32 new_capacity = bytes < 4096 ? 4096 : bytes;
-      u8* new_data = static_cast<u8*>(::operator new(new_capacity, kAlign));
-      release();
-      data_ = new_data;
+      data_.reset(static_cast<u8*>(::operator new(new_capacity, kAlign)));
       capacity_ = new_capacity;
     }
-    std::memset(data_, 0, bytes);
-    return data_;
+    std::memset(data_.get(), 0, bytes);
+    return data_.get();
   }
 
  private:
-  static constexpr std::align_val_t kAlign{
-      4096};  // page-aligned, so that timing mode always sees the same lines
-  void release() {
-    if (data_) ::operator delete(data_, kAlign);
-    data_ = nullptr;
-  }
-  u8* data_ = nullptr;
+  static constexpr std::align_val_t kAlign{4096};  // so that timing mode always sees the same lines
+  struct Release {
+    void operator()(u8* data) const { ::operator delete(data, kAlign); }
+  };
+  std::unique_ptr<u8, Release> data_;
   u32 capacity_ = 0;
 };
 thread_local ArgBuffer t_args;
@@ -280,9 +273,9 @@ hipError_t execute(const Kernel& kernel, const LaunchShape& shape, const u8* arg
   launch.kernarg_bytes = kernel.kernarg_bytes;
   const std::string fault = run(launch);
   if (fault.empty()) return hipSuccess;
-  const bool is_wanted =
-      fault.ends_with(kInterrupted);  // the caller who interrupted it needs no log line
-  return fail(fault_code(fault), fault, is_wanted ? kLogVerbose : kLogAlways);
+  // The caller who interrupted it needs no log line.
+  const bool is_interrupt = fault.ends_with(kInterrupted);
+  return fail(fault_code(fault), fault, is_interrupt ? kLogVerbose : kLogAlways);
 }
 
 }  // namespace
@@ -329,6 +322,15 @@ hipError_t launch_function(hipFunction_t handle, hipStream_t stream, LaunchReque
   return launch_on(stream, function, handle, request);
 }
 
+LaunchRequest make_request(const dim3& grid, const dim3& block, size_t dynamic_lds, void** params,
+                           void** extra) {
+  return {.grid = {grid.x, grid.y, grid.z},
+          .block = {block.x, block.y, block.z},
+          .dynamic_lds = dynamic_lds,
+          .params = params,
+          .extra = extra};
+}
+
 }  // namespace
 }  // namespace vgpu
 
@@ -339,11 +341,8 @@ VGPU_API hipError_t hipModuleLaunchKernel(hipFunction_t f, unsigned grid_x, unsi
                                           unsigned block_z, unsigned shared_bytes,
                                           hipStream_t stream, void** params, void** extra) {
   return with_error_handling(__func__, [&] {
-    LaunchRequest request{.grid = {grid_x, grid_y, grid_z},
-                          .block = {block_x, block_y, block_z},
-                          .dynamic_lds = shared_bytes,
-                          .params = params,
-                          .extra = extra};
+    LaunchRequest request = make_request({grid_x, grid_y, grid_z}, {block_x, block_y, block_z},
+                                         shared_bytes, params, extra);
     return launch_function(f, stream, request);
   });
 }
@@ -354,11 +353,9 @@ VGPU_API hipError_t hipModuleLaunchCooperativeKernel(hipFunction_t f, unsigned g
                                                      unsigned block_z, unsigned shared_bytes,
                                                      hipStream_t stream, void** params) {
   return with_error_handling(__func__, [&] {
-    LaunchRequest request{.grid = {grid_x, grid_y, grid_z},
-                          .block = {block_x, block_y, block_z},
-                          .dynamic_lds = shared_bytes,
-                          .params = params,
-                          .cooperative = true};
+    LaunchRequest request = make_request({grid_x, grid_y, grid_z}, {block_x, block_y, block_z},
+                                         shared_bytes, params, nullptr);
+    request.cooperative = true;
     return launch_function(f, stream, request);
   });
 }
@@ -380,11 +377,9 @@ VGPU_API hipError_t hipExtModuleLaunchKernel(hipFunction_t f, uint32_t lanes_x, 
   return with_error_handling(__func__, [&] {
     const u32 lanes[3] = {lanes_x, lanes_y, lanes_z};
     const u32 block[3] = {block_x, block_y, block_z};
-    LaunchRequest request{.block = {block_x, block_y, block_z},
-                          .dynamic_lds = shared_bytes,
-                          .params = params,
-                          .extra = extra,
-                          .bad_shape = hipErrorInvalidConfiguration};
+    LaunchRequest request = make_request({lanes_x, lanes_y, lanes_z}, {block_x, block_y, block_z},
+                                         shared_bytes, params, extra);
+    request.bad_shape = hipErrorInvalidConfiguration;
     for (u32 d = 0; d < 3; ++d) {
       if (block[d] && lanes[d] % block[d]) {
         return fail(hipErrorInvalidConfiguration,

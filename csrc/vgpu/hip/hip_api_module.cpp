@@ -7,16 +7,8 @@
 
 namespace vgpu {
 
-HandleTable<Module>& modules() {
-  static auto* const table =
-      new HandleTable<Module>;  // never destroyed, because exit handlers may use it
-  return *table;
-}
-
-HandleTable<Function>& functions() {
-  static auto* const table = new HandleTable<Function>;
-  return *table;
-}
+HandleTable<Module>& modules() { return handle_table<Module>(); }
+HandleTable<Function>& functions() { return handle_table<Function>(); }
 
 Function* Module::function(const std::shared_ptr<Module>& self, const std::string& name) {
   std::lock_guard lock(self->mutex_);

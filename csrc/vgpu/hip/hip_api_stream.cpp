@@ -1,4 +1,5 @@
 // Streams and events.
+//
 // Every call completes before it returns, so a stream is only a validated handle: work is in order
 // on any stream and always complete. Event times are the estimates of the launches in between if
 // timing mode is on, otherwise the simulation's wall time.
@@ -30,15 +31,8 @@ struct Event {
 
 constexpr int kLowestPriority = 1, kHighestPriority = -1;
 
-HandleTable<Stream>& streams() {
-  static auto* const table = new HandleTable<Stream>;
-  return *table;
-}
-
-HandleTable<Event>& events() {
-  static auto* const table = new HandleTable<Event>;
-  return *table;
-}
+HandleTable<Stream>& streams() { return handle_table<Stream>(); }
+HandleTable<Event>& events() { return handle_table<Event>(); }
 
 // Returns whether the handle is the null stream, hipStreamLegacy or hipStreamPerThread.
 bool is_builtin(hipStream_t stream) { return reinterpret_cast<u64>(stream) <= 2; }

@@ -223,7 +223,17 @@ hipError_t capture_free(void* pointer, hipStream_t stream) {
                        "hipFreeAsync in a capture of memory that was not allocated in it");
 }
 
-// ------------------------------------------------------------------------------ refusals
+// ------------------------------------------------------------------------------ forbidden calls
+
+// Fails and invalidates all captures, if there are any.
+static hipError_t break_all_captures(const char* call, hipError_t code, const char* reason) {
+  if (!any_capture()) return hipSuccess;
+  std::lock_guard lock(graph_mutex());
+  for (const auto& capture : captures()) {
+    break_capture(*capture, code, std::string(call) + " while a stream is captured: " + reason);
+  }
+  return code;
+}
 
 hipError_t refuse_unsafe(const char* call) {
   if (!any_capture() || t_mode == hipStreamCaptureModeRelaxed) return hipSuccess;
@@ -244,25 +254,13 @@ hipError_t refuse_unsafe(const char* call) {
 }
 
 hipError_t refuse_implicit(const char* call) {
-  if (!any_capture()) return hipSuccess;
-  std::lock_guard lock(graph_mutex());
-  for (const auto& capture : captures()) {
-    break_capture(*capture, hipErrorStreamCaptureImplicit,
-                  std::string(call) +
-                      " while a stream is captured: it works on the null stream; "
-                      "use its asynchronous form on the captured stream");
-  }
-  return hipErrorStreamCaptureImplicit;
+  return break_all_captures(call, hipErrorStreamCaptureImplicit,
+                            "it works on the null stream; use its asynchronous form on the "
+                            "captured stream");
 }
 
 hipError_t refuse_device_wait(const char* call) {
-  if (!any_capture()) return hipSuccess;
-  std::lock_guard lock(graph_mutex());
-  for (const auto& capture : captures()) {
-    break_capture(*capture, hipErrorStreamCaptureUnsupported,
-                  std::string(call) + " while a stream is captured: its work has not run");
-  }
-  return hipErrorStreamCaptureUnsupported;
+  return break_all_captures(call, hipErrorStreamCaptureUnsupported, "its work has not run");
 }
 
 hipError_t refuse_stream_wait(const char* call, hipStream_t stream) {
@@ -286,7 +284,7 @@ hipError_t refuse_event_wait(const char* call, hipEvent_t event) {
                        std::string(call) + " of an event that was recorded in a capture");
 }
 
-// ------------------------------------------------------------------------------ what ends
+// ------------------------------------------------------------------------------ destroyed objects
 
 void forget_stream(hipStream_t stream) {
   if (t_null_stream == stream) t_null_stream = nullptr;

@@ -31,8 +31,8 @@ hipError_t capture_free(void* pointer, hipStream_t stream);
 
 // Calls that are forbidden while streams are captured: each fails and invalidates the captures it
 // affects.
-hipError_t refuse_unsafe(
-    const char* call);  // hipMalloc and similar, depending on the thread's mode
+// HipMalloc and similar, depending on the thread's mode.
+hipError_t refuse_unsafe(const char* call);
 hipError_t refuse_implicit(const char* call);  // on the null stream: hipMemcpy, hipMemset
 hipError_t refuse_device_wait(const char* call);
 hipError_t refuse_stream_wait(const char* call, hipStream_t stream);

@@ -92,20 +92,9 @@ std::recursive_mutex& graph_mutex() {
   return *mutex;
 }
 
-HandleTable<Graph>& graphs() {
-  static auto* const table = new HandleTable<Graph>;
-  return *table;
-}
-
-HandleTable<Node>& nodes() {
-  static auto* const table = new HandleTable<Node>;
-  return *table;
-}
-
-HandleTable<GraphExec>& execs() {
-  static auto* const table = new HandleTable<GraphExec>;
-  return *table;
-}
+HandleTable<Graph>& graphs() { return handle_table<Graph>(); }
+HandleTable<Node>& nodes() { return handle_table<Node>(); }
+HandleTable<GraphExec>& execs() { return handle_table<GraphExec>(); }
 
 std::shared_ptr<Graph> graph_or_fail(hipGraph_t handle) {
   return live_or_fail(graphs(), handle, "hipGraph_t");
@@ -174,7 +163,7 @@ Node* Graph::add(Work work, std::span<Node* const> needs) {
   node->work = std::move(work);
   node->id = node->origin = next_id++;
   if (auto* child = std::get_if<ChildWork>(&node->work)) {
-    child->graph->is_part = true;
+    child->graph->is_owned = true;
     graphs().add(child->graph);  // returned by hipGraphChildGraphNodeGetGraph
   }
   nodes.push_back(node);

@@ -1,4 +1,5 @@
 // Graphs: work recorded by calls or by stream capture, executed as a whole.
+//
 // The nodes of a graph run sequentially in an order that depends only on the graph: of the ready
 // nodes, the one that was added first.
 #pragma once
@@ -68,7 +69,7 @@ struct Node {
 
 struct Graph {
   std::vector<std::shared_ptr<Node>> nodes;
-  bool is_part = false;  // owned by a node or by an executable graph
+  bool is_owned = false;  // owned by a node or by an executable graph
 
   Graph() = default;
   Graph(const Graph&) = delete;

@@ -71,6 +71,13 @@ class HandleTable {
   std::unordered_map<const void*, std::shared_ptr<T>> live_;
 };
 
+// Never destroyed, because exit handlers may use it.
+template <class T>
+HandleTable<T>& handle_table() {
+  static auto* const table = new HandleTable<T>;
+  return *table;
+}
+
 // The shape of a launch; hidden arguments are filled from it.
 struct LaunchShape {
   u32 grid[3];   // workgroups

@@ -1,4 +1,5 @@
 // Types and constants of HIP's C interface (ROCm 6 and 7) that this library implements.
+//
 // Only properties of the binary interface: names, values, field order and sizes. Names follow HIP,
 // not this project's style, so that they can be searched for.
 #pragma once

@@ -112,8 +112,8 @@ struct Builder {
     out.queue = Queue::kLds;
     out.signals = out.atomic;
     if (op.src[0] != Type::kNone) {
-      const bool data = out.spread == Spread::kCrossbar &&
-                        op.src[1] == Type::kNone;  // ds_swizzle has data in the address field
+      // Ds_swizzle has data in the address field.
+      const bool data = out.spread == Spread::kCrossbar && op.src[1] == Type::kNone;
       out.vreads.add(inst.addr, 1, data ? Role::kSource : Role::kAddress);
     }
     out.vreads.add(inst.data0, dwords_of(op.src[1]));

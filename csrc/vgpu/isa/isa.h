@@ -1,4 +1,5 @@
 // Decoded instructions of CDNA3 and CDNA4: operands, and the fields of each format.
+//
 // Every opcode is exactly one table row (op_info.h; the tables are in ops_*.cpp and
 // mfma_shapes.cpp). The decoder is driven by these rows.
 #pragma once

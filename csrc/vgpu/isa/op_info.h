@@ -1,4 +1,5 @@
 // One row of an opcode table: the properties of an opcode that do not depend on its operands.
+//
 // A row is a line: number, mnemonic, operand types, traits, operation. The macro of a table sets
 // the traits that its rows share; a row that differs adds its own with |.
 #pragma once

@@ -24,7 +24,7 @@ struct Program {
   Program& operator=(const Program&) = delete;
 
   // Returns whether a kernel entered at `entry` has loads whose completion time is observable
-  // (landing_scan.h).
+  // (load_visibility.h).
   bool observes_pending_loads(u32 entry);
   // Returns whether the kernel's behaviour may depend on the progress of other workgroups.
   bool observes_other_workgroups(u32 entry);

@@ -23,7 +23,7 @@ enum class WaveState : u8 { kRunning, kSlow, kAtBarrier, kAsleep, kDone };
 enum Slow : u8 {
   kIndexed = 1,           // VGPR indexing (s_set_gpr_idx_on)
   kSkipping = 2,          // s_setvskip: vector instructions are not issued
-  kLoadsInFlight = 4,     // loads are in flight (landing.h)
+  kLoadsInFlight = 4,     // loads are in flight (load_queue.h)
   kRandomCompletion = 8,  // every load completes at a random time (schedule.h)
   kTrackLoads = 16,       // loads are counted, because some may be deferred
 };
@@ -32,8 +32,8 @@ enum Slow : u8 {
 // registers), so that no encoding can index outside.
 inline constexpr u32 kVgprRows = 512 + 32;
 
-inline constexpr u64 kSharedBaseAddr =
-    u64{0x7f00} << 48;  // aperture bases: no host pointer has these high bits
+// Aperture bases: no host pointer has these high bits.
+inline constexpr u64 kSharedBaseAddr = u64{0x7f00} << 48;
 inline constexpr u64 kPrivateBaseAddr = u64{0x7f01} << 48;
 inline constexpr u64 kApertureMask = ~u64{0xffffffff};
 
@@ -91,7 +91,7 @@ struct Workgroup {
   u32 lds_bytes = 0;
   Arch arch = Arch::kGfx950;
   struct WorkgroupCheckState* check_state = nullptr;  // state of the checks; null if off
-  class CompletedLoads* completed_loads = nullptr;
+  class LdsDmaQueue* lds_dma_queue = nullptr;
   struct WorkgroupTrace* trace = nullptr;  // trace for timing; null if not sampled
 };
 

@@ -12,11 +12,20 @@ constexpr u64 kPage = 4096;
 constexpr u64 kHugePage = u64{2} << 20;
 constexpr size_t kRememberedFrees = 4096;
 
+// Returns the block that contains an address.
+std::optional<Allocation> block_with(const std::map<u64, Allocation>& blocks, u64 address) {
+  const auto next = blocks.upper_bound(address);
+  if (next == blocks.begin()) return std::nullopt;
+  const Allocation& previous = std::prev(next)->second;
+  if (address - previous.base >= previous.size) return std::nullopt;
+  return previous;
+}
+
 }  // namespace
 
 Allocations& Allocations::instance() {
-  static Allocations* const registry =
-      new Allocations;  // never destroyed: handles may be freed during static destruction
+  // Never destroyed: handles may be freed during static destruction.
+  static Allocations* const registry = new Allocations;
   return *registry;
 }
 
@@ -40,7 +49,7 @@ void* Allocations::allocate(u64 size, MemoryKind kind, u32 flags, u64 limit) {
 bool Allocations::register_host(void* pointer, u64 size, u32 flags) {
   const u64 base = reinterpret_cast<u64>(pointer);
   std::unique_lock lock(mutex_);
-  auto next = live_.lower_bound(base);
+  const auto next = live_.lower_bound(base);
   if (next != live_.end() && next->first - base < size) return false;
   if (next != live_.begin()) {
     const Allocation& previous = std::prev(next)->second;
@@ -67,11 +76,7 @@ Allocations::Release Allocations::release(void* pointer, bool host) {
     std::unique_lock lock(mutex_);
     const auto it = live_.find(base);
     if (it == live_.end()) {
-      const auto next = live_.upper_bound(base);
-      if (next != live_.begin()) {
-        const Allocation& previous = std::prev(next)->second;
-        if (base - previous.base < previous.size) return Release::kInteriorPointer;
-      }
+      if (block_with(live_, base)) return Release::kInteriorPointer;
       return freed_.count(base) ? Release::kAlreadyFreed : Release::kUnknownPointer;
     }
     released = it->second;
@@ -95,20 +100,12 @@ bool Allocations::unregister_host(void* pointer) {
 
 std::optional<Allocation> Allocations::find(u64 address) const {
   std::shared_lock lock(mutex_);
-  const auto next = live_.upper_bound(address);
-  if (next == live_.begin()) return std::nullopt;
-  const Allocation& previous = std::prev(next)->second;
-  if (address - previous.base >= previous.size) return std::nullopt;
-  return previous;
+  return block_with(live_, address);
 }
 
 std::optional<Allocation> Allocations::find_freed(u64 address) const {
   std::shared_lock lock(mutex_);
-  const auto next = freed_.upper_bound(address);
-  if (next == freed_.begin()) return std::nullopt;
-  const Allocation& previous = std::prev(next)->second;
-  if (address - previous.base >= previous.size) return std::nullopt;
-  return previous;
+  return block_with(freed_, address);
 }
 
 u64 Allocations::device_bytes() const {

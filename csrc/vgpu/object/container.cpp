@@ -27,8 +27,8 @@ std::vector<u8> copy_readable(const u8* src, u64 count) {
     iovec local{copy.data() + num_copied, num_requested};
     iovec source{const_cast<u8*>(src) + num_copied, num_requested};
     const ssize_t num_read = process_vm_readv(getpid(), &local, 1, &source, 1, 0);
-    if (num_read < 0 &&
-        (errno == ENOSYS || errno == EPERM)) {  // the system call is forbidden here: copy directly
+    // The system call is forbidden here: copy directly.
+    if (num_read < 0 && (errno == ENOSYS || errno == EPERM)) {
       std::memcpy(local.iov_base, source.iov_base, num_requested);
       continue;
     }
@@ -78,6 +78,18 @@ u64 bundle_extent(Bytes head) {
   return extent;
 }
 
+// Returns the records of a table of an ELF header, as far as they are readable.
+template <class Record>
+std::vector<Record> read_table(const u8* bytes, u64 offset, u64 count) {
+  std::vector<Record> records;
+  if (offset >= kMaxFileBytes) return records;
+  const auto table = copy_readable(bytes + offset, count * sizeof(Record));
+  for (u64 i = 0; i + sizeof(Record) <= table.size(); i += sizeof(Record)) {
+    records.push_back(load<Record>(table.data() + i));
+  }
+  return records;
+}
+
 // Returns the end of the last byte range that the ELF headers name.
 u64 elf_extent(const u8* bytes) {
   const std::vector<u8> head = copy_readable(bytes, sizeof(elf::Header));
@@ -88,25 +100,12 @@ u64 elf_extent(const u8* bytes) {
   const u64 segments_end = clamped_end(header->phoff, u64{header->phnum} * sizeof(elf::Segment));
   const u64 sections_end = clamped_end(header->shoff, u64{header->shnum} * sizeof(elf::Section));
   extent = std::max({extent, segments_end, sections_end});
-  if (header->phoff < kMaxFileBytes) {
-    const auto table =
-        copy_readable(bytes + header->phoff, u64{header->phnum} * sizeof(elf::Segment));
-    for (u64 offset = 0; offset + sizeof(elf::Segment) <= table.size();
-         offset += sizeof(elf::Segment)) {
-      const auto segment = load<elf::Segment>(table.data() + offset);
-      extent = std::max(extent, clamped_end(segment.offset, segment.filesz));
-    }
+  for (const auto& segment : read_table<elf::Segment>(bytes, header->phoff, header->phnum)) {
+    extent = std::max(extent, clamped_end(segment.offset, segment.filesz));
   }
-  if (header->shoff < kMaxFileBytes) {
-    const auto table =
-        copy_readable(bytes + header->shoff, u64{header->shnum} * sizeof(elf::Section));
-    for (u64 offset = 0; offset + sizeof(elf::Section) <= table.size();
-         offset += sizeof(elf::Section)) {
-      const auto section = load<elf::Section>(table.data() + offset);
-      if (section.type != elf::kSectionNoBits) {
-        extent = std::max(extent, clamped_end(section.offset, section.size));
-      }
-    }
+  for (const auto& section : read_table<elf::Section>(bytes, header->shoff, header->shnum)) {
+    if (section.type == elf::kSectionNoBits) continue;
+    extent = std::max(extent, clamped_end(section.offset, section.size));
   }
   return extent;
 }
@@ -116,7 +115,7 @@ bool starts_with(const std::vector<u8>& bytes, std::string_view magic) {
 }
 
 // Copies the caller's bytes; derives the size from the headers if it is unknown.
-std::vector<u8> take_bytes(const u8* bytes, u64 size) {
+std::vector<u8> copy_bytes(const u8* bytes, u64 size) {
   if (size) return std::vector<u8>(bytes, bytes + std::min(size, kMaxFileBytes));
   std::vector<u8> head = copy_readable(bytes, kBundleMagic.size());
   if (starts_with(head, kBundleMagic)) {
@@ -177,7 +176,7 @@ std::vector<u8> extract_from_bundle(const std::vector<u8>& bundle, Arch arch, st
 
 std::vector<u8> extract_code_object(const u8* bytes, u64 size, Arch arch, std::string& error,
                                     LoadFailure& failure) {
-  std::vector<u8> owned = take_bytes(bytes, size);
+  std::vector<u8> owned = copy_bytes(bytes, size);
   if (starts_with(owned, kBundleMagic)) return extract_from_bundle(owned, arch, error, failure);
   if (starts_with(owned, kCompressedMagic)) {
     error =

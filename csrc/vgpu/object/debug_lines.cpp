@@ -22,6 +22,22 @@ enum Form : u32 {  // the DW_FORM_* that line tables use
   kFormData16 = 0x1e,
   kFormLineStrp = 0x1f,
 };
+// Returns the size of a fixed-size number, or of the length of a block.
+constexpr u32 form_bytes(u64 form) {
+  switch (form) {
+    case kFormData2:
+    case kFormBlock2:
+      return 2;
+    case kFormData4:
+    case kFormBlock4:
+      return 4;
+    case kFormData8:
+      return 8;
+    default:
+      return 1;
+  }
+}
+
 enum Content : u32 { kContentPath = 1, kContentDirectory = 2 };  // DW_LNCT_*
 
 enum StandardOpcode : u32 {  // DW_LNS_*
@@ -224,16 +240,10 @@ class LineProgram {
         text = sections_.str.text(reader.fixed(offset_bytes_)).value_or("");
         break;
       case kFormData1:
-        number = reader.fixed(1);
-        break;
       case kFormData2:
-        number = reader.fixed(2);
-        break;
       case kFormData4:
-        number = reader.fixed(4);
-        break;
       case kFormData8:
-        number = reader.fixed(8);
+        number = reader.fixed(form_bytes(form));
         break;
       case kFormUdata:
         number = reader.uleb();
@@ -251,13 +261,9 @@ class LineProgram {
         reader.skip(reader.uleb());
         break;
       case kFormBlock1:
-        reader.skip(reader.fixed(1));
-        break;
       case kFormBlock2:
-        reader.skip(reader.fixed(2));
-        break;
       case kFormBlock4:
-        reader.skip(reader.fixed(4));
+        reader.skip(reader.fixed(form_bytes(form)));
         break;
       default:
         reader.fail();

@@ -123,6 +123,12 @@ bool ElfImage::map_segments(std::string& error) {
 }
 
 bool ElfImage::read_dynamic(std::string& error) {
+  static constexpr std::pair<u64, u64 DynamicTable::*> kMembers[] = {
+      {elf::kDynHash, &DynamicTable::hash},          {elf::kDynGnuHash, &DynamicTable::gnu_hash},
+      {elf::kDynSymtab, &DynamicTable::symtab},      {elf::kDynStrtab, &DynamicTable::strtab},
+      {elf::kDynStrSize, &DynamicTable::strsize},    {elf::kDynRela, &DynamicTable::rela},
+      {elf::kDynRelaSize, &DynamicTable::rela_size},
+  };
   Bytes table;
   for (const elf::Segment& segment : segments_) {
     if (segment.type == elf::kSegmentDynamic) table = contents(segment.vaddr, segment.filesz);
@@ -131,39 +137,14 @@ bool ElfImage::read_dynamic(std::string& error) {
   for (u64 offset = 0; offset < table.size; offset += sizeof(elf::Dynamic)) {
     const auto entry = table.read<elf::Dynamic>(offset);
     if (!entry || !entry->tag) break;
-    switch (entry->tag) {
-      case elf::kDynHash:
-        dynamic_.hash = entry->value;
-        break;
-      case elf::kDynGnuHash:
-        dynamic_.gnu_hash = entry->value;
-        break;
-      case elf::kDynSymtab:
-        dynamic_.symtab = entry->value;
-        break;
-      case elf::kDynStrtab:
-        dynamic_.strtab = entry->value;
-        break;
-      case elf::kDynStrSize:
-        dynamic_.strsize = entry->value;
-        break;
-      case elf::kDynRela:
-        dynamic_.rela = entry->value;
-        break;
-      case elf::kDynRelaSize:
-        dynamic_.rela_size = entry->value;
-        break;
-      case elf::kDynRelaEntry:
-        rela_entry = entry->value;
-        break;
-      case elf::kDynRel:
-      case elf::kDynJmpRel:
-        error = "dynamic tag " + std::to_string(entry->tag) +
-                " (REL or PLT relocations): unknown "
-                "to AMD GPU loaders";
-        return false;
-      default:
-        break;
+    if (entry->tag == elf::kDynRel || entry->tag == elf::kDynJmpRel) {
+      error = "dynamic tag " + std::to_string(entry->tag) +
+              " (REL or PLT relocations): unknown to AMD GPU loaders";
+      return false;
+    }
+    if (entry->tag == elf::kDynRelaEntry) rela_entry = entry->value;
+    for (const auto& [tag, member] : kMembers) {
+      if (entry->tag == tag) dynamic_.*member = entry->value;
     }
   }
   if (!dynamic_.symtab || !dynamic_.strtab || rela_entry != sizeof(elf::Rela)) {
@@ -253,8 +234,8 @@ bool ElfImage::apply(const elf::Rela& rela, std::string& error) {
     }
   }
   const u64 addend = static_cast<u64>(rela.addend);
-  const u64 place_addr = reinterpret_cast<u64>(data_) + rela.offset - base_;  // P
-  const u64 absolute = symbol_address + addend, relative = absolute - place_addr;
+  const u64 relocated_address = reinterpret_cast<u64>(data_) + rela.offset - base_;  // P
+  const u64 absolute = symbol_address + addend, relative = absolute - relocated_address;
   u64 value = 0;
   u32 width = 4;
   switch (rela.type()) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "vgpu/object/elf.h"
@@ -55,9 +56,10 @@ class ElfImage {
   const elf::Segment* text_ = nullptr;
   u8* data_ = nullptr;
   u64 bytes_ = 0, mapped_ = 0, base_ = 0;
-  struct {
+  struct DynamicTable {
     u64 hash = 0, gnu_hash = 0, symtab = 0, strtab = 0, strsize = 0, rela = 0, rela_size = 0;
-  } dynamic_;
+  };
+  DynamicTable dynamic_;
   u32 symbol_count_ = 0;
 };
 

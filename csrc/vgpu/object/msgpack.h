@@ -1,4 +1,5 @@
 // A cursor over untrusted MessagePack, the encoding of the AMDGPU metadata note.
+//
 // Nothing is allocated and no length is trusted: a container's length only tells the caller how
 // many values to read, and each is checked again. After the first malformed value the reader has
 // `failed` and returns nothing.

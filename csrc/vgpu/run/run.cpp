@@ -1,4 +1,5 @@
 // Runs a launch: workgroups on the host's cores, their waves interleaved (waves.h).
+//
 // A workgroup's state is data, not a host stack. A workgroup that does not end within its slice (it
 // may spin on another workgroup's flag), or whose waves only sleep, is suspended and others run; on
 // hardware they would be resident together. Signals for invalid addresses are caught during
@@ -23,8 +24,8 @@
 #include "vgpu/base/report.h"
 #include "vgpu/base/settings.h"
 #include "vgpu/base/stats.h"
-#include "vgpu/exec/landing.h"
 #include "vgpu/exec/lanes.h"
+#include "vgpu/exec/load_queue.h"
 #include "vgpu/machine/schedule.h"
 #include "vgpu/run/waves.h"
 #include "vgpu/timing/timing.h"
@@ -38,11 +39,11 @@ namespace {
 
 constexpr u64 kGroupSlice = 1'000'000;  // instructions of a workgroup before it is suspended
 constexpr u64 kResumedSlice = 50'000;   // of a workgroup suspended before: it probably spins
-constexpr u64 kPollInstructions =
-    1'000;                           // a workgroup that sleeps after fewer instructions is polling
+// A workgroup that sleeps after fewer instructions is polling.
+constexpr u64 kPollInstructions = 1'000;
 constexpr u32 kMaxSuspended = 1024;  // beyond this, suspended workgroups run before new ones
-constexpr u32 kMaxSuspensions =
-    16;  // a workgroup suspended this often waits for one that has not started
+// A workgroup suspended this often waits for one that has not started.
+constexpr u32 kMaxSuspensions = 16;
 constexpr u32 kDynamicStackBytes = 16384;  // per lane, if the call depth is unknown
 constexpr u32 kLdsPadding = 1024;          // wide accesses near the end stay inside the buffer
 
@@ -87,7 +88,7 @@ struct WorkgroupState {
   Buffer waves_memory, vgprs, lds, scratch;
   Wave* waves = nullptr;
   std::deque<LoadQueue> load_queues;  // one per wave
-  CompletedLoads completed_loads;
+  LdsDmaQueue lds_dma_queue;
   Random random;               // for the order of waves and the completion of loads
   bool is_begun = false;       // has run at least one slice
   bool was_suspended = false;  // was suspended before
@@ -96,7 +97,7 @@ struct WorkgroupState {
   u64 slice = 0;  // number of its current slice, if slices are ordered
 };
 
-// ------------------------------------------------------------ what a launch fixes
+// ------------------------------------------------------------ launch constants
 
 // hsa_kernel_dispatch_packet_t, to which dispatch_ptr points.
 struct alignas(64) DispatchPacket {
@@ -152,7 +153,7 @@ struct Dispatch {
   }
 };
 
-// ------------------------------------------------------------ a wave's first state
+// ------------------------------------------------------------ initial wave state
 
 enum KernelProperty : u16 {
   kPrivateBuffer = 1,
@@ -234,8 +235,8 @@ void init_group(const Dispatch& d, WorkgroupState& group, u64 flat) {
   shared.lds_bytes = d.lds_bytes;
   shared.check_state = nullptr;
   shared.trace = nullptr;
-  shared.completed_loads = &group.completed_loads;
-  group.completed_loads.clear();
+  shared.lds_dma_queue = &group.lds_dma_queue;
+  group.lds_dma_queue.clear();
   group.is_begun = false;
   shared.arch = d.kernel.object->arch;
   shared.lds = group.lds.reserve(u64{d.lds_bytes} + kLdsPadding);
@@ -272,9 +273,8 @@ void on_signal(int signal, siginfo_t* info, void* context) {
   } else if (previous.sa_handler != SIG_DFL && previous.sa_handler != SIG_IGN) {
     previous.sa_handler(signal);
   } else {
-    std::signal(
-        signal,
-        SIG_DFL);  // not caused by a kernel: returning repeats the access, which ends the process
+    // Not caused by a kernel: returning repeats the access, which ends the process.
+    std::signal(signal, SIG_DFL);
   }
 }
 
@@ -285,11 +285,11 @@ void install_handlers() {
     sigaction(kSignals[i], nullptr, &installed);
     if (installed.sa_flags & SA_SIGINFO && installed.sa_sigaction == on_signal) continue;
     previous_handlers[i] = installed;
-    struct sigaction handlers = {};
-    handlers.sa_sigaction = on_signal;
-    handlers.sa_flags = SA_SIGINFO | SA_NODEFER | SA_ONSTACK;
-    sigemptyset(&handlers.sa_mask);
-    sigaction(kSignals[i], &handlers, nullptr);
+    struct sigaction handler = {};
+    handler.sa_sigaction = on_signal;
+    handler.sa_flags = SA_SIGINFO | SA_NODEFER | SA_ONSTACK;
+    sigemptyset(&handler.sa_mask);
+    sigaction(kSignals[i], &handler, nullptr);
   }
 }
 
@@ -358,6 +358,7 @@ bool guarded_slice(const Dispatch& d, WorkgroupState& group, u64 slice, u64& ins
 // in timing mode this must not depend on the speed of host threads. A slice runs concurrently with
 // earlier slices until an instruction by which workgroups communicate; there it waits until all
 // earlier slices have ended. The earliest slice never waits, so there is no deadlock.
+//
 // Guarded by the owner's mutex.
 class SliceOrder {
  public:
@@ -453,7 +454,7 @@ class Job {
       const u64 instructions_before = instructions;
       const bool ended = guarded_slice(dispatch_, *group, slice(*group), instructions, error);
       const u64 total = steps_ += instructions - instructions_before;
-      look_for_signals();
+      poll_signals();
       if (error.empty() && step_limit_ && total > step_limit_) {
         error = budget_text(dispatch_, *group);
       }
@@ -496,8 +497,8 @@ class Job {
   const u64 number_ = ++launches_;
   const std::thread::id launcher_ = std::this_thread::get_id();
   u64 next_ = 0;  // index in the order in which workgroups run
-  bool run_all_ =
-      false;  // also run workgroups that only provide results, because others wait for them
+  // Also run workgroups that only provide results, because others wait for them.
+  bool run_all_ = false;
   std::atomic<u64> steps_{0};
   std::atomic<bool> stop_{false};
   std::mutex mutex_;
@@ -524,7 +525,7 @@ class Job {
 
   // Returns the next workgroup to run. `finished` is the caller's last one, whose memory is reused.
   WorkgroupState* next_group(WorkgroupState* finished) {
-    WorkgroupState* was_suspended = nullptr;
+    WorkgroupState* resumed = nullptr;
     u64 order_index = 0;
     u64 number = 0;  // of the slice
     bool is_new = false;
@@ -535,25 +536,25 @@ class Job {
         // The launch is stopping.
       } else if (!suspended_.empty() &&
                  (next_ >= num_to_run() || suspended_.size() >= kMaxSuspended)) {
-        was_suspended = suspended_.front();
+        resumed = suspended_.front();
         suspended_.pop_front();
         // Other workgroups make progress at the end of a slice.
         const u64 slices_before = slices_;
         const auto has_progressed = [&] {
-          return !was_suspended->is_polling || !num_working_ || slices_ != slices_before;
+          return !resumed->is_polling || !num_working_ || slices_ != slices_before;
         };
         if (!dispatch_.in_order) wait_until(lock, has_progressed);
       } else if (next_ < num_to_run()) {
         order_index = next_++;
         is_new = true;
       }
-      num_working_ += is_new || (was_suspended && !was_suspended->is_polling);
-      if (is_new || was_suspended) number = order_.begin();
+      num_working_ += is_new || (resumed && !resumed->is_polling);
+      if (is_new || resumed) number = order_.begin();
     }
-    if (was_suspended) {
+    if (resumed) {
       if (finished) release_group(finished);
-      was_suspended->slice = number;
-      return was_suspended;
+      resumed->slice = number;
+      return resumed;
     }
     if (!is_new) {
       if (finished) release_group(finished);
@@ -595,14 +596,14 @@ class Job {
     constexpr std::chrono::milliseconds kPollInterval{50};
     while (!progress_.wait_for(lock, kPollInterval, [&] { return stop_ || condition(); })) {
       lock.unlock();
-      look_for_signals();
+      poll_signals();
       lock.lock();
     }
   }
 
  public:
   // Fails the launch on a signal. Called at intervals, because a check takes Python's lock.
-  void look_for_signals() {
+  void poll_signals() {
     constexpr std::chrono::milliseconds kPollInterval{100};
     if (std::this_thread::get_id() != launcher_) return;
     const auto time = std::chrono::steady_clock::now();
@@ -612,7 +613,7 @@ class Job {
   }
 
  private:
-  // -------------------------------------------------------------------------------- in order
+  // -------------------------------------------------------------------------------- ordered slices
 
   std::unique_ptr<OrderKeeper> order_keeper() {
     if (!dispatch_.in_order) return nullptr;
@@ -686,7 +687,7 @@ std::string run(const Launch& launch) {
   install_handlers();
   Job job(dispatch);
   const auto start = std::chrono::steady_clock::now();
-  share_work(job.parallelism(), [&job] { job.work(); }, [&job] { job.look_for_signals(); });
+  share_work(job.parallelism(), [&job] { job.work(); }, [&job] { job.poll_signals(); });
   job.finish(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
   return job.error;
 }

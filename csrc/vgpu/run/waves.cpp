@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "vgpu/exec/landing.h"
 #include "vgpu/exec/lanes.h"
+#include "vgpu/exec/load_queue.h"
 #include "vgpu/isa/program.h"
 #include "vgpu/machine/observer.h"
 

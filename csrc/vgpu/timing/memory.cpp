@@ -7,10 +7,10 @@ namespace {
 
 constexpr double kLine = 128;
 constexpr u32 kNoLine = ~0u;
-constexpr u32 kWaysPerCompare =
-    4;  // ways compared per iteration, so that the compiler vectorises the search
-constexpr u32 kMaxPendingReads =
-    256;  // reads that the model remembers when it charges bus turnarounds to writes
+// Ways compared per iteration, so that the compiler vectorises the search.
+constexpr u32 kWaysPerCompare = 4;
+// Reads that the model remembers when it charges bus turnarounds to writes.
+constexpr u32 kMaxPendingReads = 256;
 
 // Returns the clk per line at one XCD's share of the GPU's bandwidth `tb_s`.
 double line_clk(double tb_s, const Constants& k, double ghz) {

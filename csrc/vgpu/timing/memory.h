@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "vgpu/timing/parts.h"
+#include "vgpu/timing/gpu_model.h"
 
 namespace vgpu {
 

@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "vgpu/timing/chip.h"
+#include "vgpu/timing/launch_time.h"
 
 namespace vgpu {
 namespace {
@@ -47,8 +47,8 @@ constexpr u32 kClasses = 17;
 struct Class {
   double lines = 0, uses = 0;  // of XCD 0
   double write_only = 0;       // lines that are written and never read
-  double remote_uses =
-      0;  // uses by other XCDs per use by XCD 0, extrapolated from the remote workgroups
+  // Uses by other XCDs per use by XCD 0, extrapolated from the remote workgroups.
+  double remote_uses = 0;
 };
 using Classes = std::array<std::array<Class, kClasses>, kUses>;
 

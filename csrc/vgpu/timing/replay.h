@@ -1,4 +1,5 @@
 // Replays the traces of one XCD's workgroups in model time.
+//
 // Event-driven: an event is a wave's next issue or a CU's vector memory pipe. A wave issues in
 // order, at the earliest clk that every constraint allows; the stall is attributed, by PC, to the
 // last constraint that was met.
@@ -6,7 +7,7 @@
 
 #include <memory>
 
-#include "vgpu/timing/flags.h"
+#include "vgpu/timing/spin_flags.h"
 
 namespace vgpu {
 

@@ -1,7 +1,7 @@
 // Formats the record of a timed launch as JSON.
 #pragma once
 
-#include "vgpu/timing/chip.h"
+#include "vgpu/timing/launch_time.h"
 
 namespace vgpu {
 

@@ -5,7 +5,7 @@
 
 #include "vgpu/isa/program.h"
 #include "vgpu/isa/wait_counter.h"
-#include "vgpu/timing/parts.h"
+#include "vgpu/timing/gpu_model.h"
 
 namespace vgpu {
 

@@ -9,16 +9,15 @@
 #include <set>
 #include <sstream>
 
-#include "vgpu/base/json.h"
 #include "vgpu/base/log.h"
+#include "vgpu/base/records.h"
 #include "vgpu/base/report.h"
 #include "vgpu/timing/report.h"
 
 namespace vgpu {
 namespace {
 
-std::mutex records_mutex;
-std::vector<std::string> pending_records;
+Records pending_records;
 std::atomic<u64> modelled{0};  // total of all estimates, ps
 
 // -------------------------------------------------------------------------------- options
@@ -210,8 +209,7 @@ void LaunchTiming::finish(u64 number, const std::string& error) {
   std::string record = timing_record(s.launch, s.model, s.sample, s.options, time, error, number);
   report("timed", record);
   if (!s.mode.records) return;
-  const std::lock_guard lock(records_mutex);
-  pending_records.push_back(std::move(record));
+  pending_records.add(std::move(record));
 }
 
 }  // namespace vgpu
@@ -235,10 +233,7 @@ VGPU_EXPORT const char* rfops_vgpu_timing(const char* options) {
 // thread's next call.
 VGPU_EXPORT const char* rfops_vgpu_timing_take() {
   thread_local std::string text;
-  const std::lock_guard lock(vgpu::records_mutex);
-  text = vgpu::json_array(vgpu::pending_records);
-  vgpu::pending_records.clear();
-  return text.c_str();
+  return vgpu::pending_records.take(text);
 }
 
 VGPU_EXPORT std::uint64_t rfops_vgpu_modelled_ps() { return vgpu::modelled_ps(); }

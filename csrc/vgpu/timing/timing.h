@@ -6,7 +6,7 @@
 #include <memory>
 #include <string>
 
-#include "vgpu/timing/chip.h"
+#include "vgpu/timing/launch_time.h"
 
 namespace vgpu {
 

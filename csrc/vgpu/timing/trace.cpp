@@ -8,8 +8,8 @@
 namespace vgpu {
 namespace {
 
-constexpr u32 kMaxLines =
-    200;  // per instruction: 64 lanes that each cross a line boundary touch 128
+// Per instruction: 64 lanes that each cross a line boundary touch 128.
+constexpr u32 kMaxLines = 200;
 constexpr std::size_t kMaxFlags = 1 << 16;  // per workgroup
 constexpr u64 kScratchPages = u64{1}
                               << 60;  // page numbers of private memory, which has no host address

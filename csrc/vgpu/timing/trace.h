@@ -1,4 +1,5 @@
 // The trace of a sampled workgroup: a stream of words per wave.
+//
 // An instruction is a head word (its dword index and the number of payload words). A memory
 // instruction has a payload: a word that describes the access, then the lines it touches.
 #pragma once

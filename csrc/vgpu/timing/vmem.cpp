@@ -53,8 +53,8 @@ void Replay::serve(Cu& cu, const VmemRequest& request, Clk cur_clk) {
   if (global) done = std::max(done, serve_lines(cu, request, cur_clk));
   write_flag(*request.wave, request.words, request.count, static_cast<Clk>(done));
   if (inst.dma && global) {
-    const double bytes =
-        GlobalWord::bytes(word) * GlobalWord::lanes(word);  // charged to LDS like a ds_write
+    // Charged to LDS like a ds_write.
+    const double bytes = GlobalWord::bytes(word) * GlobalWord::lanes(word);
     const Clk clk = static_cast<Clk>(std::max(k_.lds_write_clk, bytes / k_.lds_dma_bytes_clk));
     cu.lds_free = std::max(cu.lds_free, cur_clk) + clk;
     cu.busy.lds += static_cast<u64>(clk);

@@ -1,4 +1,5 @@
 // Barrier divergence: a barrier that not all work-items of a workgroup pass.
+//
 // Hardware counts arrivals, and a wave that has ended counts as arrived. Waves at different
 // s_barrier instructions are therefore not an error by themselves: ping-pong schedules (one group
 // of waves has an extra barrier before its loop, the other after it) rely on it. It is an error if

@@ -44,6 +44,12 @@ void Findings::add(u32 index, FindingKind kind, Finding finding) {
   entries_.emplace(Key{index, kind}, std::move(finding));
 }
 
+void Findings::report(u32 index, FindingKind kind, Finding finding, const std::string& detail) {
+  if (contains(index, kind)) return;
+  finding.detail = detail;
+  add(index, kind, std::move(finding));
+}
+
 void Findings::merge(Findings&& source) {
   for (auto& [key, source_finding] : source.entries_) {
     const auto [it, inserted] = entries_.try_emplace(key, source_finding);

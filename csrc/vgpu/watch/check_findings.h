@@ -52,6 +52,8 @@ class Findings {
   // add().
   bool contains(u32 index, FindingKind kind);
   void add(u32 index, FindingKind kind, Finding finding);
+  // Adds a finding with this description, unless the defect is known.
+  void report(u32 index, FindingKind kind, Finding finding, const std::string& detail);
   void merge(Findings&& source);
 
   bool empty() const { return entries_.empty(); }

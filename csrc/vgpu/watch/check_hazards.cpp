@@ -14,14 +14,14 @@ constexpr u64 kMaxDistance = 20;  // longest required distance
 constexpr u32 kFromVector = 2;    // VALU result to matrix instruction
 constexpr u32 kFromExec = 4;      // EXEC written by v_cmpx, to matrix instruction
 constexpr u32 kDoubleToFma = 2;   // f64 matrix instruction to v_fma_f64, independent of registers
-constexpr u32 kMaxDistanceOfLlvm =
-    19;                          // LLVM looks back no farther, although gfx950 needs up to 20
+// LLVM looks back no farther, although gfx950 needs up to 20.
+constexpr u32 kMaxDistanceOfLlvm = 19;
 constexpr u32 kShortPasses = 2;  // of the 4 x 4 shapes
 
 bool is_memory(const Inst& inst) { return inst.format >= Format::kDs; }
 
 // Results need one more wait state on some architectures, except for the shortest shapes.
-bool one_more(const Matrix& m, Arch arch) {
+bool needs_extra_state(const Matrix& m, Arch arch) {
   return arch_traits(arch).late_matrix && m.passes != kShortPasses;
 }
 
@@ -29,7 +29,7 @@ bool one_more(const Matrix& m, Arch arch) {
 u32 read_distance(const Matrix& m, Arch arch, bool memory) {
   switch (m.unit) {
     case Unit::kXdl:
-      return std::min(m.passes + 3 + one_more(m, arch), kMaxDistanceOfLlvm);
+      return std::min(m.passes + 3 + needs_extra_state(m, arch), kMaxDistanceOfLlvm);
     case Unit::kSingle:
       return m.passes + 2;
     default:
@@ -50,11 +50,11 @@ u32 whole_addend_distance(const Matrix& m, const Matrix& next) {
   return m.passes == kShortPasses ? 2 : 0;
 }
 
-u32 part_addend_distance(const Matrix& m, const Matrix& next, Arch arch) {
+u32 partial_addend_distance(const Matrix& m, const Matrix& next, Arch arch) {
   const bool xdl = next.unit == Unit::kXdl;
   switch (m.unit) {
     case Unit::kXdl:
-      return m.passes + 1 + (xdl ? arch_traits(arch).late_matrix : one_more(m, arch));
+      return m.passes + 1 + (xdl ? arch_traits(arch).late_matrix : needs_extra_state(m, arch));
     case Unit::kSingle:
       return xdl ? 0 : m.passes;
     default:
@@ -185,7 +185,7 @@ void HazardCheck::check_addend(const HazardState& state, const Wave& wave, const
             whole_addend_distance(*m, next));
   } else {
     require(state, wave, inst, "adds to a part of the result of", m->time, m->index,
-            part_addend_distance(*m, next, wave.group->arch));
+            partial_addend_distance(*m, next, wave.group->arch));
   }
 }
 

@@ -143,7 +143,7 @@ u32 LdsCheck::next_stamp(LdsState& state, bool is_signal, u32 wave, u32 index) {
 }
 
 // Accesses still in flight count as made after the barrier.
-void LdsCheck::carry_over(LdsState& state, u32 wave, const WaitState& waits) {
+void LdsCheck::restamp_in_flight(LdsState& state, u32 wave, const WaitState& waits) {
   drop_completed(state.dma_in_flight[wave], waits.vector.done);
   drop_completed(state.in_flight[wave], waits.lds.done);
   for (LdsState::Stamped& access : state.dma_in_flight[wave]) restamp(state, wave, access);
@@ -331,10 +331,8 @@ std::string LdsCheck::describe_access(const LdsState& state, u32 stamp) const {
 
 void LdsCheck::report(const Wave& wave, const Inst& inst, u32 lane, u32 offset,
                       const std::string& detail) {
-  if (findings_.contains(inst.index, FindingKind::kLdsRace)) return;
-  Finding finding = Finding(wave, lane).with_address(offset);
-  finding.detail = detail;
-  findings_.add(inst.index, FindingKind::kLdsRace, std::move(finding));
+  findings_.report(inst.index, FindingKind::kLdsRace, Finding(wave, lane).with_address(offset),
+                   detail);
 }
 
 }  // namespace vgpu

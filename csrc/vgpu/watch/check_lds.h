@@ -1,5 +1,6 @@
 // LDS races: two waves of a workgroup access a byte, at least one writes, and neither a barrier nor
 // a wait orders them.
+//
 // Every LDS access gets a stamp: its sequence number in the workgroup, and its wave. A cell (a
 // dword; a byte after the first access of partial dwords) stores the stamp of its last write and
 // the waves that have read it since the last barrier. A wave has a vector clock: up to which number
@@ -56,7 +57,7 @@ class LdsCheck {
   template <class Waits>
   void barrier(LdsState& state, Waits waits) {
     next_epoch(state);
-    for (u32 w = 0; w < state.wave_count; ++w) carry_over(state, w, waits(w));
+    for (u32 w = 0; w < state.wave_count; ++w) restamp_in_flight(state, w, waits(w));
   }
   void access(LdsState& state, const WaitState& waits, const Wave& wave, const Inst& inst,
               const Operands& operands, const Access& access);
@@ -81,7 +82,7 @@ class LdsCheck {
     u32 stamp;
   };
   void next_epoch(LdsState& state);
-  void carry_over(LdsState& state, u32 wave, const WaitState& waits);
+  void restamp_in_flight(LdsState& state, u32 wave, const WaitState& waits);
   void restamp(LdsState& state, u32 wave, LdsState::Stamped& access);
   u32 next_stamp(LdsState& state, bool is_signal, u32 wave, u32 index);
   void remember(LdsState& state, const WaitState& waits, const Wave& wave, const Inst& inst,

@@ -40,7 +40,7 @@ u32 used_bytes(const Inst& inst, u32 bytes) {
 namespace {
 
 // Returns the words of the arguments, some of which are pointers.
-std::vector<u64> given_pointers(const Launch& launch) {
+std::vector<u64> argument_words(const Launch& launch) {
   std::vector<u64> words;
   for (u32 offset = 0; offset + 8 <= launch.kernarg_bytes; offset += 8) {
     words.push_back(load<u64>(launch.kernarg + offset));
@@ -51,7 +51,7 @@ std::vector<u64> given_pointers(const Launch& launch) {
 }  // namespace
 
 KnownMemory::KnownMemory(const Launch& launch, const std::vector<MemoryRange>& extra_ranges)
-    : ranges_(extra_ranges), host_(given_pointers(launch)) {
+    : ranges_(extra_ranges), host_(argument_words(launch)) {
   const CodeObject& object = *launch.kernel->object;
   const u64 image = host_address(object.image);
   ranges_.push_back({image, object.image_bytes, object.image_bytes, "code object"});
@@ -177,14 +177,14 @@ namespace {
 
 // A wave disables its LDS-DMA with a base beyond the architecture's LDS; hardware then drops all of
 // it. (M0 may wrap: an access that is in range after wrapping was not disabled.)
-bool switched_off(const Wave& wave, const Access& access) {
+bool is_dma_disabled(const Wave& wave, const Access& access) {
   return !access.mask && wave.sgpr[kM0] >= arch_traits(wave.group->arch).lds_bytes;
 }
 
 }  // namespace
 
 void MemoryCheck::lds(const Wave& wave, const Inst& inst, const Access& access, bool dma) {
-  if (!access.out_of_bounds || (dma && switched_off(wave, access))) return;
+  if (!access.out_of_bounds || (dma && is_dma_disabled(wave, access))) return;
   if (findings_.contains(inst.index, FindingKind::kOutOfBounds)) return;
   const u32 lane = static_cast<u32>(std::countr_zero(access.out_of_bounds));
   const u64 offset = access.addresses[lane] - host_address(wave.group->lds);

@@ -159,7 +159,7 @@ void RegisterCheck::set_bits(RegisterState& state, u32 reg, u32 dwords, const Sc
   }
 }
 
-// -------------------------------------------------------------------------------- what decides
+// -------------------------------------------------------------------------------- deciding uses
 
 // Checks addresses, descriptors, jump targets and lane numbers.
 void RegisterCheck::check_addresses(RegisterState& state, const Wave& wave, const Inst& inst,
@@ -239,10 +239,8 @@ void RegisterCheck::report(const Wave& wave, const Inst& inst, u32 lane,
 
 void RegisterCheck::report_memory(const Wave& wave, const Inst& inst, u32 lane, u64 address,
                                   const std::string& detail) {
-  if (findings_.contains(inst.index, FindingKind::kUninitialised)) return;
-  Finding finding = Finding(wave, lane).with_address(address);
-  finding.detail = detail;
-  findings_.add(inst.index, FindingKind::kUninitialised, std::move(finding));
+  findings_.report(inst.index, FindingKind::kUninitialised,
+                   Finding(wave, lane).with_address(address), detail);
 }
 
 }  // namespace vgpu

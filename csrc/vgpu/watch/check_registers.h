@@ -1,5 +1,6 @@
 // Uninitialised reads: an undefined value propagates through copies and arithmetic unreported, and
 // is a finding when it decides something: an address, a branch, EXEC, or stored data.
+//
 // Granularity: a vector register one flag per lane; a scalar register one per bit (lane masks are
 // built bit by bit, and compilers leave bits of inactive lanes undefined); LDS and private memory
 // one per byte.

@@ -165,9 +165,9 @@ ScalarBits RegisterCheck::scalar_result(const RegisterState& state, const Wave& 
   const u32 dwords = dwords_of(inst.op->dst);
   const u64 wide = dwords == 2 ? ~u64{0} : 0xffffffff;
   const u64 old = scalar_bits(state, inst.dst, 2).bits;
-  const PartialBits a = partial_source(0), b = inst.format == Format::kSop1
-                                                   ? PartialBits{wave.exec(), 0}
-                                                   : partial_source(1);
+  const bool is_sop1 = inst.format == Format::kSop1;
+  const PartialBits a = partial_source(0);
+  const PartialBits b = is_sop1 ? PartialBits{wave.exec(), 0} : partial_source(1);
   const bool by_scc = inst.op->effects & kReadsScc && state.scc;  // carry or condition
   u64 undefined = ~u64{0};
   if (spread == Spread::kSelect) {

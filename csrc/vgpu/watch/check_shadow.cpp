@@ -161,9 +161,9 @@ void RegisterCheck::check_store(RegisterState& state, const Wave& wave, const In
 
 void RegisterCheck::access(RegisterState& state, std::vector<u8>& lds, const Wave& wave,
                            const Inst& inst, const Operands& operands, const Access& access) {
-  const bool by_way =
-      operands.lds_dma && access.space != Space::kLds;  // the source side of LDS-DMA
-  if (by_way || inst.format == Format::kSmem) {
+  // The source side of LDS-DMA.
+  const bool is_dma_source = operands.lds_dma && access.space != Space::kLds;
+  if (is_dma_source || inst.format == Format::kSmem) {
     if (inst.format == Format::kSmem && !access.is_write) load_scalar(inst, access);
     return;
   }

@@ -10,7 +10,7 @@ namespace {
 
 constexpr u32 kUnwritten = 2;  // a flag value that no source has
 
-void lay_out(u64 lanes, u32* flags) {
+void expand_mask(u64 lanes, u32* flags) {
   for (u32 lane = 0; lane < kLanes; ++lane) flags[lane] = lanes >> lane & 1;
 }
 u64 gather(const u32* flags, u32 value) {
@@ -159,8 +159,8 @@ void RegisterCheck::rows(RegisterState& state, const Inst& inst, const Operands&
 // of wide sources: compilers leave the unused half undefined.
 void RegisterCheck::wide(RegisterState& state, Wave& wave, const Inst& inst,
                          const Operands& operands, u64 mask) {
-  const u32 partial = operands.spread ==
-                      Spread::kTowardsLow;  // the dword that depends on half of the source dwords
+  // The dword that depends on half of the source dwords.
+  const u32 partial = operands.spread == Spread::kTowardsLow;
   LaneBits result[2] = {any_source(state, wave, inst, operands), {}};
   if (partial == 0) std::swap(result[0], result[1]);
   LaneBits& half = result[partial];
@@ -213,8 +213,8 @@ void RegisterCheck::exchange(RegisterState& state, Wave& wave, const Inst& inst,
   }
   if (!(a.lanes | b.lanes)) return;
   shadow_.set_exec(exec_);
-  lay_out(a.lanes, shadow_.v(inst.dst));
-  lay_out(b.lanes, shadow_.v(other_reg));
+  expand_mask(a.lanes, shadow_.v(inst.dst));
+  expand_mask(b.lanes, shadow_.v(other_reg));
   shadow_.group = wave.group;
   inst.exec(shadow_, inst);
   const Origin origin = a.lanes ? a.origin : b.origin;
@@ -224,8 +224,8 @@ void RegisterCheck::exchange(RegisterState& state, Wave& wave, const Inst& inst,
 
 // Returns source 0 permuted by DPP.
 LaneBits RegisterCheck::dpp_source(const LaneBits& source, Wave& wave, const Inst& inst) {
-  Inst move =
-      inst;  // executed on flags with this instruction's DPP fields, it shows the permutation
+  // Executed on flags with this instruction's DPP fields, it shows the permutation.
+  Inst move = inst;
   move.op = &lane_copy();
   move.exec = move.op->exec;
   move.format = Format::kVop1;
@@ -235,7 +235,7 @@ LaneBits RegisterCheck::dpp_source(const LaneBits& source, Wave& wave, const Ins
   move.clamp = false;
   shadow_.set_exec(exec_);
   shadow_.group = wave.group;
-  lay_out(source.lanes, shadow_.v(0));
+  expand_mask(source.lanes, shadow_.v(0));
   for (u32 lane = 0; lane < kLanes; ++lane) shadow_.v(1)[lane] = kUnwritten;
   move.exec(shadow_, move);
   return {gather(shadow_.v(1), 1), source.origin};
@@ -252,7 +252,7 @@ LaneBits RegisterCheck::crossbar(const RegisterState& state, Wave& wave, const I
   flags.data0 = swizzle ? 0 : 1;
   flags.dst = 2;
   if (!swizzle) std::memcpy(shadow_.v(0), wave.v(inst.addr), kLanes * sizeof(u32));
-  lay_out(data.lanes, shadow_.v(flags.data0));
+  expand_mask(data.lanes, shadow_.v(flags.data0));
   shadow_.set_exec(exec_);
   shadow_.group = wave.group;
   inst.exec(shadow_, flags);

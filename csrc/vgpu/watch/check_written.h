@@ -1,4 +1,5 @@
 // Tracks which bytes of hipMalloc's memory have been written by copies, fills and kernels.
+//
 // Only blocks allocated while checking was on are tracked; all other memory counts as written.
 #pragma once
 

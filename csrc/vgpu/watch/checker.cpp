@@ -3,8 +3,8 @@
 #include <atomic>
 #include <mutex>
 
-#include "vgpu/base/json.h"
 #include "vgpu/base/log.h"
+#include "vgpu/base/records.h"
 #include "vgpu/base/report.h"
 #include "vgpu/base/settings.h"
 #include "vgpu/exec/memory.h"
@@ -182,8 +182,7 @@ std::atomic<CheckLevel>& level() {
   return level;
 }
 
-std::mutex records_mutex;
-std::vector<std::string> records;  // one JSON object per finding
+Records records;  // one JSON object per finding
 
 // A finding with the names to report.
 struct NamedFinding {
@@ -273,10 +272,7 @@ std::string LaunchChecks::finish() {
     json.push_back(as_json(finding_record));
     report("finding", json.back());
   }
-  {
-    const std::lock_guard lock(records_mutex);
-    records.insert(records.end(), json.begin(), json.end());
-  }
+  records.add(json);
   if (check_level() != CheckLevel::kFail) return "";
   return std::to_string(json.size()) + " findings of the checking mode; " + first;
 }
@@ -298,8 +294,5 @@ VGPU_EXPORT int rfops_vgpu_check(int requested) {
 // thread's next call.
 VGPU_EXPORT const char* rfops_vgpu_check_take() {
   thread_local std::string text;
-  const std::lock_guard lock(vgpu::records_mutex);
-  text = vgpu::json_array(vgpu::records);
-  vgpu::records.clear();
-  return text.c_str();
+  return vgpu::records.take(text);
 }

@@ -1,5 +1,6 @@
 // The checking mode: reports defects of kernels as the virtual GPU executes them. Turned on by
 // RFOPS_VGPU_CHECK or rfops_vgpu_check().
+//
 // Findings do not stop a launch. Each kind of defect has its own file (check_*.cpp).
 #pragma once
 

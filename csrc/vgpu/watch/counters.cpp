@@ -3,11 +3,10 @@
 #include <atomic>
 #include <cstdio>
 #include <map>
-#include <mutex>
 #include <unordered_map>
 
 #include "vgpu/base/device.h"
-#include "vgpu/base/json.h"
+#include "vgpu/base/records.h"
 #include "vgpu/base/report.h"
 #include "vgpu/isa/mfma.h"
 #include "vgpu/machine/lds_banks.h"
@@ -16,8 +15,7 @@ namespace vgpu {
 namespace {
 
 std::atomic<bool> enabled{false};
-std::mutex records_mutex;
-std::vector<std::string> records;
+Records records;
 
 // A set of 64-byte lines of memory: one bit per line, one word per 4 KiB page.
 class LineSet {
@@ -302,8 +300,7 @@ void LaunchCounters::finish(u64 number, double seconds, const std::string& error
   std::string record = json.take();
   report("counted", record);
   if (!enabled) return;
-  const std::lock_guard lock(records_mutex);
-  records.push_back(std::move(record));
+  records.add(std::move(record));
 }
 
 }  // namespace vgpu
@@ -317,8 +314,5 @@ VGPU_EXPORT int rfops_vgpu_profile(int enable) { return vgpu::enabled.exchange(e
 // thread's next call.
 VGPU_EXPORT const char* rfops_vgpu_profile_take() {
   thread_local std::string text;
-  const std::lock_guard lock(vgpu::records_mutex);
-  text = vgpu::json_array(vgpu::records);
-  vgpu::records.clear();
-  return text.c_str();
+  return vgpu::records.take(text);
 }

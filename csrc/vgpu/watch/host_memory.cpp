@@ -149,12 +149,12 @@ HostLocation HostMemory::in_heap(u64 address, u32 bytes) const {
             " bytes after the end of the block of " + std::to_string(limit - base) + " bytes at " +
             hex(base)};
   };
-  const bool in_size = address < block,
+  const bool in_chunk_header = address < block,
              previous_in_use = chunk != chunks_.begin() && !std::prev(chunk)->free;
-  if (in_size && previous_in_use)
+  if (in_chunk_header && previous_in_use)
     return past_block(std::prev(chunk)->begin + kChunkHead, chunk->begin + kSizeField);
   if (chunk->free) return {"in free memory of malloc's heap"};
-  if (in_size || address + bytes > end) return past_block(block, end);
+  if (in_chunk_header || address + bytes > end) return past_block(block, end);
   return {"", block, end};
 }
 

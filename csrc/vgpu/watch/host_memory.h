@@ -1,4 +1,5 @@
 // Host memory that certainly belongs to no kernel.
+//
 // A kernel on the virtual GPU may receive any pointer of the process. The bounds are known for
 // hipMalloc's blocks and for registered tensors, but not for a bare pointer into malloc's heap. The
 // words between heap blocks, however, belong to the C library: a store there crashes the process

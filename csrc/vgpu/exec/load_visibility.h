@@ -19,18 +19,18 @@ class LoadVisibilityScan {
   // observable. Also true if the path to its wait is unknown.
   bool may_be_observed(u32 index);
   // Returns whether that holds for any load that a kernel reaches.
-  bool kernel_has_some(u32 entry);
+  bool kernel_has_observable_load(u32 entry);
   // Returns whether a kernel reaches an instruction by which it observes other workgroups. Also
   // true if the reachable code is unknown.
-  bool kernel_observes_others(u32 entry);
+  bool kernel_observes_workgroups(u32 entry);
 
  private:
   // Properties of an instruction that a walk needs.
   struct Node {
     Operands operands;
     u32 following = 0, target = 0;  // dword indices
-    u32 min_issued =
-        ~u32{0};  // minimum number of later instructions of the queue on any path of `walk`
+    // Minimum number of later instructions of the queue on any path of `walk`.
+    u32 min_issued = ~u32{0};
     u32 walk = 0;
     Flow flow = Flow::kNext;
     bool is_opaque = false;  // control flow or register accesses are unknown

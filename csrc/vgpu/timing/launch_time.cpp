@@ -1,4 +1,4 @@
-#include "vgpu/timing/chip.h"
+#include "vgpu/timing/launch_time.h"
 
 #include <algorithm>
 #include <cmath>
@@ -50,7 +50,8 @@ ClockPoint fixed_point(const ClockPoint& a, const ClockPoint& b, double max_ghz)
   return {ghz, ghz, b.clocks + clocks_slope * (ghz - b.ghz)};
 }
 
-// -------------------------------------------------------------------------------- shares, bound
+// -------------------------------------------------------------------------------- utilisation,
+// bound
 
 void fill_busy(const Constants& k, LaunchTime& time) {
   const ReplayResult& r = time.replay;
@@ -84,8 +85,8 @@ void fill_bound(LaunchTime& time) {
 // model knows compute units better than memory, and memory better than the cache contents that
 // earlier launches leave.
 double relative_error(const LaunchTime& time, bool warm) {
-  constexpr double kManyContended =
-      0.2;  // fraction of writes to lines that another XCD has written
+  // Fraction of writes to lines that another XCD has written.
+  constexpr double kManyContended = 0.2;
   if (warm) return 0.30;
   const bool memory_bound =
       time.bound == "hbm" || time.bound == "fabric" || time.contended > kManyContended;

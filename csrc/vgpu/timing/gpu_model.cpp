@@ -1,4 +1,4 @@
-#include "vgpu/timing/parts.h"
+#include "vgpu/timing/gpu_model.h"
 
 #include <cstdlib>
 #include <iterator>
@@ -136,7 +136,7 @@ bool apply_change(Constants& constants, const std::string& text, std::string& er
     if (!*end && end != text.c_str() + equals + 1) return true;
   }
   error = "timing: '" + text.substr(0, 100) + "' sets no constant: expected NAME=NUMBER of a row " +
-          "of csrc/vgpu/timing/parts.cpp";
+          "of csrc/vgpu/timing/gpu_model.cpp";
   return false;
 }
 

@@ -1,4 +1,4 @@
-#include "vgpu/exec/landing_scan.h"
+#include "vgpu/exec/load_visibility.h"
 
 #include "vgpu/isa/wait_counter.h"
 
@@ -149,7 +149,7 @@ bool LoadVisibilityScan::reaches(u32 entry, const Predicate& predicate) {
   return false;
 }
 
-bool LoadVisibilityScan::kernel_has_some(u32 entry) {
+bool LoadVisibilityScan::kernel_has_observable_load(u32 entry) {
   const auto [it, inserted] = observable_.try_emplace(entry, false);
   if (inserted) {
     it->second = reaches(entry, [this](u32 index, const Node&) { return may_be_observed(index); });
@@ -157,7 +157,7 @@ bool LoadVisibilityScan::kernel_has_some(u32 entry) {
   return it->second;
 }
 
-bool LoadVisibilityScan::kernel_observes_others(u32 entry) {
+bool LoadVisibilityScan::kernel_observes_workgroups(u32 entry) {
   const auto [it, inserted] = observing_entries_.try_emplace(entry, false);
   if (inserted) {
     it->second = reaches(entry, [](u32, const Node& successor) {

@@ -1,10 +1,11 @@
 // Deferred load completion. On hardware a load's registers keep their old values until the load
 // completes, and LDS-DMA leaves LDS unchanged until then. Hand-written code reads the old values in
 // between, and some of it omits an s_waitcnt if enough time passes.
+//
 // A load is executed at issue, but its result is kept here until about its latency on hardware has
 // passed, at the latest until a wait covers it. Compiled code never accesses the registers of a
-// pending load, so its loads need no deferral: landing_scan.h finds the loads whose completion time
-// is observable. LDS-DMA is always deferred.
+// pending load, so its loads need no deferral: load_visibility.h finds the loads whose completion
+// time is observable. LDS-DMA is always deferred.
 #pragma once
 
 #include <deque>
@@ -19,7 +20,7 @@ namespace vgpu {
 
 // Pending LDS-DMA transfers of a workgroup. They complete in issue order across waves, because a
 // compute unit returns loads in order.
-class CompletedLoads {
+class LdsDmaQueue {
  public:
   struct DmaTransfer {
     LaneAddresses dst;
@@ -51,7 +52,7 @@ class LoadQueue {
   // Executes a load and defers its result.
   void run(Wave& wave, const Inst& inst);
   // Defers an LDS-DMA transfer.
-  void hold(Wave& wave, u64 completion);
+  void hold(Wave& wave, u64 dma_number);
   void complete_all(Wave& wave);  // at wave end
 
  private:
@@ -64,7 +65,7 @@ class LoadQueue {
                     // queue
     u64 due_clk;    // cycle of completion
     u64 mask;       // lanes
-    u64 completion;  // kLds
+    u64 dma_number;  // kLds
     alignas(64) u32 data[4 * kLanes];
   };
 
@@ -102,7 +103,7 @@ class LoadQueue {
   std::vector<u32> unused_;       // free pool indices
 };
 
-// Executes an instruction that landing_scan.h has marked (Inst::exec).
+// Executes an instruction that load_visibility.h has marked (Inst::exec).
 void run_delayed(Wave& wave, const Inst& inst);
 
 }  // namespace vgpu

@@ -1,4 +1,4 @@
-#include "vgpu/timing/flags.h"
+#include "vgpu/timing/spin_flags.h"
 
 #include <algorithm>
 

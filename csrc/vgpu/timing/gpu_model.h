@@ -1,4 +1,5 @@
 // GPU model constants, each a row with unit, grade and source. No constant is chosen for a kernel.
+//
 // Grades: A measured and published, B derived from such a measurement, C vendor documents, D
 // assumed. Sources c01 ... are rows of constants.csv beside this file; a test compares the values.
 // "design" means fitted with a prototype to published times of prebuilt GEMM kernels.

@@ -1,4 +1,5 @@
 // Spin flags: dwords that workgroups poll to wait for one another, in model time.
+//
 // The host executes workgroups in another order than hardware, so the value that a poll read in the
 // trace carries no information. The model assumes: if any workgroup stores to the dword, a poll
 // waits for the first store; if the dword is only changed by atomics, the n-th poll of a wave waits

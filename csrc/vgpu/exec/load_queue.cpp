@@ -1,4 +1,4 @@
-#include "vgpu/exec/landing.h"
+#include "vgpu/exec/load_queue.h"
 
 #include <algorithm>
 #include <iterator>
@@ -48,22 +48,22 @@ u64 lanes_in_lds(Wave& wave, const Inst& inst) {
 
 // -------------------------------------------------------------------------------- LDS-DMA
 
-void CompletedLoads::clear() {
+void LdsDmaQueue::clear() {
   unused_.splice(unused_.end(), in_flight_);
   num_completed_ = last_number_;
 }
 
-CompletedLoads::DmaTransfer& CompletedLoads::next() {
+LdsDmaQueue::DmaTransfer& LdsDmaQueue::next() {
   if (unused_.empty()) unused_.emplace_back();
   return unused_.front();
 }
 
-u64 CompletedLoads::send() {
+u64 LdsDmaQueue::send() {
   in_flight_.splice(in_flight_.end(), unused_, unused_.begin());
   return ++last_number_;
 }
 
-void CompletedLoads::complete(u64 number) {
+void LdsDmaQueue::complete(u64 number) {
   for (; num_completed_ < number; ++num_completed_) {
     DmaTransfer& transfer = in_flight_.front();
     const Transfer store = transfer.dwords == 1   ? store_dwords<1>
@@ -165,7 +165,7 @@ void LoadQueue::start(Wave& wave, Queue queue) {
   issue(wave, queue);
 }
 
-// -------------------------------------------------------------------------------- holding
+// -------------------------------------------------------------------------------- deferral
 
 LoadQueue::PendingLoad& LoadQueue::add(Wave& wave, Queue queue) {
   start(wave, queue);
@@ -201,9 +201,9 @@ void LoadQueue::number(Wave& wave, PendingLoad& load, bool vector, bool lds) {
 
 void LoadQueue::run(Wave& wave, const Inst& inst) {
   const bool scalar = inst.queue == Queue::kScalar;
-  const u32 max_in_flight = scalar ? kMaxScalars : kMaxRegisters, count = inst.result;
-  const bool next_number = scalar ? inst.dst + count <= std::size(wave.sgpr) : wave.exec() != 0;
-  if (!count || count > max_in_flight || !next_number) return inst.op->exec(wave, inst);
+  const u32 max_count = scalar ? kMaxScalars : kMaxRegisters, count = inst.result;
+  const bool has_effect = scalar ? inst.dst + count <= std::size(wave.sgpr) : wave.exec() != 0;
+  if (!count || count > max_count || !has_effect) return inst.op->exec(wave, inst);
   u32* registers = scalar ? &wave.sgpr[inst.dst] : wave.va(inst.dst);
   const u64 bytes = u64{count} * (scalar ? 1 : kLanes) * sizeof(u32);
   alignas(64) u32 old[kMaxRegisters * kLanes];
@@ -219,10 +219,10 @@ void LoadQueue::run(Wave& wave, const Inst& inst) {
   std::memcpy(registers, old, bytes);
 }
 
-void LoadQueue::hold(Wave& wave, u64 completion) {
+void LoadQueue::hold(Wave& wave, u64 dma_number) {
   PendingLoad& load = add(wave, Queue::kVector);
   load.dst_file = DstFile::kLds;
-  load.completion = completion;
+  load.dma_number = dma_number;
   number(wave, load, true, false);
 }
 
@@ -236,7 +236,7 @@ bool LoadQueue::overlaps(const Inst& inst) const {
   return false;
 }
 
-// -------------------------------------------------------------------------------- landing
+// -------------------------------------------------------------------------------- completion
 
 bool LoadQueue::is_complete(const PendingLoad& load) const {
   return load.number[0] <= vector_.count.done && load.number[1] <= lds_.count.done &&
@@ -247,7 +247,7 @@ void LoadQueue::complete(Wave& wave, const PendingLoad& load) {
   if (load.dst_file == DstFile::kScalar) {
     std::memcpy(&wave.sgpr[load.first], load.data, load.count * sizeof(u32));
   } else if (load.dst_file == DstFile::kLds) {
-    wave.group->completed_loads->complete(load.completion);
+    wave.group->lds_dma_queue->complete(load.dma_number);
   } else {
     u32* rows = wave.va(load.first);
     for (u32 d = 0; d < load.count; ++d) {
