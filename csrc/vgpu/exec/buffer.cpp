@@ -32,7 +32,7 @@ BufferAccess::BufferAccess(Wave& wave, const Inst& inst, const BufferResource& r
   if (inst.idxen) index_ = wave.v(inst.addr);
   if (inst.offen) voffset_ = wave.v(inst.addr + inst.idxen);
   if (resource.add_tid) {
-    resource.swizzle ? set_staged_addresses() : set_swizzled_addresses();
+    resource.swizzle ? set_staged_addresses() : set_lane_addresses();
   } else {
     set_addresses();
   }
@@ -86,10 +86,10 @@ void BufferAccess::set_addresses() {
       addresses_.lane[lane] = base + voffset;
     }
   }
-  outside ? set_swizzled_addresses() : notify_observer();
+  outside ? set_lane_addresses() : notify_observer();
 }
 
-void BufferAccess::set_swizzled_addresses() {
+void BufferAccess::set_lane_addresses() {
   u64 in_bounds = 0;
   bool cut = false;
   for_lanes(mask_, [&](u32 lane) {

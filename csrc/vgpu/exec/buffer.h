@@ -34,9 +34,9 @@ class BufferAccess {
   void write_back();
 
  private:
-  void set_addresses();           // linear address formula, all lanes at once
-  void set_swizzled_addresses();  // per lane: the index depends on the lane, or some lanes are out
-                                  // of range
+  void set_addresses();       // linear address formula, all lanes at once
+  void set_lane_addresses();  // per lane: the index depends on the lane, or some lanes are out
+                              // of range
   void set_staged_addresses();
   void notify_observer();
   u64 lane_offset(u32 lane, u32 dword) const;

@@ -84,22 +84,22 @@ LoadVisibilityScan::Node& LoadVisibilityScan::node(u32 index) {
 bool LoadVisibilityScan::step(const Walk& walk, ProgramPoint point, u32& steps) {
   while (true) {
     if (point.index >= program_.count || ++steps > kMaxSteps) return true;
-    Node& successor = node(point.index);
-    if (successor.walk == walks_ && successor.min_issued <= point.num_later)
+    Node& current = node(point.index);
+    if (current.walk == walks_ && current.min_issued <= point.num_later)
       return false;  // already visited
-    successor.walk = walks_;
-    successor.min_issued = point.num_later;
-    if (successor.is_opaque || touches(successor.operands, walk.queue, walk.first, walk.count)) {
+    current.walk = walks_;
+    current.min_issued = point.num_later;
+    if (current.is_opaque || touches(current.operands, walk.queue, walk.first, walk.count)) {
       return true;
     }
-    if (successor.flow == Flow::kEnd ||
-        (successor.waits && covers(walk.queue, successor.code, point.num_later))) {
+    if (current.flow == Flow::kEnd ||
+        (current.waits && covers(walk.queue, current.code, point.num_later))) {
       return false;
     }
-    if (joins(walk.queue, successor.operands.queue) && full(walk.queue, ++point.num_later))
+    if (joins(walk.queue, current.operands.queue) && full(walk.queue, ++point.num_later))
       return false;
-    if (successor.flow == Flow::kBranch) open_.push_back({successor.target, point.num_later});
-    point.index = successor.flow == Flow::kJump ? successor.target : successor.following;
+    if (current.flow == Flow::kBranch) open_.push_back({current.target, point.num_later});
+    point.index = current.flow == Flow::kJump ? current.target : current.following;
   }
 }
 
@@ -139,12 +139,12 @@ bool LoadVisibilityScan::reaches(u32 entry, const Predicate& predicate) {
     open.pop_back();
     if (index >= program_.count || reached[index]) continue;
     reached[index] = true;
-    const Node& successor = node(index);
-    if (predicate(index, successor)) return true;
-    if (successor.flow == Flow::kEnd) continue;
-    if (successor.flow == Flow::kBranch || successor.flow == Flow::kJump)
-      open.push_back(successor.target);
-    if (successor.flow != Flow::kJump) open.push_back(successor.following);
+    const Node& current = node(index);
+    if (predicate(index, current)) return true;
+    if (current.flow == Flow::kEnd) continue;
+    if (current.flow == Flow::kBranch || current.flow == Flow::kJump)
+      open.push_back(current.target);
+    if (current.flow != Flow::kJump) open.push_back(current.following);
   }
   return false;
 }
@@ -160,9 +160,8 @@ bool LoadVisibilityScan::kernel_has_observable_load(u32 entry) {
 bool LoadVisibilityScan::kernel_observes_workgroups(u32 entry) {
   const auto [it, inserted] = observing_entries_.try_emplace(entry, false);
   if (inserted) {
-    it->second = reaches(entry, [](u32, const Node& successor) {
-      return successor.observes || successor.flow == Flow::kCall ||
-             successor.flow == Flow::kIndirect;
+    it->second = reaches(entry, [](u32, const Node& current) {
+      return current.observes || current.flow == Flow::kCall || current.flow == Flow::kIndirect;
     });
   }
   return it->second;

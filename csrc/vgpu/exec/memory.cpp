@@ -88,16 +88,16 @@ void for_each_scratch_dword(u32 lane, u32 offset, u32 bytes, Copy copy) {
 }  // namespace
 
 void scratch_read(const Wave& wave, u32 lane, u32 offset, u32 bytes, u8* dst) {
-  for_each_scratch_dword(lane, offset, bytes, [&](u32 address, u32 offset, u32 num_bytes) {
-    if (num_bytes == 4) return store<u32>(dst + offset, load<u32>(wave.scratch + address));
-    for (u32 b = 0; b < num_bytes; ++b) dst[offset + b] = wave.scratch[address + b];
+  for_each_scratch_dword(lane, offset, bytes, [&](u32 address, u32 done, u32 num_bytes) {
+    if (num_bytes == 4) return store<u32>(dst + done, load<u32>(wave.scratch + address));
+    for (u32 b = 0; b < num_bytes; ++b) dst[done + b] = wave.scratch[address + b];
   });
 }
 
 void scratch_write(Wave& wave, u32 lane, u32 offset, u32 bytes, const u8* src) {
-  for_each_scratch_dword(lane, offset, bytes, [&](u32 address, u32 offset, u32 num_bytes) {
-    if (num_bytes == 4) return store<u32>(wave.scratch + address, load<u32>(src + offset));
-    for (u32 b = 0; b < num_bytes; ++b) wave.scratch[address + b] = src[offset + b];
+  for_each_scratch_dword(lane, offset, bytes, [&](u32 address, u32 done, u32 num_bytes) {
+    if (num_bytes == 4) return store<u32>(wave.scratch + address, load<u32>(src + done));
+    for (u32 b = 0; b < num_bytes; ++b) wave.scratch[address + b] = src[done + b];
   });
 }
 

@@ -337,9 +337,9 @@ bool guarded_slice(const Dispatch& d, WorkgroupState& group, u64 slice, u64& ins
   } else {
     trap.active = true;
     try {
-      const WaveSet waves_of_group = {group.waves, d.wave_count,
-                                      d.schedule.random ? &group.random : nullptr};
-      ended = run_waves(waves_of_group, slice, instructions, trap.wave);
+      const WaveSet wave_set = {group.waves, d.wave_count,
+                                d.schedule.random ? &group.random : nullptr};
+      ended = run_waves(wave_set, slice, instructions, trap.wave);
     } catch (const Fault& fault) {
       error = error_prefix(d, group, trap.wave) + fault.what();
     } catch (const std::exception& exception) {

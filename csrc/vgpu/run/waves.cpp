@@ -80,22 +80,22 @@ u64 advance(Wave& w, Program& program, u64 budget) {
 }
 
 // Releases the barrier. A wave that has ended counts as arrived.
-void release(const WaveSet& waves_of_group) {
-  for (u32 i = 0; i < waves_of_group.count; ++i) {
-    if (waves_of_group.waves[i].state == WaveState::kAtBarrier) waves_of_group.waves[i].run();
+void release(const WaveSet& group) {
+  for (u32 i = 0; i < group.count; ++i) {
+    if (group.waves[i].state == WaveState::kAtBarrier) group.waves[i].run();
   }
 }
 
 // Wakes waves that slept when the workgroup was suspended.
-void wake(const WaveSet& waves_of_group) {
-  for (u32 i = 0; i < waves_of_group.count; ++i) {
-    if (waves_of_group.waves[i].state == WaveState::kAsleep) waves_of_group.waves[i].run();
+void wake(const WaveSet& group) {
+  for (u32 i = 0; i < group.count; ++i) {
+    if (group.waves[i].state == WaveState::kAsleep) group.waves[i].run();
   }
 }
 
 // Returns the runnable wave at this position.
-Wave& runnable(const WaveSet& waves_of_group, u32 position) {
-  Wave* wave = waves_of_group.waves;
+Wave& runnable(const WaveSet& group, u32 position) {
+  Wave* wave = group.waves;
   while (true) {
     if (wave->is_running() && !position--) return *wave;
     ++wave;
@@ -105,12 +105,12 @@ Wave& runnable(const WaveSet& waves_of_group, u32 position) {
 struct StateCounts {
   u32 running = 0, asleep = 0, ended = 0;
 };
-StateCounts count_states(const WaveSet& waves_of_group) {
+StateCounts count_states(const WaveSet& group) {
   StateCounts counts;
-  for (u32 i = 0; i < waves_of_group.count; ++i) {
-    counts.running += waves_of_group.waves[i].is_running();
-    counts.asleep += waves_of_group.waves[i].state == WaveState::kAsleep;
-    counts.ended += waves_of_group.waves[i].state == WaveState::kDone;
+  for (u32 i = 0; i < group.count; ++i) {
+    counts.running += group.waves[i].is_running();
+    counts.asleep += group.waves[i].state == WaveState::kAsleep;
+    counts.ended += group.waves[i].state == WaveState::kDone;
   }
   return counts;
 }
@@ -126,45 +126,42 @@ void run_wave_slice(Wave& w, u64 budget, u64& instructions, u32& mode,
 }
 
 template <bool kObserved>
-bool run_slices(const WaveSet& waves_of_group, u64 slice, u64& instructions,
-                const Wave* volatile& running) {
+bool run_slices(const WaveSet& group, u64 slice, u64& instructions, const Wave* volatile& running) {
   const u64 end_instructions = instructions + slice;
-  wake(waves_of_group);
+  wake(group);
   u32 mode = 0;  // MODE that the host's floating-point unit follows
-  for (u32 i = 0; i < waves_of_group.count; ++i) {
-    enter_fp_mode(waves_of_group.waves[i]);
-    mode = waves_of_group.waves[i].mode;
+  for (u32 i = 0; i < group.count; ++i) {
+    enter_fp_mode(group.waves[i]);
+    mode = group.waves[i].mode;
   }
   while (instructions < end_instructions) {
-    const StateCounts counts = count_states(waves_of_group);
-    if (counts.ended == waves_of_group.count) return true;
+    const StateCounts counts = count_states(group);
+    if (counts.ended == group.count) return true;
     if (!counts.running) {
       if (counts.asleep) return false;
-      release(waves_of_group);
+      release(group);
       continue;
     }
-    if (waves_of_group.random) {
-      Wave& w = runnable(waves_of_group, waves_of_group.random->next_below(counts.running));
-      const u64 budget = u64{1} << waves_of_group.random->next_below(kRandomSlices);
+    if (group.random) {
+      Wave& w = runnable(group, group.random->next_below(counts.running));
+      const u64 budget = u64{1} << group.random->next_below(kRandomSlices);
       run_wave_slice<kObserved>(w, std::min(budget, slice), instructions, mode, running);
       continue;
     }
     const u64 budget = std::min(counts.running == 1 ? kLoneWaveSlice : kWaveSlice, slice);
-    for (u32 i = 0; i < waves_of_group.count; ++i) {
-      Wave& w = waves_of_group.waves[i];
+    for (u32 i = 0; i < group.count; ++i) {
+      Wave& w = group.waves[i];
       if (w.is_running()) run_wave_slice<kObserved>(w, budget, instructions, mode, running);
     }
   }
-  return count_states(waves_of_group).ended == waves_of_group.count;
+  return count_states(group).ended == group.count;
 }
 
 }  // namespace
 
-bool run_waves(const WaveSet& waves_of_group, u64 slice, u64& instructions,
-               const Wave* volatile& running) {
-  return waves_of_group.waves[0].observer
-             ? run_slices<true>(waves_of_group, slice, instructions, running)
-             : run_slices<false>(waves_of_group, slice, instructions, running);
+bool run_waves(const WaveSet& group, u64 slice, u64& instructions, const Wave* volatile& running) {
+  return group.waves[0].observer ? run_slices<true>(group, slice, instructions, running)
+                                 : run_slices<false>(group, slice, instructions, running);
 }
 
 }  // namespace vgpu

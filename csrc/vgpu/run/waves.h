@@ -16,7 +16,6 @@ struct WaveSet {
 // Runs until all waves have ended (returns true), about `slice` instructions have executed, or no
 // wave can run and some sleep until other workgroups progress. Adds to `instructions`; `running` is
 // the current wave, for fault messages.
-bool run_waves(const WaveSet& waves_of_group, u64 slice, u64& instructions,
-               const Wave* volatile& running);
+bool run_waves(const WaveSet& group, u64 slice, u64& instructions, const Wave* volatile& running);
 
 }  // namespace vgpu

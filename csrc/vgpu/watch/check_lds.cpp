@@ -78,11 +78,11 @@ u32 readers_of(const LdsState& state, u32 cell) {
 
 template <u32 kCount>
 void add_readers(LdsState& state, const Cells& cells, u32 wave) {
-  const u32 clock = state.epoch << 16, bit = 1u << wave;
+  const u32 epoch_bits = state.epoch << 16, bit = 1u << wave;
   u32* readers = &state.readers[cells.first];
   for (u32 i = 0; i < (kCount ? kCount : cells.count); ++i) {
-    const u32 same_epoch = (readers[i] ^ clock) >> 16 ? 0 : readers[i] & 0xffff;
-    readers[i] = clock | same_epoch | bit;
+    const u32 same_epoch = (readers[i] ^ epoch_bits) >> 16 ? 0 : readers[i] & 0xffff;
+    readers[i] = epoch_bits | same_epoch | bit;
   }
 }
 
@@ -153,11 +153,11 @@ void LdsCheck::restamp_in_flight(LdsState& state, u32 wave, const WaitState& wai
 void LdsCheck::restamp(LdsState& state, u32 wave, LdsState::Stamped& access) {
   const u32 old = access.stamp;
   access.stamp = next_stamp(state, is_signal_stamp(old), wave, access.index);
-  const u32 clock = access.stamp;
+  const u32 new_stamp = access.stamp;
   u32* const stamps = access.is_write ? state.writes.data() : state.reads.data();
   for_cells(state, access, [&](const Cells& cells) {
     for (u32 c = cells.first; c < cells.end(); ++c)
-      stamps[c] = stamps[c] == old ? clock : stamps[c];
+      stamps[c] = stamps[c] == old ? new_stamp : stamps[c];
     if (!access.is_write) add_readers<0>(state, cells, wave);
   });
 }
@@ -178,47 +178,47 @@ void LdsCheck::access(LdsState& state, const WaitState& waits, const Wave& wave,
   if (state.shift && !whole_dwords(access)) refine(state);
   const u32 stamp = next_stamp(state, operands.signals, wave.index, inst.index);
   drop_completed(state.dma_in_flight[wave.index], waits.vector.done);
-  const AccessContext clock = {waits, wave, inst, operands, access, stamp};
+  const AccessContext context = {waits, wave, inst, operands, access, stamp};
   switch (access.bytes >> state.shift) {
     case 1:
-      lanes<1>(state, clock);
+      lanes<1>(state, context);
       break;
     case 2:
-      lanes<2>(state, clock);
+      lanes<2>(state, context);
       break;
     case 4:
-      lanes<4>(state, clock);
+      lanes<4>(state, context);
       break;
     default:
-      lanes<0>(state, clock);
+      lanes<0>(state, context);
   }
   remember(state, waits, wave, inst, operands, access, stamp);
   if (operands.signals) signal(state, wave.index);
 }
 
 template <u32 kCount>
-void LdsCheck::lanes(LdsState& state, const AccessContext& clock) {
-  const u32 wave = clock.wave.index, floor = state.floor[wave];
+void LdsCheck::lanes(LdsState& state, const AccessContext& context) {
+  const u32 wave = context.wave.index, floor = state.floor[wave];
   const auto& dma = state.dma_in_flight[wave];
-  const bool own_dma = !clock.operands.lds_dma && !dma.empty();
+  const bool own_dma = !context.operands.lds_dma && !dma.empty();
   const u32 oldest = own_dma ? number_of(dma.front().stamp) : ~u32{0};
-  const u64 base = host_address(clock.wave.group->lds);
-  for_lanes(clock.access.mask, [&](u32 lane) {
-    const u32 offset = static_cast<u32>(clock.access.addresses[lane] - base);
-    const Cells cells(state, offset, clock.access.bytes);
+  const u64 base = host_address(context.wave.group->lds);
+  for_lanes(context.access.mask, [&](u32 lane) {
+    const u32 offset = static_cast<u32>(context.access.addresses[lane] - base);
+    const Cells cells(state, offset, context.access.bytes);
     u32 *const writes = &state.writes[cells.first], *const reads = &state.reads[cells.first];
     const u32 written = number_of(latest<kCount>(writes, cells.count));
     if (written >= oldest) [[unlikely]]
-      check_own_dma(state, clock, lane, offset);
-    if (clock.access.is_write) {
+      check_own_dma(state, context, lane, offset);
+    if (context.access.is_write) {
       const u32 read = number_of(latest<kCount>(reads, cells.count));
       if (std::max(written, read) > floor) [[unlikely]]
-        check_write(state, clock, lane, offset);
-      set_stamps<kCount>(writes, cells.count, clock.stamp);
+        check_write(state, context, lane, offset);
+      set_stamps<kCount>(writes, cells.count, context.stamp);
     } else {
       if (written > floor) [[unlikely]]
-        check_read(state, clock, lane, offset);
-      set_stamps<kCount>(reads, cells.count, clock.stamp);
+        check_read(state, context, lane, offset);
+      set_stamps<kCount>(reads, cells.count, context.stamp);
       add_readers<kCount>(state, cells, wave);
     }
   });
@@ -243,35 +243,36 @@ void LdsCheck::remember(LdsState& state, const WaitState& waits, const Wave& wav
 }
 
 // Checks a read of the wave's own LDS-DMA data, which is valid after its vmcnt wait.
-void LdsCheck::check_own_dma(const LdsState& state, const AccessContext& clock, u32 lane,
+void LdsCheck::check_own_dma(const LdsState& state, const AccessContext& context, u32 lane,
                              u32 offset) {
-  const auto& list = state.dma_in_flight[clock.wave.index];
-  const Cells cells(state, offset, clock.access.bytes);
+  const auto& list = state.dma_in_flight[context.wave.index];
+  const Cells cells(state, offset, context.access.bytes);
   for (u32 c = cells.first; c < cells.end(); ++c) {
-    if (wave_of(state.writes[c]) != clock.wave.index) continue;
-    const auto dma = std::find_if(
-        list.begin(), list.end(),
-        [&](const LdsState::Stamped& in_flight) { return in_flight.stamp == state.writes[c]; });
+    if (wave_of(state.writes[c]) != context.wave.index) continue;
+    const auto dma = std::find_if(list.begin(), list.end(), [&](const LdsState::Stamped& pending) {
+      return pending.stamp == state.writes[c];
+    });
     if (dma == list.end()) continue;
-    return report(clock.wave, clock.inst, lane, c << state.shift,
-                  std::string(clock.access.is_write ? "overwrites" : "reads") +
-                      " data of the LDS-DMA at text offset " + hex(dma->index * 4) + " (" +
+    return report(context.wave, context.inst, lane, c << state.shift,
+                  std::string(context.access.is_write ? "overwrites" : "reads") +
+                      " data that the LDS-DMA at text offset " + hex(dma->index * 4) + " (" +
                       instruction_text(program_, dma->index) +
                       ") of the same wave may still write: no s_waitcnt vmcnt(" +
-                      std::to_string(clock.waits.vector.issued - dma->queue_number) +
+                      std::to_string(context.waits.vector.issued - dma->queue_number) +
                       ") between them");
   }
 }
 
-void LdsCheck::check_read(const LdsState& state, const AccessContext& clock, u32 lane, u32 offset) {
-  const Cells cells(state, offset, clock.access.bytes);
+void LdsCheck::check_read(const LdsState& state, const AccessContext& context, u32 lane,
+                          u32 offset) {
+  const Cells cells(state, offset, context.access.bytes);
   for (u32 c = cells.first; c < cells.end(); ++c) {
     const u32 written = state.writes[c];
-    if (ordered(state, clock.wave.index, written)) continue;
-    if (clock.operands.signals && is_signal_stamp(written)) continue;
-    return report(
-        clock.wave, clock.inst, lane, c << state.shift,
-        "reads what " + describe_access(state, written) + " writes, with no barrier between them");
+    if (ordered(state, context.wave.index, written)) continue;
+    if (context.operands.signals && is_signal_stamp(written)) continue;
+    return report(context.wave, context.inst, lane, c << state.shift,
+                  "reads data that " + describe_access(state, written) +
+                      " writes, with no barrier between them");
   }
 }
 
@@ -291,11 +292,11 @@ u32 LdsCheck::unordered_read(const LdsState& state, u32 wave, bool is_signal, u3
 
 // A write that changes nothing is harmless (all waves set the same flag), so it is judged after it
 // has executed.
-void LdsCheck::check_write(const LdsState& state, const AccessContext& clock, u32 lane,
+void LdsCheck::check_write(const LdsState& state, const AccessContext& context, u32 lane,
                            u32 offset) {
-  const u32 wave = clock.wave.index;
-  const bool is_signal = clock.operands.signals;
-  const Cells cells(state, offset, clock.access.bytes);
+  const u32 wave = context.wave.index;
+  const bool is_signal = context.operands.signals;
+  const Cells cells(state, offset, context.access.bytes);
   for (u32 c = cells.first; c < cells.end(); ++c) {
     const u32 written = state.writes[c], read = unordered_read(state, wave, is_signal, c);
     const bool both_are_signals = is_signal && is_signal_stamp(written);
@@ -303,8 +304,8 @@ void LdsCheck::check_write(const LdsState& state, const AccessContext& clock, u3
     if (!writes_conflict && !read) continue;
     const u32 b = c << state.shift;
     Conflict conflict = {lane, b, writes_conflict ? written : read, !writes_conflict, 0, {}};
-    conflict.bytes = std::min<u32>(offset + clock.access.bytes - b, sizeof(conflict.old));
-    std::memcpy(conflict.old, clock.wave.group->lds + b, conflict.bytes);
+    conflict.bytes = std::min<u32>(offset + context.access.bytes - b, sizeof(conflict.old));
+    std::memcpy(conflict.old, context.wave.group->lds + b, conflict.bytes);
     conflicts_.push_back(conflict);
     return;
   }
@@ -314,7 +315,7 @@ void LdsCheck::after_inst(const LdsState& state, const Wave& wave, const Inst& i
   for (const Conflict& c : conflicts_) {
     if (!std::memcmp(c.old, wave.group->lds + c.offset, c.bytes)) continue;
     report(wave, inst, c.lane, c.offset,
-           "overwrites what " + describe_access(state, c.peer_stamp) +
+           "overwrites data that " + describe_access(state, c.peer_stamp) +
                (c.is_peer_read ? " reads" : " writes") + ", with no barrier between them");
     break;
   }

@@ -88,11 +88,11 @@ class LdsCheck {
   void remember(LdsState& state, const WaitState& waits, const Wave& wave, const Inst& inst,
                 const Operands& operands, const Access& access, u32 stamp);
   template <u32 kCount>
-  void lanes(LdsState& state, const AccessContext& clock);
-  void check_own_dma(const LdsState& state, const AccessContext& clock, u32 lane, u32 offset);
-  void check_read(const LdsState& state, const AccessContext& clock, u32 lane, u32 offset);
+  void lanes(LdsState& state, const AccessContext& context);
+  void check_own_dma(const LdsState& state, const AccessContext& context, u32 lane, u32 offset);
+  void check_read(const LdsState& state, const AccessContext& context, u32 lane, u32 offset);
   static u32 unordered_read(const LdsState& state, u32 wave, bool is_signal, u32 cell);
-  void check_write(const LdsState& state, const AccessContext& clock, u32 lane, u32 offset);
+  void check_write(const LdsState& state, const AccessContext& context, u32 lane, u32 offset);
   void report(const Wave& wave, const Inst& inst, u32 lane, u32 offset, const std::string& detail);
   std::string describe_access(const LdsState& state, u32 stamp) const;
 

@@ -75,8 +75,8 @@ class Counters : public Observer {
   }
   // Divergence: EXEC becomes a proper, non-empty subset of its old value.
   void after_inst(Wave& wave, const Inst&) override {
-    const u64 clock = wave.exec();
-    splits += clock != exec_before_ && clock && !(clock & ~exec_before_);
+    const u64 exec = wave.exec();
+    splits += exec != exec_before_ && exec && !(exec & ~exec_before_);
   }
   void access(Wave& wave, const Inst& inst, const Access& access) override {
     const u64 bytes = static_cast<u64>(std::popcount(access.mask)) * access.bytes;

@@ -181,10 +181,10 @@ HostLocation HostMemory::locate(u64 address, u32 bytes, bool is_write) const {
   }
   const u64 page = address / kPage * kPage;
   if (mapping.name.empty()) {
-    const u64 end_page = (address + bytes - 1) / kPage * kPage;
-    const bool has_chunk_head = end_page < mapping.end && is_mapped_chunk(end_page, mapping.end);
-    if (has_chunk_head && (end_page != page || address < page + kChunkHead)) {
-      return {"in malloc's data before a block, at " + hex(end_page)};
+    const u64 last_page = (address + bytes - 1) / kPage * kPage;
+    const bool has_chunk_head = last_page < mapping.end && is_mapped_chunk(last_page, mapping.end);
+    if (has_chunk_head && (last_page != page || address < page + kChunkHead)) {
+      return {"in malloc's data before a block, at " + hex(last_page)};
     }
     return {"", has_chunk_head ? page + kChunkHead : page, page + kPage};
   }
