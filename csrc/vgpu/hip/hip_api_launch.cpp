@@ -215,7 +215,7 @@ hipError_t fault_code(const std::string& text) {
       {"step budget", hipErrorLaunchTimeOut},
       {kInterrupted, hipErrorLaunchTimeOut},
       {"memory that is not mapped", hipErrorIllegalAddress},
-      {"which is not a memory address", hipErrorIllegalAddress},
+      {"which is invalid", hipErrorIllegalAddress},
       {"outside the kernel's memory", hipErrorIllegalAddress},
   };
   for (const Row& row : kRows) {
