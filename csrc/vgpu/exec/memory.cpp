@@ -22,8 +22,7 @@ void check_global_slow(Wave& wave, const Inst& inst, const u64* addresses, u64 m
   for_lanes(mask, [&](u32 lane) {
     if ((addresses[lane] - 4096) >> 47) {
       fault(wave, inst,
-            lane_text("lane %u accesses address 0x%llx, which is invalid", lane,
-                      addresses[lane]));
+            lane_text("lane %u accesses address 0x%llx, which is invalid", lane, addresses[lane]));
     }
   });
 }
