@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
+from rfops.dispatch.config import Allowed, CheckedConfig, powers, up_to
 from rfops.dispatch.declare import fp8_of
-from rfops.dispatch.guards import check_config_ints, check_config_powers
 from rfops.dispatch.heuristic import ceil
-from rfops.dispatch.kernel import Call, Kernel, Run, RunOf
-from rfops.dispatch.tuned_table import serving
+from rfops.dispatch.kernel import Call, Run, RunOf
 from rfops.dispatch.workspace import Workspace
-from rfops.jit.arch import ARCH_SPECS
 from rfops.quantization.fp8_blockscale import FNUZ
-from rfops.triton import launch
 from rfops.triton.bound import BoundTriton
+from rfops.triton.kernel import WARPS, TritonKernel, spec_of
 
 from .mla_decode_flow import is_table
 
@@ -26,7 +25,7 @@ MAX_SPLITS = 64
 
 
 @dataclass(frozen=True)
-class MlaTritonConfig:
+class MlaTritonConfig(CheckedConfig):
     """A variant of rfops/attention/mla_decode_triton_kernels.py."""
 
     block_n: int  # tokens at once
@@ -35,27 +34,23 @@ class MlaTritonConfig:
     warps: int = 4
     stages: int = 2
 
-    def __post_init__(self) -> None:
-        check_config_ints(self)
-        check_config_powers(self, "block_m", "block_n", "warps")
-        if not 16 <= self.block_m <= 64 or not 16 <= self.block_n <= 128:
-            raise ValueError(f"{self}: block_m is 16 to 64, block_n 16 to 128")
-        if not 1 <= self.splits <= MAX_SPLITS or not 1 <= self.stages <= 4:
-            raise ValueError(f"{self}: splits is 1 to {MAX_SPLITS}, stages 1 to 4")
+    ALLOWED: ClassVar[Allowed] = {
+        "block_n": powers(16, 128),
+        "splits": up_to(MAX_SPLITS),
+        "block_m": powers(16, 64),
+        "warps": WARPS,
+        "stages": up_to(4),
+    }
 
 
-class TritonMla(Kernel):
-    name = "triton"
+class TritonMla(TritonKernel):
     turns = True  # as flow's
     Config = MlaTritonConfig
     error = 2.0**-8  # P in bf16
 
     def unsupported_reason(self, c: Call) -> str | None:
-        reason = launch.missing()
-        if reason is not None:
+        if reason := super().unsupported_reason(c):
             return reason
-        if serving(c.arch) is None:
-            return f"no tiles for {c.arch}: {', '.join(ARCH_SPECS)} and later NVIDIA GPUs have some"
         for name in ("q", "kv"):
             dtype = getattr(c, f"{name}_dtype")
             if dtype not in (_BF16, fp8_of(c.arch)):
@@ -71,7 +66,7 @@ class TritonMla(Kernel):
         quickest on an H200, and half of it on AMD's, whose LDS is less."""
         columns = c.H * c.qo_len
         block_m = 16 if columns <= 16 else 32
-        chip = ARCH_SPECS[serving(c.arch) or "sm_90"]
+        chip = spec_of(c.arch)
         programs = max(1, min(c.B * ceil(columns, block_m), c.B + ceil(c.T * c.H, block_m)))
         tokens = c.S * c.page // max(1, c.B)
         splits = max(1, min(MAX_SPLITS, 2 * chip.cus // programs, tokens // 64))

@@ -23,8 +23,9 @@ from rfops.dispatch.problem import grid
 from rfops.quantization.mxfp8 import BLOCK, E8M0_BIAS, E8M0_NAN, dequant_mxfp8
 
 from .kernels.mxfp8.gemv import Gemv
-from .kernels.mxfp8.mfma import TILE, TILE_K, Mfma
+from .kernels.mxfp8.mfma import TILE_K, Mfma
 from .kernels.mxfp8.triton import TritonGemm
+from .kernels.variant import TILE
 
 __all__ = ["gemm_mxfp8", "gemm_mxfp8_ref"]
 

@@ -14,6 +14,7 @@ from rfops.jit import CompiledOp, u32
 from rfops.quantization.fp8_blockscale import BLOCK
 from rfops.quantization.shuffle import WEIGHT
 
+from ..variant import Variant
 from . import layout as a8w8_layout
 
 MAX_SPLIT = 8
@@ -22,25 +23,8 @@ _MAX_KNOWN = 4096
 _best: dict[tuple[Any, ...], tuple[Any, float]] = {}
 
 
-class Config(Protocol):
+class Config(Variant, Protocol):
     """A variant of one of them."""
-
-    @property
-    def split(self) -> int:
-        """Workgroups along K."""
-        ...
-
-    @property
-    def threads(self) -> int: ...
-
-    @property
-    def words(self) -> int:
-        """fp32 sums of a workgroup."""
-        ...
-
-    def tiles(self, m: int, n: int) -> int:
-        """Output tiles of a result."""
-        ...
 
     def defines(self, dtype: torch.dtype, shuffled: bool = False) -> dict[str, int | str]: ...
 

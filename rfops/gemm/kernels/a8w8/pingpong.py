@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import ClassVar
 
 import torch
 
+from rfops.dispatch.config import FLAG, Allowed
 from rfops.jit import compile_ops
 
 from .launch import prebuilt, signature
@@ -24,11 +26,7 @@ class PingPongConfig(TileConfig):
     TILES = MappingProxyType({(256, 256): 256, (256, 128): 192, (128, 256): 192})
     BUSY = MappingProxyType(dict.fromkeys(TILES, 0.9))  # the aim
     stages, threads = 2, 512
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.pow2 not in (0, 1):
-            raise ValueError(f"{self}: pow2 is 0 or 1")
+    ALLOWED: ClassVar[Allowed] = {**TileConfig.ALLOWED, "pow2": FLAG}
 
     def defines(self, dtype: torch.dtype, shuffled: bool = False) -> dict[str, int | str]:
         return {**super().defines(dtype, shuffled), "POW2": self.pow2}

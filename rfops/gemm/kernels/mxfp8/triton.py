@@ -10,11 +10,10 @@ import torch
 from rfops.dispatch import tuned_table
 from rfops.dispatch.heuristic import ceil
 from rfops.dispatch.kernel import Call, Kernel, Run, RunOf
-from rfops.dispatch.tuned_table import serving
-from rfops.jit.arch import ARCH_SPECS
 from rfops.quantization.mxfp8 import BLOCK
 from rfops.triton import launch, tiles
 from rfops.triton.bound import BoundTriton
+from rfops.triton.kernel import unsupported_arch_reason
 from rfops.triton.splits import in_splits
 from rfops.triton.tiles import TritonConfig
 
@@ -65,9 +64,7 @@ class TritonGemm(Kernel):
 
 def unsupported_reason(c: Call, largest: int) -> str | None:
     """Why Triton does not take a call of either op."""
-    reason = launch.missing()
-    if reason is None and serving(c.arch) is None:
-        reason = f"no tiles for {c.arch}: {', '.join(ARCH_SPECS)} and later NVIDIA GPUs have some"
+    reason = launch.missing() or unsupported_arch_reason(c.arch)
     if reason is None and (c.K <= 0 or c.K % BLOCK):
         reason = f"K={c.K} is not a positive multiple of {BLOCK}"
     if reason is None and largest > MAX_SIZE:

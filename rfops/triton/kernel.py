@@ -1,0 +1,52 @@
+"""What the ops' Triton kernels share: the architectures that they run on, and whether a config fits
+the LDS (shared memory)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rfops.dispatch.config import powers
+from rfops.dispatch.kernel import Call, Kernel
+from rfops.dispatch.tuned_table import serving
+from rfops.jit.arch import ARCH_SPECS, Arch
+
+from . import launch
+
+WARPS = powers(1, 32)  # that a program may have
+
+
+def stages_in_lds(stages: int, arch: str) -> int:
+    """Return the number of stages whose operands are in LDS. On AMD one fewer, because Triton keeps
+    the newest in registers."""
+    return max(1, stages - 1) if arch.startswith("gfx") else stages
+
+
+class TritonKernel(Kernel):
+    """A Triton kernel for AMD's GPUs and NVIDIA's."""
+
+    name = "triton"
+
+    def unsupported_reason(self, c: Call) -> str | None:
+        return launch.missing() or unsupported_arch_reason(c.arch)
+
+    def unsupported_config_reason(self, c: Call, config: Any) -> str | None:
+        needed, available = self.lds_bytes(c, config), spec_of(c.arch).lds_bytes
+        if needed > available:
+            return f"about {needed} bytes of LDS, {c.arch} has {available}"
+        return None
+
+    def lds_bytes(self, c: Call, config: Any) -> int:
+        """Return about how much LDS a program takes."""
+        return 0
+
+
+def unsupported_arch_reason(arch: str) -> str | None:
+    """Return why no Triton kernel of an op runs on this architecture; None if they do."""
+    if serving(arch) is not None:
+        return None
+    return f"no tiles for {arch}: {', '.join(ARCH_SPECS)} and later NVIDIA GPUs have some"
+
+
+def spec_of(arch: str) -> Arch:
+    """Return the figures of an architecture, or of the one whose rows serve it."""
+    return ARCH_SPECS[serving(arch) or "sm_90"]
