@@ -6,15 +6,16 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+from torch import Tensor
 
-from rfops.dispatch.config import Allowed, CheckedConfig, powers, up_to
+from rfops.dispatch.config import Allowed, powers, up_to
 from rfops.dispatch.declare import fp8_of
 from rfops.dispatch.heuristic import ceil
 from rfops.dispatch.kernel import Call, Run, RunOf
 from rfops.dispatch.workspace import Workspace
 from rfops.quantization.fp8_blockscale import FNUZ
 from rfops.triton.bound import BoundTriton
-from rfops.triton.kernel import WARPS, TritonKernel, spec_of
+from rfops.triton.kernel import TileConfig, TritonKernel, spec_of
 
 from .mla_decode_flow import is_table
 
@@ -25,7 +26,7 @@ MAX_SPLITS = 64
 
 
 @dataclass(frozen=True)
-class MlaTritonConfig(CheckedConfig):
+class MlaTritonConfig(TileConfig):
     """A variant of rfops/attention/mla_decode_triton_kernels.py."""
 
     block_n: int  # tokens at once
@@ -35,10 +36,10 @@ class MlaTritonConfig(CheckedConfig):
     stages: int = 2
 
     ALLOWED: ClassVar[Allowed] = {
+        **TileConfig.ALLOWED,
+        "block_m": powers(16, 64),
         "block_n": powers(16, 128),
         "splits": up_to(MAX_SPLITS),
-        "block_m": powers(16, 64),
-        "warps": WARPS,
         "stages": up_to(4),
     }
 
@@ -95,22 +96,16 @@ class TritonMla(TritonKernel):
             "FNUZ": fp8_of(c.arch) == FNUZ,
         }
         part = BoundTriton(_KERNELS, "part", c.device, constants, config.warps, config.stages)
-        launch_part = part.prepare((*self.arguments, "angles", "sums", "stats"))
+        arguments = (*self.arguments, *(("angles",) if c.has("angles") else ()), "sums", "stats")
+        sources = {} if c.has("angles") else {"angles": None}
+        launch_part = part.prepare(arguments, sources=sources)
         most = 1 << (config.splits - 1).bit_length()
         add = BoundTriton(_KERNELS, "add_splits", c.device, {"SPLITS": most})
-        launch_add = add.prepare("out lse sums stats kv_scale qo_indptr")
+        launch_add = add.prepare(arguments)
         has_table = is_table(c)
 
-        def run_of(
-            batch: int,
-            rows: int,
-            heads: int,
-            _entries: int,
-            _pages: int,
-            page: int,
-            _ends: int,
-            width: int,
-        ) -> Run:
+        def run_of(*sizes: int) -> Run:
+            batch, rows, heads, _entries, _pages, page, _ends, width = sizes
             columns, splits = c.qo_len * heads, config.splits
             hidden = int(c.causal) if c.has("qo_indptr") else (c.qo_len - 1) * c.causal
             run_part = launch_part(
@@ -127,37 +122,12 @@ class TritonMla(TritonKernel):
             count = rows * heads * splits
             scratch = Workspace(c.device, (count * D_V, torch.float32), (count * 2, torch.float32))
 
-            def run(
-                out: torch.Tensor,
-                q: torch.Tensor,
-                kv: torch.Tensor,
-                kv_indptr: torch.Tensor,
-                kv_indices: torch.Tensor,
-                kv_lens: torch.Tensor | None,
-                kv_scale: torch.Tensor | None,
-                q_scale: torch.Tensor | None,
-                lse: torch.Tensor | None,
-                qo_indptr: torch.Tensor | None,
-                angles: torch.Tensor | None = None,
-            ) -> None:
-                sums, stats = scratch() if splits > 1 else (None, None)
-                run_part(
-                    out,
-                    _bytes(q),
-                    _bytes(kv),
-                    kv_indptr,
-                    kv_indices,
-                    kv_lens,
-                    kv_scale,
-                    q_scale,
-                    lse,
-                    qo_indptr,
-                    angles,
-                    sums,
-                    stats,
-                )
+            def run(out: Tensor, q: Tensor, kv: Tensor, *others: Tensor | None) -> None:
+                parts = scratch() if splits > 1 else (None, None)  # sums, stats
+                tensors = out, _bytes(q), _bytes(kv), *others, *parts
+                run_part(*tensors)
                 if splits > 1:
-                    run_add(out, lse, sums, stats, kv_scale, qo_indptr)
+                    run_add(*tensors)
 
             return run
 

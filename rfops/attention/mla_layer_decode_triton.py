@@ -8,12 +8,12 @@ from typing import ClassVar
 
 import torch
 
-from rfops.dispatch.config import Allowed, CheckedConfig, powers, up_to
+from rfops.dispatch.config import Allowed, powers
 from rfops.dispatch.heuristic import ceil
 from rfops.dispatch.kernel import Call, Run, RunOf
 from rfops.dispatch.steps import NestedRun, run_steps
 from rfops.triton.bound import BoundTriton, TritonStep
-from rfops.triton.kernel import TritonKernel, stages_in_lds
+from rfops.triton.kernel import TileConfig, TritonKernel, stages_in_lds
 
 from .mla_layer_parts import (
     CACHE_ROW,
@@ -32,7 +32,7 @@ _UP = (NOPE + V) * LATENT  # of a head of kv_up
 
 
 @dataclass(frozen=True)
-class LayerTritonConfig(CheckedConfig):
+class LayerTritonConfig(TileConfig):
     """A variant of rfops/attention/mla_layer_decode_triton_kernels.py."""
 
     block_n: int  # of q_down and kv_down, and of o
@@ -41,10 +41,10 @@ class LayerTritonConfig(CheckedConfig):
     stages: int = 2
 
     ALLOWED: ClassVar[Allowed] = {
+        **TileConfig.ALLOWED,
         "block_n": powers(16, 128),
         "block_k": powers(32, 256),
         "warps": powers(1, 8),
-        "stages": up_to(8),
     }
 
 

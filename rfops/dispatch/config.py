@@ -22,16 +22,16 @@ FLAG = (0, 1)
 
 
 class CheckedConfig:
-    """All fields are ints, and those named in `ALLOWED` have one of these values. Raises ValueError
+    """All fields are ints, and those that `ALLOWED` names have one of its values. Raises ValueError
     otherwise."""
 
     ALLOWED: ClassVar[Allowed] = {}
 
     def __post_init__(self) -> None:
         check_config_ints(self)
-        for name, values in self.ALLOWED.items():
-            value = getattr(self, name)
-            if value not in values:
+        for name, value in vars(self).items():
+            values = self.ALLOWED.get(name)
+            if values is not None and value not in values:
                 raise ValueError(f"{self}: {name} must be {_text(values)}, got {value}")
 
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from rfops.dispatch.declare import fp8_of
@@ -222,13 +223,7 @@ gemm_a8w8_blockscale.supports = OP.supports  # type: ignore[attr-defined]
 _ROWS = 2048  # of an operand at once: 32 MiB of sums
 
 
-def run_torch(
-    out: torch.Tensor,
-    x: torch.Tensor,
-    w: torch.Tensor,
-    x_scale: torch.Tensor,
-    w_scale: torch.Tensor,
-) -> None:
+def run_torch(out: Tensor, x: Tensor, w: Tensor, x_scale: Tensor, w_scale: Tensor) -> None:
     """Any size, strides and device, in pieces. Sums of a block are exact in float64, and meet their
     scales as in the kernels, so that an infinite scale of a finite sum gives infinity, not NaN."""
     (m, k), n = x.shape, w.shape[0]

@@ -3,16 +3,29 @@ the LDS (shared memory)."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
-from rfops.dispatch.config import powers
+from rfops.dispatch.config import POSITIVE, Allowed, CheckedConfig, powers, up_to
 from rfops.dispatch.kernel import Call, Kernel
 from rfops.dispatch.tuned_table import serving
 from rfops.jit.arch import ARCH_SPECS, Arch
 
 from . import launch
 
-WARPS = powers(1, 32)  # that a program may have
+MAX_SPLITS = 16  # of K
+
+
+class TileConfig(CheckedConfig):
+    """Base of a config dataclass with some of these fields."""
+
+    ALLOWED: ClassVar[Allowed] = {
+        "block_m": powers(16, 256),
+        "block_n": powers(32, 256),
+        "splits": up_to(MAX_SPLITS),
+        "group_m": POSITIVE,
+        "warps": powers(1, 32),
+        "stages": up_to(8),
+    }
 
 
 def stages_in_lds(stages: int, arch: str) -> int:

@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
+from torch import Tensor
 
-from rfops.dispatch.config import POSITIVE, Allowed, CheckedConfig, powers, up_to
 from rfops.dispatch.declare import fp8_of
 from rfops.dispatch.guards import MAX_BYTES
 from rfops.dispatch.heuristic import ceil
 from rfops.dispatch.kernel import Call, Run, RunOf
 from rfops.quantization.fp8_blockscale import BLOCK, FNUZ
 from rfops.triton.bound import BoundTriton
-from rfops.triton.kernel import WARPS, TritonKernel, spec_of, stages_in_lds
+from rfops.triton.kernel import MAX_SPLITS, TileConfig, TritonKernel, spec_of, stages_in_lds
 from rfops.triton.splits import in_splits, stride_numbers
 
 from . import layout as a8w8_layout
 
 _KERNELS = "rfops.gemm.kernels.a8w8.triton_kernels"
-MAX_SPLITS = 16
 
 
 @dataclass(frozen=True)
-class A8W8TritonConfig(CheckedConfig):
+class A8W8TritonConfig(TileConfig):
     """A variant of triton_kernels.py."""
 
     block_m: int
@@ -33,15 +31,6 @@ class A8W8TritonConfig(CheckedConfig):
     group_m: int = 8
     warps: int = 4
     stages: int = 3
-
-    ALLOWED: ClassVar[Allowed] = {
-        "block_m": powers(16, 256),
-        "block_n": powers(32, 256),
-        "splits": up_to(MAX_SPLITS),
-        "group_m": POSITIVE,
-        "warps": WARPS,
-        "stages": up_to(8),
-    }
 
     @property
     def w_left(self) -> bool:
@@ -129,13 +118,7 @@ def _bind(c: Call, config: A8W8TritonConfig, m: int, n: int, k: int) -> Run:
     grid = config.tiles(m, n), splits, 1
     run_gemm = launch(grid, m=m, n=n, blocks=blocks, per_split=per_split, out_m=n, **strides)
 
-    def run(
-        out: torch.Tensor,
-        x: torch.Tensor,
-        w: torch.Tensor,
-        x_scale: torch.Tensor,
-        w_scale: torch.Tensor,
-    ) -> None:
-        run_gemm(out, x.view(torch.uint8), w.view(torch.uint8), x_scale, w_scale)
+    def run(out: Tensor, x: Tensor, w: Tensor, *scales: Tensor) -> None:
+        run_gemm(out, x.view(torch.uint8), w.view(torch.uint8), *scales)
 
     return in_splits(c.device, splits, m, n, run)

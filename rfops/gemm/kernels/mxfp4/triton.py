@@ -7,15 +7,16 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
 
-from rfops.dispatch.config import POSITIVE, Allowed, CheckedConfig, powers, up_to
+from rfops.dispatch.config import Allowed, powers
 from rfops.dispatch.guards import MAX_BYTES
 from rfops.dispatch.heuristic import ceil
 from rfops.dispatch.kernel import Call, Run, RunOf
 from rfops.quantization.mxfp4 import ROUNDING
 from rfops.quantization.mxfp8 import BLOCK
 from rfops.triton.bound import BoundTriton
-from rfops.triton.kernel import WARPS, TritonKernel, spec_of, stages_in_lds
+from rfops.triton.kernel import MAX_SPLITS, TileConfig, TritonKernel, spec_of, stages_in_lds
 from rfops.triton.splits import stride_numbers
 from rfops.triton.tiles import SCALED_ARCHS
 
@@ -23,12 +24,11 @@ from ...mxfp4_op import RAW, x_bits
 
 _KERNELS = "rfops.gemm.kernels.mxfp4.triton_kernels"
 _COLUMNS = 256  # of a program that adds splits
-MAX_SPLITS = 16
 _NOT_INSIDE = {4: -1, 8: -2}  # what stands for BUMP where x is quantised, by its bits
 
 
 @dataclass(frozen=True)
-class Mxfp4TritonConfig(CheckedConfig):
+class Mxfp4TritonConfig(TileConfig):
     """A variant of triton_kernels.py."""
 
     block_m: int
@@ -39,15 +39,7 @@ class Mxfp4TritonConfig(CheckedConfig):
     warps: int = 4
     stages: int = 3
 
-    ALLOWED: ClassVar[Allowed] = {
-        "block_m": powers(16, 256),
-        "block_n": powers(32, 256),
-        "block_k": powers(128, 512),
-        "splits": up_to(MAX_SPLITS),
-        "group_m": POSITIVE,
-        "warps": WARPS,
-        "stages": up_to(8),
-    }
+    ALLOWED: ClassVar[Allowed] = {**TileConfig.ALLOWED, "block_k": powers(128, 512)}
 
     def tiles(self, m: int, n: int) -> int:
         return int(ceil(m, self.block_m) * ceil(n, self.block_n))
@@ -164,48 +156,21 @@ def _bind(c: Call, config: Mxfp4TritonConfig, m: int, n: int, k: int) -> Run:
     constants = {"SPLITS": splits, "COLUMNS": _COLUMNS, "HAS_BIAS": has_bias}
     add = BoundTriton(_KERNELS, "add_splits", c.device, constants)
     steps = stride_numbers(strides)
-    run_gemm = gemm.prepare("out x x_scale w w_scale bias")(
+    # A kernel that quantises x does not read x_scale.
+    x_scale, sources = ("x_scale", {}) if rounding is None else ("", {"x_scale": "w_scale"})
+    run_gemm = gemm.prepare(f"out x w {x_scale} w_scale bias", sources=sources)(
         (config.tiles(m, n), splits, 1), m=m, n=n, k=k, per_split=per_split, out_m=n, **steps
     )
     run_add = add.prepare("out parts bias")((m, ceil(n, _COLUMNS), 1), m=m, n=n)
 
-    def launch_all(
-        out: torch.Tensor,
-        x: torch.Tensor,
-        x_scale: torch.Tensor,
-        w: torch.Tensor,
-        w_scale: torch.Tensor,
-        bias: torch.Tensor | None,
-    ) -> None:
+    def run(out: Tensor, x: Tensor, *others: Any) -> None:
+        *operands, bias = others  # w and scales
+        x = x.view(torch.uint8) if rounding is None else x
         parts = out
         if splits > 1:
             parts = torch.empty((splits, m, n), dtype=torch.float32, device=out.device)
-        run_gemm(parts, x, x_scale, w, w_scale, bias)
+        run_gemm(parts, x, *[operand.view(torch.uint8) for operand in operands], bias)
         if splits > 1:
             run_add(out, parts, bias)
 
-    def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.view(torch.uint8)
-
-    def run_quantising(
-        out: torch.Tensor,
-        x: torch.Tensor,
-        w: torch.Tensor,
-        w_scale: torch.Tensor,
-        bias: torch.Tensor | None,
-    ) -> None:
-        w, w_scale = as_bytes(w), as_bytes(w_scale)
-        launch_all(out, x, w_scale, w, w_scale, bias)
-
-    def run(
-        out: torch.Tensor,
-        x: torch.Tensor,
-        w: torch.Tensor,
-        x_scale: torch.Tensor,
-        w_scale: torch.Tensor,
-        bias: torch.Tensor | None,
-    ) -> None:
-        launch_all(out, as_bytes(x), as_bytes(x_scale), as_bytes(w), as_bytes(w_scale), bias)
-
-    made: Any = run if rounding is None else run_quantising
-    return made  # type: ignore[no-any-return]
+    return run

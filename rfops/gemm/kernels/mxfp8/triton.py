@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from rfops.dispatch import tuned_table
 from rfops.dispatch.heuristic import ceil
@@ -129,14 +130,8 @@ def _bind(
     splits = ceil(k, k_split)
     gemm = _gemm(device, config, options, splits, {"M": m, "N": n, "K": k, "k_split": k_split})
 
-    def run(
-        out: torch.Tensor,
-        x: torch.Tensor,
-        w: torch.Tensor,
-        x_scale: torch.Tensor,
-        w_scale: torch.Tensor,
-    ) -> None:
-        gemm(out, *_as_bytes(x, w, x_scale, w_scale), None)
+    def run(out: Tensor, *operands: Tensor) -> None:
+        gemm(out, *_as_bytes(*operands), None)
 
     return in_splits(device, splits, m, n, run)
 
@@ -164,14 +159,8 @@ def _bind_expanded(
     k_parts = ceil(k, _EXPAND_BLOCKS * BLOCK)
     expand_x, expand_w = (expand((rows, k_parts, 1), K=k) for rows in (m, n))
 
-    def run(
-        out: torch.Tensor,
-        x: torch.Tensor,
-        w: torch.Tensor,
-        x_scale: torch.Tensor,
-        w_scale: torch.Tensor,
-    ) -> None:
-        sources = _as_bytes(x, w, x_scale, w_scale)
+    def run(out: Tensor, *operands: Tensor) -> None:
+        sources = _as_bytes(*operands)
         wide_x = torch.empty((m, k), dtype=torch.bfloat16, device=out.device)
         wide_w = torch.empty((n, k), dtype=torch.bfloat16, device=out.device)
         lost = torch.zeros(1, dtype=torch.int32, device=out.device)

@@ -9,12 +9,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from rfops.dispatch.config import POSITIVE, Allowed, CheckedConfig, powers, up_to
+from rfops.dispatch.config import Allowed, powers
 from rfops.dispatch.heuristic import ceil
 from rfops.dispatch.kernel import Call, Run, RunOf
 from rfops.jit.launch import tensor_memory
 from rfops.triton.bound import BoundTriton
-from rfops.triton.kernel import WARPS, TritonKernel, stages_in_lds
+from rfops.triton.kernel import TileConfig, TritonKernel, stages_in_lds
 
 from ...align_block_size import moe_align_block_size
 from ...experts import layout_sizes, with_shared
@@ -29,7 +29,7 @@ _tables: dict[tuple[Any, ...], Tensor] = {}
 
 
 @dataclass(frozen=True)
-class FusedMoeTritonConfig(CheckedConfig):
+class FusedMoeTritonConfig(TileConfig):
     """A variant of triton_kernels.py."""
 
     block_m: int
@@ -39,14 +39,7 @@ class FusedMoeTritonConfig(CheckedConfig):
     warps: int = 8
     stages: int = 3
 
-    ALLOWED: ClassVar[Allowed] = {
-        "block_m": powers(16, 256),
-        "block_n": powers(32, 256),
-        "block_k": powers(16, 128),
-        "group_m": POSITIVE,
-        "warps": WARPS,
-        "stages": up_to(8),
-    }
+    ALLOWED: ClassVar[Allowed] = {**TileConfig.ALLOWED, "block_k": powers(16, 128)}
 
 
 class TritonMoe(TritonKernel):
