@@ -14,9 +14,9 @@ from rfops.attention import mla_decode
 from rfops.attention.mla_decode_flow import turns
 from rfops.attention.mla_decode_shared import mla_decode_shared
 from rfops.attention.mla_layer_decode import OP, mla_layer_decode, rope_angles
-from rfops.attention.mla_layer_decode_hip import QUERY_WIDE, products, query_defines, query_groups
 from rfops.attention.mla_layer_decode_triton import LayerTritonConfig
 from rfops.attention.mla_layer_parts import attention_call, attention_kernel
+from rfops.attention.mla_layer_products import QUERY_WIDE, products, query_defines, query_groups
 from rfops.challenge import mla_decode as challenge
 from rfops.dispatch.declare import fp8_of
 from support.layer_problems import BF16, Problem, assert_cache, assert_correct, problem, run

@@ -27,7 +27,6 @@ RAW = "raw"
 QUANTISE = "quantise it with rfops.quant_mxfp4, two elements a byte"
 RAW_SCALE = "pass the e8m0 bytes, one per 32 elements of K"
 HINTS = {
-    "x": "convert it first",
     "w": QUANTISE,
     "K": "pad x and w with zeros",
     "x_scale": RAW_SCALE,
@@ -63,7 +62,11 @@ def x_bits(c: Call) -> int:
 
 
 class Fp4Gemm(Op):
-    """One of the three."""
+    """One of the three. Their kernels are listed in the order in which they are tried."""
+
+    def __init__(self, name: str, arguments: str, x_hint: str, **options: Any) -> None:
+        options |= {"positive": "K", "table": "M+ N K", "max_bytes": None}
+        super().__init__(name, arguments, hints={**HINTS, "x": x_hint}, **options)
 
     @property
     def scales(self) -> list[str]:

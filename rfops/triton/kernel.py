@@ -3,9 +3,11 @@ the LDS (shared memory)."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from rfops.dispatch.config import POSITIVE, Allowed, CheckedConfig, powers, up_to
+from rfops.dispatch.heuristic import ceil
 from rfops.dispatch.kernel import Call, Kernel
 from rfops.dispatch.tuned_table import serving
 from rfops.jit.arch import ARCH_SPECS, Arch
@@ -32,6 +34,17 @@ def stages_in_lds(stages: int, arch: str) -> int:
     """Return the number of stages whose operands are in LDS. On AMD one fewer, because Triton keeps
     the newest in registers."""
     return max(1, stages - 1) if arch.startswith("gfx") else stages
+
+
+@dataclass(frozen=True)
+class GemmTileConfig(TileConfig):
+    """A program computes `block_m` rows of x by `block_n` rows of w."""
+
+    block_m: int
+    block_n: int
+
+    def tiles(self, m: int, n: int) -> int:
+        return ceil(m, self.block_m) * ceil(n, self.block_n)
 
 
 class TritonKernel(Kernel):

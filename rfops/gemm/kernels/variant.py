@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import dataclass
 from typing import Protocol
 
 from rfops.dispatch.config import CheckedConfig
@@ -34,6 +35,7 @@ class Variant(Protocol):
         ...
 
 
+@dataclass(frozen=True)
 class RowsConfig(CheckedConfig):
     """A workgroup computes `m` rows of x by `n` rows of w."""
 

@@ -9,9 +9,8 @@ from typing import ClassVar
 import torch
 
 from rfops.dispatch.config import FLAG, Allowed
-from rfops.jit import compile_ops
 
-from .launch import prebuilt, signature
+from .launch import compile_gemm
 from .tiles import TileConfig, TileKernel
 
 
@@ -37,8 +36,4 @@ class PingPong(TileKernel):
     module = "a8w8_blockscale_pingpong"
     Config = PingPongConfig
     max_rows = 256
-    compiled = compile_ops(
-        "a8w8_blockscale_pingpong",
-        kernel="a8w8_blockscale_pingpong",
-        variants=lambda _arch: prebuilt(PingPongConfig(256, 256), PingPongConfig(256, 128)),
-    )(signature)
+    compiled = compile_gemm(module, PingPongConfig(256, 256), PingPongConfig(256, 128))

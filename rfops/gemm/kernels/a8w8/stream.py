@@ -14,12 +14,11 @@ import torch
 from rfops.dispatch.config import Allowed, up_to
 from rfops.dispatch.heuristic import Columns, ceil
 from rfops.dispatch.kernel import Call
-from rfops.jit import compile_ops
 from rfops.jit.arch import ARCH_SPECS, MAX_WAVES, REGISTERS, WAVE
 from rfops.quantization.fp8_blockscale import BLOCK
 
 from ..variant import TILE, WavesConfig
-from .launch import MAX_SPLIT, Launched, prebuilt, signature
+from .launch import MAX_SPLIT, Launched, compile_gemm
 from .layout import OUT_TYPES
 
 MAX_TILES = 4
@@ -97,11 +96,7 @@ class Stream(Launched):
     module = "a8w8_blockscale_stream"
     Config = StreamConfig
     max_rows = MAX_M
-    compiled = compile_ops(
-        "a8w8_blockscale_stream",
-        kernel="a8w8_blockscale_stream",
-        variants=lambda _arch: prebuilt(StreamConfig(1, 1, 4, 8)),
-    )(signature)
+    compiled = compile_gemm(module, StreamConfig(1, 1, 4, 8))
 
     def unsupported_reason(self, c: Call) -> str | None:
         if c.M > MAX_M:

@@ -27,8 +27,6 @@ MAX_GROUP_M = 16
 class TileConfig(RowsConfig):
     """A variant of one of them."""
 
-    m: int  # rows of x of a workgroup
-    n: int  # rows of w of a workgroup
     split: int = 1  # workgroups along K
     group_m: int = 4  # tiles along M of a group of workgroups
 

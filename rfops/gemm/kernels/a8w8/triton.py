@@ -13,7 +13,7 @@ from rfops.dispatch.heuristic import ceil
 from rfops.dispatch.kernel import Call, Run, RunOf
 from rfops.quantization.fp8_blockscale import BLOCK, FNUZ
 from rfops.triton.bound import BoundTriton
-from rfops.triton.kernel import MAX_SPLITS, TileConfig, TritonKernel, spec_of, stages_in_lds
+from rfops.triton.kernel import MAX_SPLITS, GemmTileConfig, TritonKernel, spec_of, stages_in_lds
 from rfops.triton.splits import in_splits, stride_numbers
 
 from . import layout as a8w8_layout
@@ -22,11 +22,9 @@ _KERNELS = "rfops.gemm.kernels.a8w8.triton_kernels"
 
 
 @dataclass(frozen=True)
-class A8W8TritonConfig(TileConfig):
+class A8W8TritonConfig(GemmTileConfig):
     """A variant of triton_kernels.py."""
 
-    block_m: int
-    block_n: int
     splits: int = 1
     group_m: int = 8
     warps: int = 4
@@ -35,9 +33,6 @@ class A8W8TritonConfig(TileConfig):
     @property
     def w_left(self) -> bool:
         return self.block_m < 64 and self.block_n <= BLOCK
-
-    def tiles(self, m: int, n: int) -> int:
-        return int(ceil(m, self.block_m) * ceil(n, self.block_n))
 
 
 class TritonGemm(TritonKernel):

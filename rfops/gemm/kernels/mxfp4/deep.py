@@ -33,8 +33,6 @@ GROUP_M = 8
 class DeepConfig(RowsConfig):
     """A variant of csrc/gemm/mxfp4_deep.hip; its head comment says what each means."""
 
-    m: int  # rows of x of a workgroup
-    n: int  # rows of w of a workgroup
     waves: int = 4  # of a workgroup
     ahead: int = 2  # K-steps on their way
     split: int = 1  # workgroups along K

@@ -63,8 +63,6 @@ def mxfp4_loop(
 class LoopConfig(RowsConfig):
     """A variant of csrc/gemm/mxfp4_loop.hip; its head comment says what each means."""
 
-    m: int  # rows of x of a workgroup
-    n: int  # rows of w of a workgroup
     split: int = 1  # workgroups along K
     group_m: int = 4  # tiles along M of a group of workgroups
 

@@ -16,7 +16,7 @@ from rfops.dispatch.kernel import Call, Run, RunOf
 from rfops.quantization.mxfp4 import ROUNDING
 from rfops.quantization.mxfp8 import BLOCK
 from rfops.triton.bound import BoundTriton
-from rfops.triton.kernel import MAX_SPLITS, TileConfig, TritonKernel, spec_of, stages_in_lds
+from rfops.triton.kernel import MAX_SPLITS, GemmTileConfig, TritonKernel, spec_of, stages_in_lds
 from rfops.triton.splits import stride_numbers
 from rfops.triton.tiles import SCALED_ARCHS
 
@@ -28,21 +28,16 @@ _NOT_INSIDE = {4: -1, 8: -2}  # what stands for BUMP where x is quantised, by it
 
 
 @dataclass(frozen=True)
-class Mxfp4TritonConfig(TileConfig):
+class Mxfp4TritonConfig(GemmTileConfig):
     """A variant of triton_kernels.py."""
 
-    block_m: int
-    block_n: int
     block_k: int = 128
     splits: int = 1
     group_m: int = 8
     warps: int = 4
     stages: int = 3
 
-    ALLOWED: ClassVar[Allowed] = {**TileConfig.ALLOWED, "block_k": powers(128, 512)}
-
-    def tiles(self, m: int, n: int) -> int:
-        return int(ceil(m, self.block_m) * ceil(n, self.block_n))
+    ALLOWED: ClassVar[Allowed] = {**GemmTileConfig.ALLOWED, "block_k": powers(128, 512)}
 
 
 class TritonGemm(TritonKernel):

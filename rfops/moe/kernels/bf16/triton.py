@@ -45,6 +45,8 @@ class FusedMoeTritonConfig(TileConfig):
 class TritonMoe(TritonKernel):
     Config = FusedMoeTritonConfig
     item_bytes = 2  # of an element in LDS
+    # block_n and block_k worth timing.
+    blocks: ClassVar = ((64, 64), (128, 32), (128, 64), (256, 32), (256, 64))
 
     def __init__(self, is_table: bool) -> None:
         self.is_table = is_table  # weights come in tables of [K, N]
@@ -80,7 +82,7 @@ class TritonMoe(TritonKernel):
             for m in sorted(
                 {max(16, first.block_m // 2), first.block_m, min(256, 2 * first.block_m)}
             )
-            for n, k in ((64, 64), (128, 32), (128, 64), (256, 32), (256, 64))
+            for n, k in self.blocks
             for warps in (4, 8)
             for stages in ((2,) if c.arch.startswith("gfx") else (3, 4))
         ]
@@ -88,11 +90,11 @@ class TritonMoe(TritonKernel):
         return [first, *(config for config in fit if config != first)]
 
     def variant(self, c: Call, config: FusedMoeTritonConfig) -> RunOf:
-        def run_of(*sizes: int) -> Run:
-            of_sizes = c.with_sizes(**dict(zip(c.sizes, sizes, strict=True)))
-            return _Launches(of_sizes, config, self.is_table)
+        return lambda *sizes: self.launches(c.resized(sizes), config)
 
-        return run_of
+    def launches(self, c: Call, config: FusedMoeTritonConfig) -> Run:
+        """Return the launches of one call."""
+        return _Launches(c, config, self.is_table)
 
 
 def add_rows(c: Call) -> Run:

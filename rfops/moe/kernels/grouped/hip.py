@@ -230,15 +230,8 @@ class Moe(Ranked):
             # Where each block has a valid row, as those of moe_align_block_size do, one pass is
             # enough.
             rows = min(-(-num_ids // block_m), max(num_valid_tokens, 1), 65535)
-            return launch(
-                (-(-n // group_n), rows, 1),
-                num_ids=num_ids,
-                num_valid=num_valid_tokens,
-                num_experts=e,
-                group_blocks=rows,
-                n=n,
-                k=k,
-                a_rows=a_rows,
-            )
+            counts = {"num_ids": num_ids, "num_valid": num_valid_tokens, "num_experts": e}
+            grid = -(-n // group_n), rows, 1
+            return launch(grid, group_blocks=rows, n=n, k=k, a_rows=a_rows, **counts)
 
         return run_of
