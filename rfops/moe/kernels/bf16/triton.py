@@ -46,7 +46,7 @@ class TritonMoe(TritonKernel):
     Config = FusedMoeTritonConfig
     item_bytes = 2  # of an element in LDS
     # block_n and block_k worth timing.
-    blocks: ClassVar = ((64, 64), (128, 32), (128, 64), (256, 32), (256, 64))
+    blocks: ClassVar[Sequence[tuple[int, int]]] = ((64, 64), (128, 32), (128, 64), (256, 32), (256, 64))
 
     def __init__(self, is_table: bool) -> None:
         self.is_table = is_table  # weights come in tables of [K, N]
