@@ -144,45 +144,21 @@ def _steps(c: Call, config: LayerTritonConfig) -> list[TritonStep | NestedRun]:
         },
     )
     of_heads = bound("product", {**tile, "BLOCK_N": 64, "BLOCK_K": min(64, config.block_k)})
-    absorb = TritonStep(
-        of_heads,
-        grid=(LATENT // 64, along_m, heads),
-        arguments={
-            "out": "q",
-            "x": "nope",
-            "w": "kv_up",
-            "m": c.B,
-            "n": LATENT,
-            "k": NOPE,
-            "x_row": heads * NOPE,
-            "x_head": NOPE,
-            "w_first": 0,
-            "w_head": _UP,
-            "w_n": 1,
-            "w_k": LATENT,
-            "out_row": heads * CACHE_ROW,
-            "out_head": CACHE_ROW,
-        },
+
+    def product_of_heads(n: int, k: int, **arguments: int | str) -> TritonStep:
+        """x of each head by its part of kv_up."""
+        shared = {"w": "kv_up", "m": c.B, "n": n, "k": k, "x_row": heads * k, "x_head": k}
+        return TritonStep(
+            of_heads, (n // 64, along_m, heads), {**shared, "w_head": _UP, **arguments}
+        )
+
+    q_strides = {"out_row": heads * CACHE_ROW, "out_head": CACHE_ROW}
+    absorb = product_of_heads(
+        LATENT, NOPE, out="q", x="nope", w_first=0, w_n=1, w_k=LATENT, **q_strides
     )
-    values = TritonStep(
-        of_heads,
-        grid=(V // 64, along_m, heads),
-        arguments={
-            "out": "value",
-            "x": "latent",
-            "w": "kv_up",
-            "m": c.B,
-            "n": V,
-            "k": LATENT,
-            "x_row": heads * LATENT,
-            "x_head": LATENT,
-            "w_first": NOPE * LATENT,
-            "w_head": _UP,
-            "w_n": LATENT,
-            "w_k": 1,
-            "out_row": c.V,
-            "out_head": V,
-        },
+    first, strides = NOPE * LATENT, {"out_row": c.V, "out_head": V}
+    values = product_of_heads(
+        V, LATENT, out="value", x="latent", w_first=first, w_n=LATENT, w_k=1, **strides
     )
     last = TritonStep(
         bound("product", tile),

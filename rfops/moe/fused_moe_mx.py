@@ -118,6 +118,7 @@ class MxMoe(Moe):
             declared(fmt),
             sizes="M D I E K R N SD SI",
             positive="E D I",
+            table="M+ D I E K",
             max_bytes=None,
             hints=HINTS,
             reference=self.refer,

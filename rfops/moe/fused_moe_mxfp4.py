@@ -11,9 +11,8 @@ from __future__ import annotations
 
 from rfops.dispatch.problem import grid
 
-from .fused_moe_mx import MXFP4, MxMoe, Torch
-from .kernels.mx.hip import HipMxMoe
-from .kernels.mx.triton import TritonMxMoe
+from .fused_moe_mx import MXFP4, MxMoe
+from .kernels.mx.op import kernels_of
 
 # (D, I, E, K, R) of the challenge of 2026: one expert is everybody's. Its weights are shuffled.
 CHALLENGE = [(7168, 256, 257, 8, 256), (7168, 512, 33, 8, 32)]
@@ -22,8 +21,7 @@ SHUFFLED = {"w_layout": ("16x16",), "scale_layout": ("32x8",)}
 OP = MxMoe(
     "fused_moe_mxfp4",
     MXFP4,
-    table="M+ D I E K",
-    kernels=(HipMxMoe(MXFP4), TritonMxMoe(MXFP4), Torch(MXFP4)),
+    kernels=kernels_of(MXFP4),
     shapes={
         "published": [
             *grid("D I E K R", CHALLENGE, M=(16, 128, 512), **SHUFFLED),

@@ -11,9 +11,8 @@ from __future__ import annotations
 
 from rfops.dispatch.problem import grid
 
-from .fused_moe_mx import MXFP8, MxMoe, Torch
-from .kernels.mx.hip import HipMxMoe
-from .kernels.mx.triton import TritonMxMoe
+from .fused_moe_mx import MXFP8, MxMoe
+from .kernels.mx.op import kernels_of
 
 # (D, I, E, K, R) of MiniMax-M3 class models over 4 and 8 GPUs, one expert everybody's; weights are
 # shuffled. (Scales are not where I is no multiple of 256.)
@@ -23,8 +22,7 @@ TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 512)
 OP = MxMoe(
     "fused_moe_mxfp8",
     MXFP8,
-    table="M+ D I E K",
-    kernels=(HipMxMoe(MXFP8), TritonMxMoe(MXFP8), Torch(MXFP8)),
+    kernels=kernels_of(MXFP8),
     shapes={
         "published": [
             *grid("D I E K R", MINIMAX[:1], M=TOKENS, w_layout=("16x16",), scale_layout=("32x8",)),

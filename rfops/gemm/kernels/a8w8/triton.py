@@ -14,7 +14,7 @@ from rfops.dispatch.kernel import Call, Run, RunOf
 from rfops.quantization.fp8_blockscale import BLOCK, FNUZ
 from rfops.triton.bound import BoundTriton
 from rfops.triton.kernel import MAX_SPLITS, GemmTileConfig, TritonKernel, spec_of, stages_in_lds
-from rfops.triton.splits import in_splits, stride_numbers
+from rfops.triton.splits import in_splits
 
 from . import layout as a8w8_layout
 
@@ -108,10 +108,10 @@ def _bind(c: Call, config: A8W8TritonConfig, m: int, n: int, k: int) -> Run:
         "FNUZ": c.x_dtype == FNUZ,
     }
     gemm = BoundTriton(_KERNELS, "gemm", c.device, constants, config.warps, config.stages)
-    strides = stride_numbers(a8w8_layout.all_strides(c, m, n, k))
+    strides = tuple(a8w8_layout.all_strides(c, m, n, k))
     launch = gemm.prepare("out x w x_scale w_scale")
     grid = config.tiles(m, n), splits, 1
-    run_gemm = launch(grid, m=m, n=n, blocks=blocks, per_split=per_split, out_m=n, **strides)
+    run_gemm = launch(grid, m=m, n=n, blocks=blocks, per_split=per_split, out_m=n, strides=strides)
 
     def run(out: Tensor, x: Tensor, w: Tensor, *scales: Tensor) -> None:
         run_gemm(out, x.view(torch.uint8), w.view(torch.uint8), *scales)

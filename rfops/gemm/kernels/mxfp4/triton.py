@@ -17,7 +17,6 @@ from rfops.quantization.mxfp4 import ROUNDING
 from rfops.quantization.mxfp8 import BLOCK
 from rfops.triton.bound import BoundTriton
 from rfops.triton.kernel import MAX_SPLITS, GemmTileConfig, TritonKernel, spec_of, stages_in_lds
-from rfops.triton.splits import stride_numbers
 from rfops.triton.tiles import SCALED_ARCHS
 
 from ...mxfp4_op import RAW, x_bits
@@ -150,11 +149,16 @@ def _bind(c: Call, config: Mxfp4TritonConfig, m: int, n: int, k: int) -> Run:
     gemm = BoundTriton(_KERNELS, "gemm", c.device, constants, config.warps, config.stages)
     constants = {"SPLITS": splits, "COLUMNS": _COLUMNS, "HAS_BIAS": has_bias}
     add = BoundTriton(_KERNELS, "add_splits", c.device, constants)
-    steps = stride_numbers(strides)
     # A kernel that quantises x does not read x_scale.
     x_scale, sources = ("x_scale", {}) if rounding is None else ("", {"x_scale": "w_scale"})
     run_gemm = gemm.prepare(f"out x w {x_scale} w_scale bias", sources=sources)(
-        (config.tiles(m, n), splits, 1), m=m, n=n, k=k, per_split=per_split, out_m=n, **steps
+        (config.tiles(m, n), splits, 1),
+        m=m,
+        n=n,
+        k=k,
+        per_split=per_split,
+        out_m=n,
+        strides=tuple(strides),
     )
     run_add = add.prepare("out parts bias")((m, ceil(n, _COLUMNS), 1), m=m, n=n)
 

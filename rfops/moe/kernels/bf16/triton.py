@@ -46,7 +46,13 @@ class TritonMoe(TritonKernel):
     Config = FusedMoeTritonConfig
     item_bytes = 2  # of an element in LDS
     # block_n and block_k worth timing.
-    blocks: ClassVar[Sequence[tuple[int, int]]] = ((64, 64), (128, 32), (128, 64), (256, 32), (256, 64))
+    blocks: ClassVar[Sequence[tuple[int, int]]] = (
+        (64, 64),
+        (128, 32),
+        (128, 64),
+        (256, 32),
+        (256, 64),
+    )
 
     def __init__(self, is_table: bool) -> None:
         self.is_table = is_table  # weights come in tables of [K, N]
@@ -128,17 +134,23 @@ class _Launches:
         self.all_k = c.K + c.E - c.R
         self.num_ids = c.M * self.all_k
         self.slots, blocks = layout_sizes(self.num_ids, config.block_m, c.E, True)
-        common = {"num_ids": self.num_ids, "blocks": blocks} | (
-            {"of_expert": 0} if is_table else {}
-        )
+        common = {"of_expert": 0} if is_table else {}
         self.gate_up = gemm("gate_up", gate_n, c.D).prepare(
             f"h x gate up gates ups {LAYOUT} w1",
             strides={"x": "x_m _", "gate": "w_k w_n", **_stack("w1", is_table)},
-        )((blocks * ceil(c.I, gate_n), 1, 1), **common, n=c.I, k=c.D, top_k=self.all_k)
+        )(
+            (blocks * ceil(c.I, gate_n), 1, 1),
+            sizes=(self.num_ids, blocks, c.I, c.D, self.all_k),
+            **common,
+        )
         self.down = gemm("down", config.block_n, c.I).prepare(
             f"y h w table {LAYOUT} w2",
             strides={"w": "w_k w_n", **_stack("w2", is_table)},
-        )((blocks * ceil(c.D, config.block_n), 1, 1), **common, n=c.D, k=c.I)
+        )(
+            (blocks * ceil(c.D, config.block_n), 1, 1),
+            sizes=(self.num_ids, blocks, c.D, c.I),
+            **common,
+        )
         self.add = add_rows(c)
 
     def __call__(self, out: Tensor, x: Tensor, *rest: Any) -> None:

@@ -71,12 +71,11 @@ class _Launches:
         all_k = c.K + c.E - c.R
         self.num_ids = c.M * all_k
         self.slots, blocks = layout_sizes(self.num_ids, config.block_m, c.E, True)
-        common = {"num_ids": self.num_ids, "blocks": blocks}
         self.gate_up = gemm("gate_up", gate_n).prepare(f"h x x_scale w w_scale {LAYOUT}")(
-            (blocks * ceil(c.I, gate_n), 1, 1), **common, n=c.I, k=c.D, top_k=all_k
+            (blocks * ceil(c.I, gate_n), 1, 1), sizes=(self.num_ids, blocks, c.I, c.D, all_k)
         )
         self.down = gemm("down", down_n).prepare(f"y h h_scale w w_scale {LAYOUT}")(
-            (blocks * ceil(c.D, down_n), 1, 1), **common, n=c.D, k=c.I
+            (blocks * ceil(c.D, down_n), 1, 1), sizes=(self.num_ids, blocks, c.D, c.I)
         )
         self.add = add_rows(c)
 

@@ -66,14 +66,11 @@ class _Launches:
         self.slots, blocks = layout_sizes(self.num_ids, self.block_m, c.E, True)
         self.gate_up = gate_up.prepare(f"h x w w_scale {LAYOUT}")(
             (blocks, ceil(c.I, _BLOCK_N), 1),
-            num_ids=self.num_ids,
-            n=c.I,
-            k=c.D,
-            top_k=self.all_k,
+            sizes=(self.num_ids, c.I, c.D, self.all_k),
             x_m=c.D,
         )
         self.down = down.prepare(f"y h w w_scale {LAYOUT}")(
-            (blocks, ceil(c.D, _BLOCK_N), 1), num_ids=self.num_ids, n=c.D, k=c.I
+            (blocks, ceil(c.D, _BLOCK_N), 1), sizes=(self.num_ids, c.D, c.I)
         )
         self.add = add_rows(c)
 
