@@ -10,6 +10,7 @@ class StreamConfig(CheckedConfig):
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Collection, Mapping
 from typing import ClassVar
 
@@ -31,7 +32,8 @@ class CheckedConfig:
         check_config_ints(self)
         for name, value in vars(self).items():
             values = self.ALLOWED.get(name)
-            if values is not None and value not in values:
+            # As a plain int: a range looks for one of another type, as numpy's, number by number.
+            if values is not None and operator.index(value) not in values:
                 raise ValueError(f"{self}: {name} must be {_text(values)}, got {value}")
 
 
@@ -45,9 +47,9 @@ def powers(least: int, most: int) -> tuple[int, ...]:
 
 
 def _text(values: Collection[int]) -> str:
-    first, last = min(values), max(values)
     if isinstance(values, range):
-        return f"{first} or more" if last == MAX_INT else f"{first} to {last}"
+        return f"{values[0]} or more" if values[-1] == MAX_INT else f"{values[0]} to {values[-1]}"
+    first, last = min(values), max(values)
     if len(values) > 3 and values == powers(first, last):
         return f"a power of two from {first} to {last}"
     return either([str(value) for value in values])
