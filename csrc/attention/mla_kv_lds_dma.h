@@ -8,7 +8,6 @@
 #pragma once
 
 #include "attention/mla_masked.h"
-#include "rfops/tile/global_to_lds.h"
 
 #if defined(__gfx950__)
 
@@ -60,9 +59,8 @@ class DirectTiles {
 #pragma unroll
     for (u32 i = 0; i < kMlaOperands; i += kWaves) {
       if (i + kWaves <= kMlaOperands || i + wave < kMlaOperands) {
-        global_load_lds_b128(
-            reinterpret_cast<const u8*>(q_row + Row::element(i + wave, lane_ / 16)),
-            wave_lds_ + kTile + i / kWaves * 1024);
+        load_lds_b128(reinterpret_cast<const u8*>(q_row + Row::element(i + wave, lane_ / 16)),
+                      wave_lds_ + kTile + i / kWaves * 1024);
       }
     }
   }
@@ -318,6 +316,20 @@ class DirectTiles {
     return lds_read_transposed<false>(even + d * 32);
   }
 
+  // M0 needs one instruction between its write and its use.
+  __device__ static void load_lds_b128(const u8* src, const LdsBytes* lds_dst) {
+    asm volatile("s_mov_b32 m0, %0\n\ts_nop 0\n\tglobal_load_lds_dwordx4 %1, off" ::"s"(
+                     readfirstlane(lds_address(lds_dst))),
+                 "v"(src)
+                 : "memory");
+  }
+  __device__ static void load_lds_b32(const i32* src, const LdsBytes* lds_dst) {
+    asm volatile("s_mov_b32 m0, %0\n\ts_nop 0\n\tglobal_load_lds_dword %1, off" ::"s"(
+                     readfirstlane(lds_address(lds_dst))),
+                 "v"(src)
+                 : "memory");
+  }
+
   __device__ LdsBytes* entries_of(u32 tile) const {
     return wave_lds_ + 2 * kTile + tile % 2 * kEntries;
   }
@@ -325,7 +337,7 @@ class DirectTiles {
   __device__ void load_entries(u32 tile) {
     const u32 lane_token = lane_ % Row::kTokens;
     const u32 token = kFp8 ? lane_token % 16 * 2 + lane_token / 16 : lane_token;
-    global_load_lds_b32(tokens_.entry(first_token(tile) + token), entries_of(tile));
+    load_lds_b32(tokens_.entry(first_token(tile) + token), entries_of(tile));
   }
   __device__ Entries read_entries(u32 tile) const {
     const LdsBytes* const entries = entries_of(tile);
@@ -365,15 +377,14 @@ class DirectTiles {
       const u32 chunk = kFp8 ? (lane % 32) ^ odd_token : lane;
       const u32 row =
           tokens_.row(entries.values[i / 4][i % 4], token_begin + i * kPerLoad + odd_token);
-      global_load_lds_b128(tokens_.kv + (u64{row} * Row::kBytes + chunk * kVecBytes),
-                           lds_dst + i * kPitch + (kFp8 && i >= 8 ? 128 : 0));
+      load_lds_b128(tokens_.kv + (u64{row} * Row::kBytes + chunk * kVecBytes),
+                    lds_dst + i * kPitch + (kFp8 && i >= 8 ? 128 : 0));
     } else {
       const u32 token = (i - 16) * kRopeRows + lane / kRopeChunks;
       const u32 row = tokens_.row(entries.rope[i - 16], token_begin + token);
       const u32 chunk = (lane % kRopeChunks) ^ rope_swizzle(token);
-      global_load_lds_b128(
-          tokens_.kv + (u64{row} * Row::kBytes + Row::kValueBytes + chunk * kVecBytes),
-          lds_dst + kValues + (i - 16) * 1024);
+      load_lds_b128(tokens_.kv + (u64{row} * Row::kBytes + Row::kValueBytes + chunk * kVecBytes),
+                    lds_dst + kValues + (i - 16) * 1024);
     }
   }
 

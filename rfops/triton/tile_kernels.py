@@ -30,15 +30,18 @@ def rows_of_tile(m, n, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP_M: tl
 
 
 @triton.jit
-def expert_rows(ids, expert_ids, block, column, n, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Return for a block of moe_align_block_size its expert, its slots and the ids there; and the
-    columns of a program with those to read: past the edge the first one."""
+def expert_slots(ids, expert_ids, block, BLOCK_M: tl.constexpr):
+    """Return for a block of moe_align_block_size its expert, its slots and the ids there."""
     expert = tl.load(expert_ids + block).to(tl.int64)
     slot = block * BLOCK_M + tl.arange(0, BLOCK_M)
-    id = tl.load(ids + slot)
+    return expert, slot, tl.load(ids + slot)
+
+
+@triton.jit
+def own_columns(column, n, BLOCK_N: tl.constexpr):
+    """Return the columns of a program, and those to read: past the edge the first one."""
     own = column * BLOCK_N + tl.arange(0, BLOCK_N)
-    read = tl.where(own < n, own, 0)
-    return expert, slot, id, own, read
+    return own, tl.where(own < n, own, 0)
 
 
 @triton.jit

@@ -149,21 +149,6 @@ __device__ inline void buffer_load_lds_b128(U32x4 buffer, u32 lane_offset, u32 s
       : "memory", "scc");
 }
 
-// Loads 16 or 4 bytes per lane, from an address of its own, to consecutive LDS addresses. M0 needs
-// one instruction between its write and its use.
-__device__ inline void global_load_lds_b128(const u8* src, const LdsBytes* lds_dst) {
-  asm volatile("s_mov_b32 m0, %0\n\ts_nop 0\n\tglobal_load_lds_dwordx4 %1, off" ::"s"(
-                   readfirstlane(lds_address(lds_dst))),
-               "v"(src)
-               : "memory");
-}
-__device__ inline void global_load_lds_b32(const i32* src, const LdsBytes* lds_dst) {
-  asm volatile("s_mov_b32 m0, %0\n\ts_nop 0\n\tglobal_load_lds_dword %1, off" ::"s"(
-                   readfirstlane(lds_address(lds_dst))),
-               "v"(src)
-               : "memory");
-}
-
 // Loads from global memory direct to LDS, 16 bytes per lane. The instruction writes lanes to
 // consecutive addresses, so the swizzle of lds_swizzle.h is applied to the address that a lane
 // loads from.

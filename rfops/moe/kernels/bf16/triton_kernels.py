@@ -15,7 +15,13 @@ and are not stored; the start of an expert and of a row is a 64-bit offset. Noth
 import triton
 import triton.language as tl
 
-from rfops.triton.tile_kernels import expert_rows, grouped_tile, store_ids, store_slots
+from rfops.triton.tile_kernels import (
+    expert_slots,
+    grouped_tile,
+    own_columns,
+    store_ids,
+    store_slots,
+)
 
 
 @triton.jit
@@ -54,8 +60,9 @@ def gate_up(
     block, column = grouped_tile(blocks, tl.cdiv(n, BLOCK_N), GROUP_M)
     if block * BLOCK_M >= tl.load(num_padded):
         return
-    expert, slot, id, own, read = expert_rows(ids, expert_ids, block, column, n, BLOCK_M, BLOCK_N)
+    expert, slot, id = expert_slots(ids, expert_ids, block, BLOCK_M)
     row = tl.where(id < num_ids, id // top_k, 0)
+    own, read = own_columns(column, n, BLOCK_N)
     at_k = tl.arange(0, BLOCK_K)
     x_at = x + row.to(tl.int64)[:, None] * x_m + at_k[None, :]
     w_at = at_k.to(tl.int64)[:, None] * w_k + read.to(tl.int64)[None, :] * w_n
@@ -104,7 +111,8 @@ def down(
     block, column = grouped_tile(blocks, tl.cdiv(n, BLOCK_N), GROUP_M)
     if block * BLOCK_M >= tl.load(num_padded):
         return
-    expert, slot, id, own, read = expert_rows(ids, expert_ids, block, column, n, BLOCK_M, BLOCK_N)
+    expert, slot, id = expert_slots(ids, expert_ids, block, BLOCK_M)
+    own, read = own_columns(column, n, BLOCK_N)
     at_k = tl.arange(0, BLOCK_K)
     h_at = h + slot.to(tl.int64)[:, None] * k + at_k[None, :]
     w_at = at_k.to(tl.int64)[:, None] * w_k + read.to(tl.int64)[None, :] * w_n

@@ -14,7 +14,7 @@ stored; the start of an expert and of a row is a 64-bit offset. Nothing is atomi
 import triton
 import triton.language as tl
 
-from rfops.triton.tile_kernels import expert_rows, grouped_tile
+from rfops.triton.tile_kernels import expert_slots, grouped_tile
 
 BLOCK = tl.constexpr(128)  # of K, and of rows of w, that share a scale
 
@@ -42,8 +42,9 @@ def gate_up(
     block, column = grouped_tile(blocks, tl.cdiv(n, BLOCK_N), GROUP_M)
     if block * BLOCK_M >= tl.load(num_padded):
         return
-    expert, slot, id, own, _ = expert_rows(ids, expert_ids, block, column, n, BLOCK_M, BLOCK_N)
+    expert, slot, id = expert_slots(ids, expert_ids, block, BLOCK_M)
     row = tl.where(id < num_ids, id // top_k, 0).to(tl.int64)
+    own = column * BLOCK_N + tl.arange(0, BLOCK_N)
     at_k, steps = tl.arange(0, BLOCK), k // BLOCK
     x_at = x + row[:, None] * k + at_k[None, :]
     g_at = w + expert * 2 * n * k + own.to(tl.int64)[None, :] * k + at_k[:, None]
@@ -92,7 +93,8 @@ def down(
     block, column = grouped_tile(blocks, tl.cdiv(n, BLOCK_N), GROUP_M)
     if block * BLOCK_M >= tl.load(num_padded):
         return
-    expert, slot, id, own, _ = expert_rows(ids, expert_ids, block, column, n, BLOCK_M, BLOCK_N)
+    expert, slot, id = expert_slots(ids, expert_ids, block, BLOCK_M)
+    own = column * BLOCK_N + tl.arange(0, BLOCK_N)
     at_k, steps = tl.arange(0, BLOCK), k // BLOCK
     h_at = h + slot.to(tl.int64)[:, None] * k + at_k[None, :]
     w_at = w + expert * n * k + own.to(tl.int64)[None, :] * k + at_k[:, None]

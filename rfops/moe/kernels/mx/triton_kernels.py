@@ -19,7 +19,7 @@ offset. Nothing is atomic.
 import triton
 import triton.language as tl
 
-from rfops.triton.tile_kernels import expert_rows, store_ids, store_slots
+from rfops.triton.tile_kernels import expert_slots, own_columns, store_ids, store_slots
 
 BLOCK = tl.constexpr(32)  # elements of K that share a scale
 NAN = tl.constexpr(255)
@@ -133,8 +133,9 @@ def gate_up(
     block, column = tl.program_id(0), tl.program_id(1)
     if block * BLOCK_M >= tl.load(num_padded):
         return
-    expert, slot, id, own, read = expert_rows(ids, expert_ids, block, column, n, BLOCK_M, BLOCK_N)
+    expert, slot, id = expert_slots(ids, expert_ids, block, BLOCK_M)
     row = tl.where(id < num_ids, id // top_k, 0)
+    own, read = own_columns(column, n, BLOCK_N)
     w += expert * 2 * n * (k // 2 if FP4 else k)
     w_scale += expert * 2 * n * _scale_columns(k, SHUFFLED_SCALES)
     g = _product(x, row, x_m, w, w_scale, read, k, BLOCK_K, FP4, SHUFFLED, SHUFFLED_SCALES)
@@ -164,7 +165,8 @@ def down(
     block, column = tl.program_id(0), tl.program_id(1)
     if block * BLOCK_M >= tl.load(num_padded):
         return
-    expert, slot, id, own, read = expert_rows(ids, expert_ids, block, column, n, BLOCK_M, BLOCK_N)
+    expert, slot, id = expert_slots(ids, expert_ids, block, BLOCK_M)
+    own, read = own_columns(column, n, BLOCK_N)
     w += expert * n * (k // 2 if FP4 else k)
     w_scale += expert * n * _scale_columns(k, SHUFFLED_SCALES)
     total = _product(h, slot, k, w, w_scale, read, k, BLOCK_K, FP4, SHUFFLED, SHUFFLED_SCALES)
