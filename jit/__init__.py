@@ -30,17 +30,27 @@ _WITH_TORCH = {
     "launch.bind": ("BoundKernel", "CompiledOp", "compile_ops", "compiled_ops"),
     "launch.plans": ("Plans",),
     "launch.signature": (
-        "f32", "f64", "i8", "i16", "i32", "i64", "tensors", "u8", "u16", "u32", "u64",
+        "f32",
+        "f64",
+        "i8",
+        "i16",
+        "i32",
+        "i64",
+        "tensors",
+        "u8",
+        "u16",
+        "u32",
+        "u64",
     ),
-}  # fmt: skip
+}
 
 
 def __getattr__(name: str) -> Any:
     """Imports a module of `_WITH_TORCH` when the first of its names is asked for."""
     for module, names in _WITH_TORCH.items():
         if name in names:
-            found = importlib.import_module(f".{module}", __name__)
-            globals().update({name: getattr(found, name) for name in names})
+            submodule = importlib.import_module(f".{module}", __name__)
+            globals().update({name: getattr(submodule, name) for name in names})
             return globals()[name]
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

@@ -40,10 +40,10 @@ class ConfigError(RfopsError):
 class ToolchainNotFound(RfopsError):
     """No compiler can build the module; the text lists what was tried and what to install."""
 
-    def __init__(self, what: str, rejected: Iterable[str], advice: str) -> None:
+    def __init__(self, purpose: str, rejected: Iterable[str], advice: str) -> None:
         self.rejected = tuple(rejected)
-        tried = "".join(f"\n  - {reason}" for reason in self.rejected)
-        super().__init__(f"no compiler found for {what}; tried:{tried}\n{advice}")
+        attempts = "".join(f"\n  - {reason}" for reason in self.rejected)
+        super().__init__(f"no compiler found for {purpose}; tried:{attempts}\n{advice}")
 
 
 class UnsupportedArch(RfopsError):
@@ -86,10 +86,10 @@ class BuildError(RfopsError):
         """Without the command: the module, the log's path, and the compiler's first error with the
         source line that it shows; the end of its output where it names no error."""
         lines = self.output.rstrip().splitlines()
-        first = next((at for at, line in enumerate(lines) if "error:" in line), None)
-        shown = lines[-3:] if first is None else lines[first : first + 3]
+        error_line = next((index for index, line in enumerate(lines) if "error:" in line), None)
+        lines_shown = lines[-3:] if error_line is None else lines[error_line : error_line + 3]
         log = [f"log: {self.log_path}"] if self.log_path else []
-        return "\n".join([self._head, *log, *shown])
+        return "\n".join([self._head, *log, *lines_shown])
 
 
 class JitDisabled(RfopsError):

@@ -19,9 +19,9 @@ def _renew_locks() -> None:
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] == "rfops":
             for kind in list(vars(module).values()):
-                for made in vars(kind).values() if isinstance(kind, type) else ():
-                    if isinstance(made, functools.cached_property):
-                        made.lock = threading.RLock()  # type: ignore[attr-defined]
+                for member in vars(kind).values() if isinstance(kind, type) else ():
+                    if isinstance(member, functools.cached_property):
+                        member.lock = threading.RLock()  # type: ignore[attr-defined]
 
 
 def _after_in_child() -> None:

@@ -69,8 +69,8 @@ _BY_NAME: Mapping[str, Setting] = {setting.name: setting for setting in SETTINGS
 
 def compute_units(arch: str) -> int:
     """Of the virtual GPU: RFOPS_VGPU_PART's, where that is of this architecture."""
-    part = raw("RFOPS_VGPU_PART")
-    return PART_CUS[part] if PARTS.get(part) == arch else ARCH_SPECS[arch].cus
+    gpu_model = raw("RFOPS_VGPU_PART")
+    return PART_CUS[gpu_model] if PARTS.get(gpu_model) == arch else ARCH_SPECS[arch].cus
 
 
 _TESTS = "RFOPS_TEST_"  # variables of the tests alone
@@ -80,16 +80,16 @@ _are_checked = False
 def unknown() -> list[str]:
     """The variables of the environment that look like settings and are none, each with the nearest
     setting's name."""
-    ours = [name for name in sorted(os.environ) if name.startswith("RFOPS_")]
-    return [_nearest(n) for n in ours if n not in _BY_NAME and not n.startswith(_TESTS)]
+    names = [name for name in sorted(os.environ) if name.startswith("RFOPS_")]
+    return [_nearest(n) for n in names if n not in _BY_NAME and not n.startswith(_TESTS)]
 
 
 def _nearest(name: str) -> str:
     import difflib  # only for a mistake
 
-    names = {known.removeprefix("RFOPS_"): known for known in _BY_NAME}
-    near = difflib.get_close_matches(name.removeprefix("RFOPS_"), names, 1)
-    return f"{name} is no setting{f': is {names[near[0]]} meant?' if near else ''}"
+    names = {setting.removeprefix("RFOPS_"): setting for setting in _BY_NAME}
+    matches = difflib.get_close_matches(name.removeprefix("RFOPS_"), names, 1)
+    return f"{name} is no setting{f': is {names[matches[0]]} meant?' if matches else ''}"
 
 
 def _warn_of_unknown() -> None:
@@ -125,7 +125,7 @@ def text(name: str) -> str:
     return value
 
 
-def words(name: str) -> list[str]:
+def word_list(name: str) -> list[str]:
     """A command with its arguments, quoted as in a shell."""
     try:
         return shlex.split(text(name))
@@ -154,22 +154,22 @@ def path_list(name: str) -> list[Path]:
 
 def _expanded(name: str, value: str) -> Path:
     try:
-        found = Path(value).expanduser().absolute()
+        path = Path(value).expanduser().absolute()
     except RuntimeError as error:  # a user without a home, as containers have them
         raise ConfigError(f"{name}={value}: {error} Set {name} to a folder.") from error
-    texts.check_line(name, str(found))
-    return found
+    texts.check_line(name, str(path))
+    return path
 
 
 @contextlib.contextmanager
 def put(name: str, value: str) -> Iterator[None]:
     """The setting has that value inside the block, for child processes too."""
-    before = os.environ.get(name)
+    previous = os.environ.get(name)
     os.environ[name] = value
     try:
         yield
     finally:
-        if before is None:
+        if previous is None:
             del os.environ[name]
         else:
-            os.environ[name] = before
+            os.environ[name] = previous

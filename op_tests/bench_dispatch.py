@@ -90,7 +90,7 @@ def five(
     n: i32,
     k: i32,
 ) -> None:
-    """The kernel's parameters."""  # fmt: skip
+    """The kernel's parameters."""
 
 
 @contextmanager
@@ -100,7 +100,7 @@ def null_runtime(folder: Path) -> Iterator[None]:
     library = null_hip.build(folder, record=False)
     with pytest.MonkeyPatch.context() as patch:
         for op in ops().values():
-            patch.setattr(op, "plans", op.plans.fresh())
+            patch.setattr(op, "plans", op.plans.new_table())
         for kernel in compiled_ops():
             patch.setattr(kernel, "_bound", {})
         patch.setenv("RFOPS_HIP_LIBRARY", str(library))
@@ -175,7 +175,7 @@ def candidates(folder: Path) -> dict[str, Callable[[], Any]]:
     grouped, grouped_out = _grouped()
     new, new_mfma, new_grouped = _growing(3000), _growing(3000, 8), _growing_layouts(grouped)
     turn = itertools.count()
-    found: dict[str, Callable[[], Any]] = {
+    results: dict[str, Callable[[], Any]] = {
         "native": lambda: bound(GRID, BLOCK, args),
         "op": lambda: op(a, b, c, d, out),
         "gemm": lambda: rfops.gemm_mxfp8(x, w, x_scale, w_scale, out=gemm_out),
@@ -192,8 +192,8 @@ def candidates(folder: Path) -> dict[str, Callable[[], Any]]:
         "alloc": lambda: torch.empty((1, 64), dtype=torch.bfloat16, device=x.device),
     }
     if nop is not None:
-        found["tvm_ffi"] = lambda: nop(a, b, c, d, out)
-    return found
+        results["tvm_ffi"] = lambda: nop(a, b, c, d, out)
+    return results
 
 
 def _grouped() -> tuple[tuple[Any, ...], torch.Tensor]:
@@ -217,10 +217,10 @@ def _growing(count: int, rows: int = 1) -> list[tuple[Any, ...]]:
 
 def _growing_layouts(args: tuple[Any, ...]) -> list[tuple[Any, ...]]:
     """The arguments with sorted_token_ids of any length, as a batch makes them."""
-    a, a_scale, w, w_scale, _, _, padded, *rest = args
+    a, a_scale, w, w_scale, _, _, padded, *remaining = args
     ids, experts = torch.zeros(8192, dtype=torch.int32), torch.zeros(512, dtype=torch.int32)
     return [
-        (a, a_scale, w, w_scale, ids[:length], experts, padded, *rest)
+        (a, a_scale, w, w_scale, ids[:length], experts, padded, *remaining)
         for length in range(128, 3128)
     ]
 
@@ -263,10 +263,10 @@ def main() -> int:
     if options.json:
         print(json.dumps(seconds, indent=1))
         return 0
-    for name, what in ROWS.items():
+    for name, label in ROWS.items():
         if name in seconds:
             ratio = seconds[name] / seconds["native"]
-            print(f"{1e6 * seconds[name]:7.2f} us  {ratio:6.2f} x native  {name:10} {what}")
+            print(f"{1e6 * seconds[name]:7.2f} us  {ratio:6.2f} x native  {name:10} {label}")
     if "tvm_ffi" not in seconds:
         print("        no row of tvm_ffi: pip install apache-tvm-ffi")
     for name in ("op", "gemm", "grouped"):

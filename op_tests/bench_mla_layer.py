@@ -56,8 +56,11 @@ def bench(batch: int, start: int) -> None:
     row = (time.perf_counter() - begin) / TIMES * 1e6
     read = sum(w.nbytes for w in p.weights[:-1]) + batch * (start + 1) * 1152
     graph = time_graph([call]).us
-    print(f"{batch:5}  {start:5}  {statistics.median(waited) * 1e6:6.0f}  {row:8.0f}  {graph:5.0f}"
-          f"  {read / 4.8e6:5.0f}", flush=True)  # fmt: skip
+    print(
+        f"{batch:5}  {start:5}  {statistics.median(waited) * 1e6:6.0f}  {row:8.0f}  {graph:5.0f}"
+        f"  {read / 4.8e6:5.0f}",
+        flush=True,
+    )
 
 
 if __name__ == "__main__":

@@ -29,9 +29,21 @@ WARM, TIMES = 3, 11
 
 @triton.jit
 def grouped(
-    out, a, w, ids, expert_ids, num_padded, num_ids, n, k, a_div,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
-):  # fmt: skip
+    out,
+    a,
+    w,
+    ids,
+    expert_ids,
+    num_padded,
+    num_ids,
+    n,
+    k,
+    a_div,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    GROUP: tl.constexpr,
+):
     """out[id] = a[id // a_div] @ w[e]^T, w [E, n, k]; k a multiple of BK."""
     pid, columns = tl.program_id(0), tl.cdiv(n, BN)
     blocks = tl.num_programs(0) // columns
@@ -44,10 +56,10 @@ def grouped(
     id = tl.load(ids + block * BM + tl.arange(0, BM))
     row = tl.where(id < num_ids, id // a_div, 0).to(tl.int64)
     own = column * BN + tl.arange(0, BN)
-    at = tl.arange(0, BK)
-    a_at = a + row[:, None] * k + at[None, :]
+    offset = tl.arange(0, BK)
+    a_at = a + row[:, None] * k + offset[None, :]
     w_at = w + tl.load(expert_ids + block).to(tl.int64) * n * k
-    w_at += own.to(tl.int64)[None, :] * k + at[:, None]
+    w_at += own.to(tl.int64)[None, :] * k + offset[:, None]
     total = tl.zeros((BM, BN), tl.float32)
     for _ in range(0, k, BK):
         total = tl.dot(tl.load(a_at), tl.load(w_at), total)
@@ -66,9 +78,20 @@ def plain(p: Problem, tile: tuple[int, ...]) -> Callable[[], torch.Tensor]:
         out = torch.empty(m * k, w.shape[1], dtype=a.dtype, device=a.device)
         grid = (layout[1].numel() * triton.cdiv(w.shape[1], bn),)
         grouped[grid](
-            out, a, w, *layout, m * k, *w.shape[1:], div, bm, bn, bk, 8,
-            num_warps=warps, num_stages=stages,
-        )  # fmt: skip
+            out,
+            a,
+            w,
+            *layout,
+            m * k,
+            *w.shape[1:],
+            div,
+            bm,
+            bn,
+            bk,
+            8,
+            num_warps=warps,
+            num_stages=stages,
+        )
         return out
 
     def run() -> torch.Tensor:
@@ -144,10 +167,12 @@ def main() -> int:
     p = made(options.tokens, 7168, 2048, 32, 4, device)
     flops = 6 * options.tokens * 4 * 7168 * 2048
 
-    def row(name: str, call: Callable[[], torch.Tensor], wanted: torch.Tensor | None) -> None:
+    def row(name: str, call: Callable[[], torch.Tensor], expected: torch.Tensor | None) -> None:
         try:
-            got = call()
-            error = 0.0 if wanted is None else ((got - wanted).norm() / wanted.norm()).item()
+            actual = call()
+            error = (
+                0.0 if expected is None else ((actual - expected).norm() / expected.norm()).item()
+            )
             ms = time_of(call)
             print(
                 f"{name:60} {ms:8.3f} ms {flops / ms / 1e9:7.0f} TFLOP/s  off {error:.1e}",
@@ -156,15 +181,15 @@ def main() -> int:
         except Exception as problem:
             print(f"{name:60} {type(problem).__name__}: {str(problem)[:90]}", flush=True)
 
-    wanted = loop(p)
+    expected = loop(p)
     row("loop of torch.matmul", lambda: loop(p), None)
     for tile in ((64, 64, 32, 4, 3), (128, 128, 64, 8, 3), (128, 256, 64, 8, 3)):
-        row(f"plain Triton {tile}", plain(p, tile), wanted)
+        row(f"plain Triton {tile}", plain(p, tile), expected)
     weights = p.x, p.w1, p.w2, *p.choice
-    row("fused_moe", lambda: op.fused_moe(*weights), wanted)
+    row("fused_moe", lambda: op.fused_moe(*weights), expected)
     configs = [FusedMoeTritonConfig(*numbers) for numbers in options.search]
     for config in configs:
-        row(str(config)[21:-1], lambda cf=config: op.fused_moe(*weights, config=cf), wanted)
+        row(str(config)[21:-1], lambda cf=config: op.fused_moe(*weights, config=cf), expected)
     return 0
 
 

@@ -159,20 +159,21 @@ def measure_loops(rows: set[Row], clock: Clock, scale: float) -> Iterator[tuple[
     from support.vgpu.asm import Snippets, library
 
     bodies = {**LOOPS, **{row: matrix.body() for row, matrix in MATRICES.items()}}
-    chosen = {row: body for row, body in bodies.items() if row in rows}
-    if not chosen:
+    selected = {row: body for row, body in bodies.items() if row in rows}
+    if not selected:
         return
-    steps = {row: max(1, int((100 if row in MATRICES else 2000) * scale)) for row in chosen}
-    batch = Snippets([loop_source(body, i, steps[row])
-                      for i, (row, body) in enumerate(chosen.items())])  # fmt: skip
+    steps = {row: max(1, int((100 if row in MATRICES else 2000) * scale)) for row in selected}
+    batch = Snippets(
+        [loop_source(body, i, steps[row]) for i, (row, body) in enumerate(selected.items())]
+    )
     inputs = np.full((WAVES * 64, 4), 0x3F8000003F800000, np.uint64)
     count = library().rfops_vgpu_instructions
     count.restype = ctypes.c_uint64
-    for i, row in enumerate(chosen):
+    for i, row in enumerate(selected):
         run = functools.partial(batch.run, i, inputs)
-        before = count()
+        previous = count()
         run()
-        instructions = count() - before
+        instructions = count() - previous
         seconds = best_seconds(run, clock)
         if row in MATRICES:
             yield row, steps[row] * UNROLL * WAVES * MATRICES[row].macs / seconds / 1e9
@@ -231,8 +232,9 @@ def measure_triton_gemm(shape: tuple[int, int, int], clock: Clock) -> float:
 def gemm_inputs(m: int, n: int, k: int) -> tuple[torch.Tensor, ...]:
     """a [m, k] and b [n, k] of small integers: sums are exact in fp32."""
     source = torch.Generator().manual_seed(1)
-    return tuple(torch.randint(-4, 5, (rows, k), generator=source).to(torch.float8_e4m3fn)
-                 for rows in (m, n))  # fmt: skip
+    return tuple(
+        torch.randint(-4, 5, (rows, k), generator=source).to(torch.float8_e4m3fn) for rows in (m, n)
+    )
 
 
 def check_gemm(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
@@ -268,12 +270,12 @@ def measure_build() -> Iterator[tuple[Row, float]]:
     with tempfile.TemporaryDirectory() as folder:
         code = "import rfops.jit; rfops.jit.vgpu_library()"
         environment = {**os.environ, "RFOPS_CACHE_DIR": folder}
-        start, before = time.perf_counter(), os.times()
+        start, previous = time.perf_counter(), os.times()
         subprocess.run([sys.executable, "-c", code], env=environment, check=True)
         yield BUILD, time.perf_counter() - start
         now = os.times()
         cpu = now.children_user + now.children_system
-        yield BUILD_CPU, cpu - before.children_user - before.children_system
+        yield BUILD_CPU, cpu - previous.children_user - previous.children_system
 
 
 # ---------------------------------------------------------------------------------- the table
@@ -304,8 +306,10 @@ def measured(rows: list[Row], threads: int, scale: float) -> dict[str, float]:
     command = [sys.executable, __file__, "--measure", names, "--scale", str(scale)]
     command += ["--one-core"] if threads == 1 else []
     environment = {**os.environ, "RFOPS_VGPU_THREADS": str(threads)}
-    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
-    return dict(json.loads(line) for line in done.stdout.splitlines() if line.startswith("["))
+    completed = subprocess.run(
+        command, env=environment, stdout=subprocess.PIPE, text=True, check=True
+    )
+    return dict(json.loads(line) for line in completed.stdout.splitlines() if line.startswith("["))
 
 
 def report(rows: list[Row], one: dict[str, float], every: dict[str, float], cores: int) -> bool:
@@ -335,9 +339,9 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     rows = [row for row in all_rows(build=True) if options.only.lower() in row.name.lower()]
     if options.measure:
-        wanted = set(json.loads(options.measure))
-        chosen = {row for row in rows if row.name in wanted}
-        for row, value in measure(chosen, options.one_core, options.scale):
+        expected = set(json.loads(options.measure))
+        selected = {row for row in rows if row.name in expected}
+        for row, value in measure(selected, options.one_core, options.scale):
             print(json.dumps([row.name, value]), flush=True)
         return 0
     rows = [row for row in rows if options.build or row not in (BUILD, BUILD_CPU)]

@@ -30,19 +30,19 @@ from rfops.jit.build.device import build_device
 from rfops.jit.build.spec import module_spec
 from rfops.jit.cache import code_object
 from rfops.jit.policy import manifest
-from rfops.jit.policy.manifest import Wanted
+from rfops.jit.policy.manifest import BuildRequest
 
 SECTIONS = (".text", ".rodata", ".data", ".bss")
 
 
-def wanted(file: Path | None) -> list[Wanted]:
+def wanted(file: Path | None) -> list[BuildRequest]:
     """The device variants of `rfops build`, and those of a manifest."""
     options = argparse.Namespace(
         arch="gfx942,gfx950", manifest=None, defines=[], modules=[], config=None
     )
-    entries = [*build._wanted(options), *(manifest.load(file) if file else ())]
-    ours = [e for e in entries if isinstance(e, Wanted) and e.arch != "host"]
-    return [e for e in dict.fromkeys(ours) if e.config == Wanted("", "").config]
+    entries = [*build._requests(options), *(manifest.load(file) if file else ())]
+    ours = [e for e in entries if isinstance(e, BuildRequest) and e.arch != "host"]
+    return [e for e in dict.fromkeys(ours) if e.config == BuildRequest("", "").config]
 
 
 def sections(file: Path) -> Iterator[tuple[str, object]]:
@@ -60,11 +60,11 @@ def sections(file: Path) -> Iterator[tuple[str, object]]:
                 for item in section.iter_relocations():
                     symbol = symbols.get_symbol(item["r_info_sym"])
                     target = symbol["st_shndx"], symbol["st_value"]
-                    place = item["r_offset"], item["r_info_type"], item.entry.get("r_addend")
-                    yield f"relocation of {section['sh_info']}", [*place, *target]
+                    position = item["r_offset"], item["r_info_type"], item.entry.get("r_addend")
+                    yield f"relocation of {section['sh_info']}", [*position, *target]
 
 
-def digest(entry: Wanted) -> dict[str, Any]:
+def digest(entry: BuildRequest) -> dict[str, Any]:
     """What a variant's code is, names aside, and a few figures for the eye."""
     spec = module_spec(entry.module, entry.config)
     artifact = build_device(spec, entry.arch, dict(entry.defines))
@@ -75,9 +75,12 @@ def digest(entry: Wanted) -> dict[str, Any]:
     content = [[*sections(object_file)], [*kernels.values()]]
     text = json.dumps(content, sort_keys=True, default=str)
     return {
-        "module": entry.module, "arch": entry.arch, "defines": dict(entry.defines),
-        "bytes": object_file.stat().st_size, "code": hashlib.sha256(text.encode()).hexdigest(),
-    }  # fmt: skip
+        "module": entry.module,
+        "arch": entry.arch,
+        "defines": dict(entry.defines),
+        "bytes": object_file.stat().st_size,
+        "code": hashlib.sha256(text.encode()).hexdigest(),
+    }
 
 
 def digests(file: Path | None) -> list[dict[str, Any]]:
@@ -92,28 +95,28 @@ def digests(file: Path | None) -> list[dict[str, Any]]:
 
 
 def differences(
-    before: list[dict[str, Any]],
+    previous: list[dict[str, Any]],
     after: list[dict[str, Any]],
     renamed: dict[str, str],
     removed: set[str],
 ) -> list[str]:
     """Variants of which the other side has no equal, a line each."""
-    place = collections.Counter(
+    unmatched = collections.Counter(
         (renamed.get(row["module"], row["module"]), row["arch"], row["code"])
-        for row in before
+        for row in previous
         if row["module"] not in removed
     )
     lines = []
     for row in after:
         key = row["module"], row["arch"], row["code"]
-        if place[key]:
-            place[key] -= 1
+        if unmatched[key]:
+            unmatched[key] -= 1
         else:
             lines.append(f"now only: {row['module']} {row['arch']} {row['defines']}")
-    for row in before:
+    for row in previous:
         key = renamed.get(row["module"], row["module"]), row["arch"], row["code"]
-        if row["module"] not in removed and place[key]:
-            place[key] -= 1
+        if row["module"] not in removed and unmatched[key]:
+            unmatched[key] -= 1
             lines.append(f"before only: {row['module']} {row['arch']} {row['defines']}")
     return lines
 
@@ -131,10 +134,12 @@ def main() -> int:
         options.file.write_text(json.dumps(rows, indent=0) + "\n", encoding="utf-8")
         print(f"{len(rows)} variants recorded in {options.file}")
         return 0
-    before = json.loads(options.file.read_text(encoding="utf-8"))
+    previous = json.loads(options.file.read_text(encoding="utf-8"))
     renamed = dict(text.split("=", 1) for text in options.renamed)
-    lines = differences(before, rows, renamed, set(options.removed))
-    print(*lines, f"{len(before)} variants before, {len(rows)} now, {len(lines)} differ", sep="\n")
+    lines = differences(previous, rows, renamed, set(options.removed))
+    print(
+        *lines, f"{len(previous)} variants before, {len(rows)} now, {len(lines)} differ", sep="\n"
+    )
     return 1 if lines else 0
 
 

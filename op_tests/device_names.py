@@ -74,16 +74,16 @@ def declared(text: str) -> Iterator[str]:
         yield from _more_declarators(text, match.end())
 
 
-def _more_declarators(text: str, at: int) -> Iterator[str]:
+def _more_declarators(text: str, offset: int) -> Iterator[str]:
     """Names behind the commas of a declaration, up to its semicolon."""
     depth = 0
-    for place in range(at, min(at + 2000, len(text))):
-        letter = text[place]
+    for position in range(offset, min(offset + 2000, len(text))):
+        letter = text[position]
         depth += (letter in "([{") - (letter in ")]}")
         if depth < 0 or letter == ";":
             return
-        if letter == "," and depth == 0 and (found := NEXT.match(text, place + 1)):
-            yield found[1]
+        if letter == "," and depth == 0 and (match := NEXT.match(text, position + 1)):
+            yield match[1]
 
 
 def is_poor(name: str) -> bool:

@@ -22,16 +22,16 @@ def kernels(csrc: Path = CSRC) -> list[Path]:
 
 def headers_of(file: Path, csrc: Path = CSRC) -> set[Path]:
     """All headers of the tree that `file` includes, directly or not."""
-    found: set[Path] = set()
+    results: set[Path] = set()
     pending = [file]
     while pending:
         for name in INCLUDE.findall(pending.pop().read_text(encoding="utf-8")):
             homes = (csrc / "include" / name, csrc / name)
             header = next((home for home in homes if home.is_file()), None)
-            if header is not None and header not in found:
-                found.add(header)
+            if header is not None and header not in results:
+                results.add(header)
                 pending.append(header)
-    return found
+    return results
 
 
 def lines_of(file: Path) -> int:

@@ -94,8 +94,8 @@ class Mutant:
         return EQUIVALENT.get((self.file, *self.texts()))
 
     def diff(self) -> str:
-        before, after = self.texts()
-        return f"{self.file}:{self.line}\n  - {before}\n  + {after}"
+        previous, after = self.texts()
+        return f"{self.file}:{self.line}\n  - {previous}\n  + {after}"
 
 
 _KEEP = "if constexpr (kOptions.groups {} 1) details::keep_groups<kOptions>(keys, experts);"
@@ -197,10 +197,21 @@ SWAPS = {
     "&&": "||", "||": "&&", "and": "or", "or": "and", "min": "max", "max": "min",
 }  # fmt: skip
 OPERATORS: dict[type[ast.AST], str] = {
-    ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "==", ast.NotEq: "!=",
-    ast.Add: "+", ast.Sub: "-", ast.FloorDiv: "//", ast.Mod: "%", ast.LShift: "<<",
-    ast.RShift: ">>", ast.And: "and", ast.Or: "or",
-}  # fmt: skip
+    ast.Lt: "<",
+    ast.LtE: "<=",
+    ast.Gt: ">",
+    ast.GtE: ">=",
+    ast.Eq: "==",
+    ast.NotEq: "!=",
+    ast.Add: "+",
+    ast.Sub: "-",
+    ast.FloorDiv: "//",
+    ast.Mod: "%",
+    ast.LShift: "<<",
+    ast.RShift: ">>",
+    ast.And: "and",
+    ast.Or: "or",
+}
 # Code that reports and computes nothing.
 REPORTS = (ast.Raise, ast.Assert, ast.JoinedStr)
 REPORTERS = re.compile(r"\b(say|log|warn|fail|info|debug|print|words|hint|format|show)\b")
@@ -215,8 +226,8 @@ def python_mutants(file: str, text: str) -> Iterator[Mutant]:
             return
         assert left.end_col_offset is not None
         gap = lines[right.lineno - 1][left.end_col_offset : right.col_offset]
-        if (at := gap.find(symbol)) >= 0:
-            column = left.end_col_offset + at
+        if (offset := gap.find(symbol)) >= 0:
+            column = left.end_col_offset + offset
             yield Mutant(file, right.lineno, column, len(symbol), SWAPS[symbol])
 
     def visit(node: ast.AST) -> Iterator[Mutant]:
@@ -234,8 +245,8 @@ def python_mutants(file: str, text: str) -> Iterator[Mutant]:
             yield from between(node.values[0], node.values[1], OPERATORS[type(node.op)])
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             if node.func.id in ("min", "max"):
-                at = node.func.lineno, node.func.col_offset
-                yield Mutant(file, *at, 3, SWAPS[node.func.id])
+                offset = node.func.lineno, node.func.col_offset
+                yield Mutant(file, *offset, 3, SWAPS[node.func.id])
         elif isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
             index = node.slice
             if type(index.value) is int and lines[index.lineno - 1].isascii():
@@ -278,20 +289,20 @@ def mutants_of(file: str) -> list[Mutant]:
 @functools.cache
 def tracked() -> list[str]:
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    return [name for name in done.stdout.splitlines() if (ROOT / name).is_file()]
+    completed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    return [name for name in completed.stdout.splitlines() if (ROOT / name).is_file()]
 
 
 def draw(seed: int, count: int, only: str) -> list[Mutant]:
     """Of each group as many; within one, files by the number of places that they have."""
     rng = random.Random(seed)
-    chosen: list[Mutant] = []
+    selected: list[Mutant] = []
     for number, pattern in enumerate(GROUPS.values()):
         files = [f for f in tracked() if re.fullmatch(pattern, f) and fnmatch.fnmatch(f, only)]
-        places = [mutant for file in files for mutant in mutants_of(file)]
+        positions = [mutant for file in files for mutant in mutants_of(file)]
         share = count // len(GROUPS) + (number < count % len(GROUPS))
-        chosen += rng.sample(places, min(share, len(places)))
-    return chosen
+        selected += rng.sample(positions, min(share, len(positions)))
+    return selected
 
 
 # ------------------------------------------------------------------------------- tests of a file
@@ -314,8 +325,8 @@ def names_in(file: str) -> collections.Counter[str]:
 
 @functools.cache
 def tests() -> dict[str, collections.Counter[str]]:
-    found = [f for f in tracked() if re.fullmatch(r"op_tests/(?!package/).*test_\w+\.py", f)]
-    return {file: names_in(file) for file in found}
+    match = [f for f in tracked() if re.fullmatch(r"op_tests/(?!package/).*test_\w+\.py", f)]
+    return {file: names_in(file) for file in match}
 
 
 @functools.cache
@@ -378,30 +389,30 @@ def ranked(names: Iterable[str], stems: Iterable[str]) -> list[str]:
 
 def tests_by_importers(file: str) -> list[str]:
     """Tests that name a module that imports this one, or one that imports that."""
-    seen, near, found = {file}, {file}, list[str]()
-    while near and (seen == {file} or len({*found}) < FEW):
+    seen, near, results = {file}, {file}, list[str]()
+    while near and (seen == {file} or len({*results}) < FEW):
         near = {m for n in near for m in modules() if modules()[m][module_name(n)]} - seen
         near = {m for m in near if Path(m).name not in GATHER}
         seen |= near
-        found += ranked(map(module_name, near), map(stem_of, near))
-    return found
+        results += ranked(map(module_name, near), map(stem_of, near))
+    return results
 
 
 @functools.cache
 def tests_of(file: str) -> list[str]:
     """The test files of a file, those that tell most first."""
     is_launcher = "/launcher/" in file
-    found = ranked(LAUNCHER, ()) if is_launcher else ranked(names_of(file), [stem_of(file)])
+    result = ranked(LAUNCHER, ()) if is_launcher else ranked(names_of(file), [stem_of(file)])
     if file.endswith(".py"):
-        found += tests_by_importers(file)
-    found = [*dict.fromkeys(found)][:MAX_TEST_FILES]
-    if is_launcher or not found:
+        result += tests_by_importers(file)
+    result = [*dict.fromkeys(result)][:MAX_TEST_FILES]
+    if is_launcher or not result:
         folder = file.split("/")[1] if file.startswith("rfops/") else Path(file).parent.name
         home = HOMES.get(folder, "engine" if file.startswith("jit/") else folder)
-        found += [t for t in sorted(tests()) if f"/{home}/" in t]
+        result += [t for t in sorted(tests()) if f"/{home}/" in t]
     if re.fullmatch(GROUPS["ops"], file):  # tests that go through all ops
-        found += [t for t in sorted(tests()) if "in ops()" in read(t)]
-    return [*dict.fromkeys(found)]
+        result += [t for t in sorted(tests()) if "in ops()" in read(t)]
+    return [*dict.fromkeys(result)]
 
 
 # ------------------------------------------------------------------------------- running
@@ -468,22 +479,28 @@ def reports(lines: list[str]) -> list[str]:
 
 
 def judge(mutant: Mutant, trees: queue.Queue[Path], limit: float) -> dict[str, object]:
-    chosen = tests_of(mutant.file)
+    selected = tests_of(mutant.file)
     tree = trees.get()
     began = time.monotonic()
     try:
-        before = mutant.apply(tree)
+        previous = mutant.apply(tree)
         try:
-            verdict, lines = run_tests(tree, chosen, limit, "-x")
+            verdict, lines = run_tests(tree, selected, limit, "-x")
         finally:
-            (tree / mutant.file).write_text(before, encoding="utf-8")
+            (tree / mutant.file).write_text(previous, encoding="utf-8")
     finally:
         trees.put(tree)
     killed = verdict != "passed"
     last = "\n".join(reports(lines)[-1:] or lines[-3:])
     seconds = round(time.monotonic() - began, 1)
-    return {**dataclasses.asdict(mutant), "killed": killed, "by": last if killed else "",
-            "verdict": verdict, "seconds": seconds, "tests": chosen}  # fmt: skip
+    return {
+        **dataclasses.asdict(mutant),
+        "killed": killed,
+        "by": last if killed else "",
+        "verdict": verdict,
+        "seconds": seconds,
+        "tests": selected,
+    }
 
 
 def killers_that_fail(rows: list[dict[str, object]], tree: Path, limit: float) -> set[str]:
@@ -499,8 +516,8 @@ def killers_that_fail(rows: list[dict[str, object]], tree: Path, limit: float) -
 
 def test_in(report: str) -> str:
     """The name of a test in a line that reports its failure."""
-    found = re.match(r"(?:FAILED|ERROR) (\S+::\w+(?:\[.*?\](?= - |$))?)", report)
-    return found[1] if found else ""
+    match = re.match(r"(?:FAILED|ERROR) (\S+::\w+(?:\[.*?\](?= - |$))?)", report)
+    return match[1] if match else ""
 
 
 def results_in(file: Path | None) -> dict[tuple[object, ...], dict[str, object]]:
@@ -552,8 +569,8 @@ def main() -> int:
 
 def print_row(row: dict[str, object], done: int, count: int) -> None:
     state = "killed" if row["killed"] else "SURVIVED"
-    place = f"{row['file']}:{row['line']}"
-    print(f"{done:3}/{count} {state:8} {row['seconds']:6} s  {place}  {row['by']}", flush=True)
+    location = f"{row['file']}:{row['line']}"
+    print(f"{done:3}/{count} {state:8} {row['seconds']:6} s  {location}  {row['by']}", flush=True)
 
 
 def key_of(row: dict[str, object]) -> tuple[object, ...]:

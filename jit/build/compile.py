@@ -18,19 +18,23 @@ from .recipe import Unit
 
 
 def run_units(
-    units: Sequence[Unit], title: str, stage: Path, done: Callable[[str], None] | None = None
+    units: Sequence[Unit],
+    title: str,
+    stage: Path,
+    on_output: Callable[[str], None] | None = None,
 ) -> float:
-    """Run the commands of the units in the stage; seconds. `done` is called with the name of each
-    file when it is made, while other commands run. A failure's log outlives the stage."""
+    """Run the commands of the units in the stage and return the seconds they took. `on_output` is
+    called with the name of each file when it is written, while other commands run. The log of a
+    failure is kept after the stage is removed."""
     from .ninja import Step, StepFailed, run_steps
     from .process import TimedOut
 
-    made = set[str]()
+    outputs = set[str]()
 
     def record(name: str) -> None:
-        made.add(name)
-        if done is not None:
-            done(name)
+        outputs.add(name)
+        if on_output is not None:
+            on_output(name)
 
     steps = [
         Step(unit.argv(command), tuple(map(unit.expand, command.inputs)), command.output)
@@ -41,15 +45,15 @@ def run_units(
     shelf, build_key = units[-1].shelf, units[-1].build_key
     try:
         output = run_steps(title, steps, stage, record)
-    except TimedOut as late:
-        left = [step.argv for step in steps if step.output not in made]
-        command = next((argv for argv in left if _runs(argv, late.running)), left[0])
-        why = f"the compiler was ended after {late.seconds:.0f} s (RFOPS_COMPILE_TIMEOUT)"
-        error = BuildError(shelf.module, command, "", None, why)
+    except TimedOut as timeout:
+        pending = [step.argv for step in steps if step.output not in outputs]
+        command = next((argv for argv in pending if _runs(argv, timeout.commands)), pending[0])
+        cause = f"the compiler was ended after {timeout.seconds:.0f} s (RFOPS_COMPILE_TIMEOUT)"
+        error = BuildError(shelf.module, command, "", None, cause)
         raise failures.record(shelf, build_key, error, {}) from None
     except StepFailed as failed:
-        why = failures.cause(failed.output, failed.status, stage, memory)
-        error = BuildError(shelf.module, failed.command, failed.output, None, why)
+        cause = failures.cause(failed.output, failed.status, stage, memory)
+        error = BuildError(shelf.module, failed.command, failed.output, None, cause)
         read = contents_read(units[-1], stage) or {}
         raise failures.record(shelf, build_key, error, read) from None
     for unit in units:
@@ -59,55 +63,62 @@ def run_units(
 
 
 def check_outputs(unit: Unit, stage: Path) -> None:
-    """A compiler has succeeded if it wrote regular files: to open a pipe would wait for ever."""
+    """Raise BuildError unless the compiler wrote each output as a regular file, because opening a
+    pipe would block."""
     command = unit.argv(unit.commands[-1])
     for name in filter(None, (*(c.output for c in unit.commands), unit.depfile)):
         try:
             mode = (stage / name).stat().st_mode
         except OSError as error:
-            why = f"the compiler reported success and wrote no {name}: {error.strerror}"
-            raise BuildError(unit.shelf.module, command, "", None, why) from error
+            cause = f"the compiler reported success and wrote no {name}: {error.strerror}"
+            raise BuildError(unit.shelf.module, command, "", None, cause) from error
         if not stat.S_ISREG(mode):
-            why = f"the compiler left {name}, which is no regular file ({stat.filemode(mode)})"
-            raise BuildError(unit.shelf.module, command, "", None, why)
+            cause = f"the compiler left {name}, which is no regular file ({stat.filemode(mode)})"
+            raise BuildError(unit.shelf.module, command, "", None, cause)
 
 
-def _runs(argv: Sequence[str], running: Sequence[Sequence[str]]) -> bool:
-    """Whether a command is among those of processes; ninja starts it by a shell."""
+def _runs(argv: Sequence[str], commands: Sequence[Sequence[str]]) -> bool:
+    """Return whether `argv` is among the running commands; ninja starts it through a shell."""
     texts = list(argv), ["/bin/sh", "-c", shlex.join(argv)]
-    return any(list(words) in texts for words in running)
+    return any(list(command) in texts for command in commands)
 
 
 def _parse_depfile(text: str) -> list[str]:
-    """The prerequisites of a make rule: blanks are escaped by backslash, dollars doubled."""
+    """Return the prerequisites of a make rule; blanks are escaped by backslash, dollars doubled."""
     _, _, names = text.replace("\\\n", " ").partition(": ")
-    words = re.findall(r"(?:\\.|[^\\\s])+", names)
-    return [re.sub(r"\\(.)", r"\1", word).replace("$$", "$") for word in words]
+    prerequisites = re.findall(r"(?:\\.|[^\\\s])+", names)
+    return [
+        re.sub(r"\\(.)", r"\1", prerequisite).replace("$$", "$") for prerequisite in prerequisites
+    ]
 
 
 def _files(unit: Unit, stage: Path) -> set[Path]:
     text = (stage / unit.depfile).read_text(encoding="utf-8", errors="surrogateescape")
-    listed = _parse_depfile(text)
-    return {Path(os.path.normpath(stage / name)) for name in listed}
+    names = _parse_depfile(text)
+    return {Path(os.path.normpath(stage / name)) for name in names}
 
 
-def _before_others(unit: Unit, files: set[Path]) -> set[Path]:
-    """Where an include would find another file before the one that it did find: beside who
-    includes, or in an earlier folder."""
+def _preferred_paths(unit: Unit, files: set[Path]) -> set[Path]:
+    """Return paths that precede the files in include search order: a file created at one of them
+    would be included instead. They are in the including file's folder or an earlier -I folder."""
     roots = unit.shelf.roots
     folders = [Path(unit.expand(f[2:])) for f in unit.commands[0].argv if f.startswith("-I{")]
-    beside = {file.parent for file in files if roots.is_ours(file)}
-    found = set()
+    including_folders = {file.parent for file in files if roots.is_ours(file)}
+    paths = set()
     for file in filter(roots.is_ours, files):
-        for at, folder in enumerate(folders):
+        for index, folder in enumerate(folders):
             if file.is_relative_to(folder):
-                rest = file.relative_to(folder)
-                found |= {place / rest for place in (*folders[:at], *beside)} - files
-    return found
+                relative = file.relative_to(folder)
+                paths |= {
+                    folder_before / relative
+                    for folder_before in (*folders[:index], *including_folders)
+                } - files
+    return paths
 
 
 def contents_read(unit: Unit, stage: Path) -> Contents | None:
-    """What the files that the compiler read hold now; None if it left no list of them."""
+    """Return the current contents of the files that the compiler read, or None without a
+    depfile."""
     if not (stage / unit.depfile).is_file():
         return None
     with suppress(OSError):
@@ -116,18 +127,22 @@ def contents_read(unit: Unit, stage: Path) -> Contents | None:
     return None
 
 
-def files_read(unit: Unit, stage: Path, before: Contents) -> tuple[Contents, bool]:
-    """The files that the compiler read, and whether they are known to be what it read: older than
-    the build, or, where clocks disagree, with the content that they had `before` it."""
+def files_read(unit: Unit, stage: Path, contents_before: Contents) -> tuple[Contents, bool]:
+    """Return the contents of the files that the compiler read, and whether they are certain to be
+    what it read: the files are older than the build, or (if clocks disagree) their contents equal
+    `contents_before`, read before the build."""
     begin = (stage / "build.ninja").stat().st_ctime_ns
     files = _files(unit, stage)
-    first = _before_others(unit, files)
-    there = {file for file in first if file.exists()}  # and of no use, unless it is new
-    names = map(unit.shelf.roots.name_of, files | first - there)
+    preferred = _preferred_paths(unit, files)
+    existing = {file for file in preferred if file.exists()}  # and of no use, unless it is new
+    names = map(unit.shelf.roots.name_of, files | preferred - existing)
     read = unit.shelf.roots.contents(set(names))
-    sure = bool(before) and all(
-        name in before and before[name][0] == sha for name, (sha, _) in read.items()
+    is_certain = bool(contents_before) and all(
+        name in contents_before and contents_before[name][0] == sha
+        for name, (sha, _) in read.items()
     )
     with suppress(OSError):
-        sure = sure or all(file.stat().st_ctime_ns <= begin for file in files | there)
-    return read, sure
+        is_certain = is_certain or all(
+            file.stat().st_ctime_ns <= begin for file in files | existing
+        )
+    return read, is_certain

@@ -13,23 +13,23 @@ _LEVELS = (
 )
 
 
-_chosen: str | None = None
+_level: str | None = None
 
 
 @contextlib.contextmanager
 def as_level(level: str) -> Iterator[None]:
     """Build the libraries of the block for this level instead of this CPU's."""
-    global _chosen
-    before, _chosen = _chosen, level
+    global _level
+    previous, _level = _level, level
     try:
         yield
     finally:
-        _chosen = before
+        _level = previous
 
 
 def x86_level() -> str:
     """v4, v3, or nothing for an older or another CPU: the compiler's default."""
-    return _own_level() if _chosen is None else _chosen
+    return _own_level() if _level is None else _level
 
 
 @functools.cache

@@ -11,7 +11,7 @@ from ..cache.code_object import CodeObjectError
 from ..cache.shelf import Artifact, Contents
 from ..errors import BuildError, ConfigError
 from ..policy import manifest
-from ..policy.manifest import Wanted
+from ..policy.manifest import BuildRequest
 from .obtain import obtain
 from .recipe import Defines, Unit, define_flags, device_unit, make_meta
 from .spec import ModuleSpec
@@ -28,34 +28,34 @@ def build_device(spec: ModuleSpec, arch: str, defines: Defines) -> Artifact:
     define_flags(spec.name, defines)  # before they are sorted, hashed or recorded
     spec.require_defines(defines)
     title = f"{spec.title or spec.name} for {arch}"
-    about = {"arch": arch, "defines": dict(defines)}
+    facts = {"arch": arch, "defines": dict(defines)}
 
-    def make(unit: Unit, before: Contents) -> Artifact | None:
-        return _compile_device(unit, title, about, before)
+    def build_unit(unit: Unit, contents_before: Contents) -> Artifact | None:
+        return _compile_device(unit, title, facts, contents_before)
 
     return obtain(
-        Wanted(spec.name, arch, manifest.defines_of(defines), spec.config),
+        BuildRequest(spec.name, arch, manifest.defines_of(defines), spec.config),
         ("device", arch),
-        lambda chosen: device_unit(spec, arch, defines, chosen),
-        make,
+        lambda compiler: device_unit(spec, arch, defines, compiler),
+        build_unit,
     )
 
 
 def _compile_device(
-    unit: Unit, title: str, about: dict[str, Any], before: Contents
+    unit: Unit, title: str, facts: dict[str, Any], contents_before: Contents
 ) -> Artifact | None:
     """Build once; None if a source changed meanwhile."""
     from .compile import files_read, run_units
 
     with unit.shelf.stage(unit.build_key) as stage:
         seconds = run_units([unit], title, stage)
-        read, sure = files_read(unit, stage, before)
-        before.clear()
-        before.update(read)
-        if not sure:
+        read, is_certain = files_read(unit, stage, contents_before)
+        contents_before.clear()
+        contents_before.update(read)
+        if not is_certain:
             return None
-        about = {**about, **_kernels(unit, stage / unit.output, about["arch"])}
-        meta = make_meta(unit, seconds, about)
+        facts = {**facts, **_kernels(unit, stage / unit.output, facts["arch"])}
+        meta = make_meta(unit, seconds, facts)
         built = unit.shelf.publish(stage, unit.build_key, read, meta)
     log.get().info("built %s in %.2f s", title, seconds)
     return built

@@ -20,7 +20,7 @@ from . import resources
 
 _KILLED, _BUS_ERROR = 128 + signal.SIGKILL, 128 + signal.SIGBUS  # as shells report them
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT)
-_MEANT_FOR = 10.0  # seconds for which a failure also meets those who come a little later
+_SHARED_SECONDS = 10.0  # seconds for which a failure also meets those who come a little later
 
 
 def cause(output: str, status: int, folder: Path, memory_before: int) -> str:
@@ -29,13 +29,13 @@ def cause(output: str, status: int, folder: Path, memory_before: int) -> str:
     free = resources.free_disk(folder)
     # lld writes through memory maps: on a full disk it dies of a bus error and says nothing.
     full = free < 1 << 20 or (status == _BUS_ERROR and free < 1 << 24)
-    if full or any(word in text for word in resources.DISK_WORDS):
+    if full or any(phrase in text for phrase in resources.DISK_WORDS):
         return disk_full(folder)
-    began = f"{resources.megabytes(memory_before)} when the build began, "
-    if any(word in text for word in resources.MEMORY_WORDS):
-        return f"out of memory: {_memory(began)}"
+    at_start = f"{resources.megabytes(memory_before)} when the build began, "
+    if any(phrase in text for phrase in resources.MEMORY_WORDS):
+        return f"out of memory: {_memory(at_start)}"
     if status == _KILLED:
-        return f"the compiler was killed, most likely for lack of memory: {_memory(began)}"
+        return f"the compiler was killed, most likely for lack of memory: {_memory(at_start)}"
     if status > 128:
         with contextlib.suppress(ValueError):
             return f"the compiler died of {signal.Signals(status - 128).name}"
@@ -43,6 +43,7 @@ def cause(output: str, status: int, folder: Path, memory_before: int) -> str:
 
 
 def disk_full(folder: Path) -> str:
+    """Return the error text for a full disk: the folder and the MiB free on it."""
     free = resources.megabytes(resources.free_disk(folder))
     return (
         f"the disk is full: {free} free in {folder}; make room (`rfops cache gc --max-size 1G`) "
@@ -50,21 +51,21 @@ def disk_full(folder: Path) -> str:
     )
 
 
-def _memory(began: str = "") -> str:
+def _memory(at_start: str = "") -> str:
     return (
-        f"{resources.megabytes(resources.free_memory())} of memory free now, {began}"
+        f"{resources.megabytes(resources.free_memory())} of memory free now, {at_start}"
         f"{resources.jobs()} compilers at once at most; RFOPS_JOBS=1 takes the least"
     )
 
 
 def from_os(shelf: ArtifactCache, error: OSError) -> BuildError:
     """The BuildError for what the system refused outside of the compiler."""
-    why = ""
+    cause = ""
     if error.errno in _DISK_ERRORS:
-        why = disk_full(shelf.folder)
+        cause = disk_full(shelf.folder)
     elif error.errno == errno.ENOMEM:
-        why = f"out of memory: {_memory()}"
-    return BuildError(shelf.module, "", str(error), None, why)
+        cause = f"out of memory: {_memory()}"
+    return BuildError(shelf.module, "", str(error), None, cause)
 
 
 class _Failure(records.Record, frozen=True):
@@ -81,13 +82,13 @@ def _file(shelf: ArtifactCache, build_key: str) -> Path:
     return shelf.folder / "failed" / f"{build_key}.json"
 
 
-def _last(shelf: ArtifactCache, build_key: str) -> _Failure | None:
+def _last_failure(shelf: ArtifactCache, build_key: str) -> _Failure | None:
     return records.read_sealed(shelf.root, _file(shelf, build_key), _Failure)
 
 
-def last(shelf: ArtifactCache, build_key: str) -> str:
+def last_id(shelf: ArtifactCache, build_key: str) -> str:
     """Names the last failure; ask before waiting for a build."""
-    failed = _last(shelf, build_key)
+    failed = _last_failure(shelf, build_key)
     return failed.id if failed else ""
 
 
@@ -99,30 +100,37 @@ def record(shelf: ArtifactCache, build_key: str, error: BuildError, read: Conten
         write_atomic(log, f"$ {error.command}\n{error.output}")
     except OSError:
         log = None
-    told = BuildError(error.module, error.command, error.output, log, error.cause)
+    logged_error = BuildError(error.module, error.command, error.output, log, error.cause)
     deps = {name: sha for name, (sha, _) in read.items()} if not error.cause else {}
     name = str(log) if log else None
     failed = _Failure(
-        uuid.uuid4().hex, told.module, told.command, told.output, name, told.cause, deps
+        uuid.uuid4().hex,
+        logged_error.module,
+        logged_error.command,
+        logged_error.output,
+        name,
+        logged_error.cause,
+        deps,
     )
     with contextlib.suppress(OSError):
         records.write_sealed(_file(shelf, build_key), failed)
-    return told
+    return logged_error
 
 
-def raise_again(shelf: ArtifactCache, build_key: str, before: str) -> None:
-    """Raise the failure that came after `before`, or that a moment ago met the same sources."""
-    failed = _last(shelf, build_key)
+def raise_again(shelf: ArtifactCache, build_key: str, previous_id: str) -> None:
+    """Raise the recorded failure if it is newer than `previous_id`, or if it is at most
+    _SHARED_SECONDS old and of the same sources."""
+    failed = _last_failure(shelf, build_key)
     if failed is None:
         return
-    if failed.id == before:
+    if failed.id == previous_id:
         try:
             age = abs(time.time() - _file(shelf, build_key).stat().st_mtime)
         except OSError:
             return
-        now = shelf.roots.contents(failed.deps)
-        same = all(now[name][0] == sha for name, sha in failed.deps.items())
-        if not failed.deps or age > _MEANT_FOR or not same:
+        contents = shelf.roots.contents(failed.deps)
+        is_unchanged = all(contents[name][0] == sha for name, sha in failed.deps.items())
+        if not failed.deps or age > _SHARED_SECONDS or not is_unchanged:
             return
     log = Path(failed.log) if failed.log else None
     raise BuildError(failed.module, failed.command, failed.output, log, failed.cause)

@@ -15,7 +15,7 @@ from .. import log
 from ..cache.files import digest
 from ..cache.shelf import Artifact, ArtifactCache, Contents
 from ..errors import ConfigError, RfopsError
-from ..policy.manifest import Wanted
+from ..policy.manifest import BuildRequest
 from . import cpu
 from .obtain import obtain
 from .recipe import Command, Unit, include_flags, make_meta, roots_of, template
@@ -25,18 +25,18 @@ from .toolchain import HOST_TARGET, Toolchain
 
 def _object_commands(spec: ModuleSpec, toolchain: Toolchain) -> dict[str, Command]:
     """The compile of each source, by the name of its object without the suffix."""
-    places = {s.relative_to(spec.root).as_posix(): s for s in spec.sources()}
-    names = {place: place.replace("/", "_").removesuffix(".cpp") for place in places}
+    paths = {s.relative_to(spec.root).as_posix(): s for s in spec.sources()}
+    names = {path: path.replace("/", "_").removesuffix(".cpp") for path in paths}
     count = Counter(names.values())
-    for place, name in names.items():
+    for path, name in names.items():
         if count[name] > 1:  # a/b.cpp and a_b.cpp
-            names[place] = f"{name}-{digest(place)[:8]}"
+            names[path] = f"{name}-{digest(path)[:8]}"
     roots = roots_of(spec)
     flags = (*spec.flags, *cpu.level_flags(toolchain.name == "zig"), "-Wall", "-Wextra")
     flags += include_flags(roots)
     commands: dict[str, Command] = {}
-    for place, name in names.items():
-        source = template(roots, places[place])
+    for path, name in names.items():
+        source = template(roots, paths[path])
         argv = ("{cc}", *flags, "-MMD", "-MF", f"{name}.d", "-c", source, "-o", f"{name}.o")
         commands[name] = Command(argv, (source,), f"{name}.o")
     return commands
@@ -92,60 +92,60 @@ def build_host(spec: ModuleSpec) -> Artifact:
         raise ConfigError(f"{spec.name}: a {spec.kind} module is not built for the host")
 
     return obtain(
-        Wanted(spec.name, "host", config=spec.config),
+        BuildRequest(spec.name, "host", config=spec.config),
         ("host", HOST_TARGET),
         lambda toolchain: host_unit(spec, toolchain),
-        lambda unit, before: _build_once(spec, unit, before),
+        lambda unit, contents_before: _build_once(spec, unit, contents_before),
     )
 
 
-def _build_once(spec: ModuleSpec, library: Unit, before: Contents) -> Artifact | None:
+def _build_once(spec: ModuleSpec, library: Unit, contents_before: Contents) -> Artifact | None:
     """Compile the objects that are not cached, link; None if a source changed meanwhile."""
     from .compile import files_read, run_units
 
     title = f"{spec.title or spec.name}, once"
     objects = _object_units(spec, library.toolchain)
-    found = {unit.output: unit.shelf.find(unit.build_key, report=True) for unit in objects}
-    missing = [unit for unit in objects if found[unit.output] is None]
+    cached = {unit.output: unit.shelf.find(unit.build_key, report=True) for unit in objects}
+    missing = [unit for unit in objects if cached[unit.output] is None]
     # With the library's own key, though it only links: failures are the library's.
     link = _Link(library.shelf, library.toolchain, library.commands[-1:], "", library.build_key)
     with library.shelf.stage(library.build_key) as stage:
-        for name, artifact in found.items():
+        for name, artifact in cached.items():
             if artifact is not None:
                 (stage / name).symlink_to(artifact.file)
         log.get().info("building %s: %d files to compile", title, len(missing))
-        first = []
+        runtime_units = []
         if library.toolchain.name == "zig":
             runtime = _runtime_command(spec, library.toolchain)
-            first = [Unit(library.shelf, library.toolchain, (runtime,), "")]
+            runtime_units = [Unit(library.shelf, library.toolchain, (runtime,), "")]
         by_output = {unit.output: unit for unit in missing}
 
-        def done(name: str) -> None:
+        def on_output(name: str) -> None:
             if name in by_output:
-                _keep_object(by_output[name], stage, before)
+                _keep_object(by_output[name], stage, contents_before)
 
-        seconds = run_units([*first, *missing, link], title, stage, done)
+        seconds = run_units([*runtime_units, *missing, link], title, stage, on_output)
         (stage / "runtime.so").unlink(missing_ok=True)
         read: Contents = {}
-        whole = True
+        is_unchanged = True
         for unit in missing:
-            files, sure = files_read(unit, stage, before)
+            files, is_certain = files_read(unit, stage, contents_before)
             read.update(files)
-            whole &= sure
+            is_unchanged &= is_certain
         for unit in objects:
-            artifact = found[unit.output]
-            whole &= artifact is None or _still_same(unit, artifact, read)
+            artifact = cached[unit.output]
+            is_unchanged &= artifact is None or _is_unchanged(unit, artifact, read)
             (stage / unit.output).unlink(missing_ok=True)
             (stage / unit.depfile).unlink(missing_ok=True)
-        before.update(read)
-        if not whole:
+        contents_before.update(read)
+        if not is_unchanged:
             return None
         log.get().info("built %s in %.1f s", spec.title or spec.name, seconds)
         meta = make_meta(library, seconds, {"arch": "host"})
         return library.shelf.publish(stage, library.build_key, read, meta)
 
 
-def _keep_object(unit: Unit, stage: Path, before: Contents) -> None:
+def _keep_object(unit: Unit, stage: Path, contents_before: Contents) -> None:
     """Publish a copy of an object if its sources are known to be what was compiled.
 
     Each object is published when it is made, not at the end, so that the next build goes on from
@@ -155,17 +155,17 @@ def _keep_object(unit: Unit, stage: Path, before: Contents) -> None:
 
     with contextlib.suppress(OSError, RfopsError):
         check_outputs(unit, stage)
-        files, sure = files_read(unit, stage, before)
-        if sure:
-            with unit.shelf.stage(unit.build_key) as own:
-                shutil.copyfile(stage / unit.output, own / unit.output)
+        files, is_certain = files_read(unit, stage, contents_before)
+        if is_certain:
+            with unit.shelf.stage(unit.build_key) as own_stage:
+                shutil.copyfile(stage / unit.output, own_stage / unit.output)
                 meta = make_meta(unit, 0.0, {"arch": "host"})
-                unit.shelf.publish(own, unit.build_key, files, meta)
+                unit.shelf.publish(own_stage, unit.build_key, files, meta)
 
 
-def _still_same(unit: Unit, artifact: Artifact, read: Contents) -> bool:
+def _is_unchanged(unit: Unit, artifact: Artifact, read: Contents) -> bool:
     """Whether the sources of a cached object are what they were when it was found."""
     deps = artifact.meta.deps
-    now = unit.shelf.roots.contents(list(deps))
-    read.update(now)
-    return all(sha == deps[name] for name, (sha, _) in now.items())
+    contents = unit.shelf.roots.contents(list(deps))
+    read.update(contents)
+    return all(sha == deps[name] for name, (sha, _) in contents.items())

@@ -52,14 +52,16 @@ def ninja_text(steps: Sequence[Step]) -> str:
     def variable(path: str) -> str:
         if path not in names:
             names[path] = f"path{len(names)}"
-            checked = texts.check_line("path of a build", path)
-            writer.variable(names[path], ninja_syntax.escape(checked))
+            checked_path = texts.check_line("path of a build", path)
+            writer.variable(names[path], ninja_syntax.escape(checked_path))
         return f"${{{names[path]}}}"
 
     writer.rule("run", "$cmd", description="$out")
     for step in steps:
-        words = [texts.check_line(f"command for {step.output!r}", word) for word in step.argv]
-        command = ninja_syntax.escape(shlex.join(words))
+        arguments = [
+            texts.check_line(f"command for {step.output!r}", argument) for argument in step.argv
+        ]
+        command = ninja_syntax.escape(shlex.join(arguments))
         inputs = [variable(path) for path in step.inputs]
         writer.build([variable(step.output)], "run", inputs, variables={"cmd": command})
     return text.getvalue()
@@ -72,16 +74,16 @@ class _StatusLine:
         self.title, self.begin = title, time.monotonic()
         self.tty = sys.stderr.isatty()
         self.quiet = settings.text("RFOPS_LOG") == "warning"
-        self.last = 0.0 if self.tty else self.begin
-        self.shown = False
+        self.shown_at = 0.0 if self.tty else self.begin
+        self.is_shown = False
 
     def show(self, status: str) -> None:
-        now = time.monotonic()
+        time_now = time.monotonic()
         patience = 0.1 if self.tty else 5.0  # a log file needs no animation
-        if self.quiet or now - self.begin < 1.0 or now - self.last < patience:
+        if self.quiet or time_now - self.begin < 1.0 or time_now - self.shown_at < patience:
             return
-        self.last, self.shown = now, True
-        text = f"rfops: building {self.title}: {status} ({now - self.begin:.0f} s)"
+        self.shown_at, self.is_shown = time_now, True
+        text = f"rfops: building {self.title}: {status} ({time_now - self.begin:.0f} s)"
         sys.stderr.write(f"\r{text}\033[K" if self.tty else f"{text}\n")
         sys.stderr.flush()
 
@@ -92,13 +94,15 @@ class _StatusLine:
         self.end()
 
     def end(self) -> None:
-        if self.tty and self.shown:
+        if self.tty and self.is_shown:
             sys.stderr.write("\r\033[K")
 
 
-def run_steps(title: str, steps: Sequence[Step], folder: Path, done: Callable[[str], None]) -> str:
-    """Run the steps in the folder; returns the compilers' output. `done` is called with the name of
-    each file when it is made, while other steps run. Raises StepFailed, TimedOut."""
+def run_steps(
+    title: str, steps: Sequence[Step], folder: Path, on_output: Callable[[str], None]
+) -> str:
+    """Run the steps in the folder and return the compilers' output. `on_output` is called with
+    the name of each file when it is written, while other steps run. Raises StepFailed, TimedOut."""
     import ninja
 
     from . import process
@@ -110,12 +114,14 @@ def run_steps(title: str, steps: Sequence[Step], folder: Path, done: Callable[[s
     environ = environment() | {"NINJA_STATUS": f"{_STATUS}[%f/%t] "}
     limit = settings.number("RFOPS_COMPILE_TIMEOUT")
     progress, output, latest = _StatusLine(title), list[str](), ""
-    running = process.Command(command, environ, limit, cwd=folder, umask=trust.umask(folder))
-    with running, progress:
-        for line in running:
+    command_process = process.Command(
+        command, environ, limit, cwd=folder, umask=trust.umask(folder)
+    )
+    with command_process, progress:
+        for line in command_process:
             if line.startswith(_STATUS):  # of a step that has ended
                 if latest:  # it has not failed, because ninja reports a failure at once
-                    done(latest)
+                    on_output(latest)
                 status = line[len(_STATUS) :].strip()
                 latest = status.partition(" ")[2]
                 progress.show(status)
@@ -124,11 +130,11 @@ def run_steps(title: str, steps: Sequence[Step], folder: Path, done: Callable[[s
             if _FAILED.match(line.rstrip("\n")):
                 latest = ""
     if latest:
-        done(latest)
+        on_output(latest)
     (folder / ".ninja_log").unlink(missing_ok=True)
     text = "".join(output)
-    if running.status != 0:
-        raise _failure(steps, output, text, running.status)
+    if command_process.status != 0:
+        raise _failure(steps, output, text, command_process.status)
     return text
 
 
@@ -137,12 +143,12 @@ _FAILED = re.compile(r"FAILED: (?:\[code=(\d+)\] )?(.*?) ?$")  # the code since 
 
 def _failure(steps: Sequence[Step], lines: list[str], text: str, status: int) -> StepFailed:
     """The first failing step's command and what it printed."""
-    for at, line in enumerate(lines):
-        found = _FAILED.match(line.rstrip("\n"))
-        step = found and next((s for s in steps if found[2] == s.output), None)
-        if found and step:
-            rest = lines[at + 2 :]  # the line between is the command
-            ends = [i for i, r in enumerate(rest) if r.startswith(("FAILED: ", "ninja: "))]
-            output = "".join(rest[: ends[0]] if ends else rest)
-            return StepFailed(step.argv, output, int(found[1] or status))
+    for index, line in enumerate(lines):
+        match = _FAILED.match(line.rstrip("\n"))
+        step = match and next((s for s in steps if match[2] == s.output), None)
+        if match and step:
+            following = lines[index + 2 :]  # the line between is the command
+            ends = [i for i, r in enumerate(following) if r.startswith(("FAILED: ", "ninja: "))]
+            output = "".join(following[: ends[0]] if ends else following)
+            return StepFailed(step.argv, output, int(match[1] or status))
     return StepFailed("ninja", text, status)

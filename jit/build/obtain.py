@@ -10,7 +10,7 @@ from ..cache.shelf import Artifact, Contents
 from ..errors import BuildError
 from ..forks import importing
 from ..policy import manifest, strict
-from ..policy.manifest import Wanted
+from ..policy.manifest import BuildRequest
 from . import toolchain
 from .recipe import Unit
 from .toolchain import Toolchain
@@ -19,38 +19,39 @@ ATTEMPTS = 3  # builds of sources that change while they are being built
 
 
 def obtain(
-    wanted: Wanted,
+    build_request: BuildRequest,
     target: tuple[str, str],
-    unit_by: Callable[[Toolchain], Unit],
-    make: Callable[[Unit, Contents], Artifact | None],
+    make_unit: Callable[[Toolchain], Unit],
+    build: Callable[[Unit, Contents], Artifact | None],
 ) -> Artifact:
-    """The artifact from the cache, or made now, by one process for all that want it.
+    """Return the artifact from the cache, or build it: one process builds, others wait for it.
 
-    `make` gets what it read in an earlier attempt, updates it, and returns None if a source changed
-    meanwhile: what was compiled is then not known.
+    `build(unit, contents)` gets the files read by the previous attempt, updates `contents`, and
+    returns None if a source changed during the build, because the artifact's sources are then
+    unknown.
     """
-    for chosen in toolchain.usable(*target):
-        unit = unit_by(chosen)
-        found = unit.shelf.find(unit.build_key)
-        if found is not None:
-            manifest.record(wanted)
-            return found
-    strict.check_build(str(wanted), wanted.command)
-    unit = unit_by(toolchain.choose(*target, again=True))
+    for compiler in toolchain.usable(*target):
+        unit = make_unit(compiler)
+        artifact = unit.shelf.find(unit.build_key)
+        if artifact is not None:
+            manifest.record(build_request)
+            return artifact
+    strict.check_build(str(build_request), build_request.command)
+    unit = make_unit(toolchain.choose(*target, refresh=True))
     _import_builders()
     from . import failures
 
-    before = failures.last(unit.shelf, unit.build_key)
+    previous_id = failures.last_id(unit.shelf, unit.build_key)
     try:
         with unit.shelf.lock(unit.build_key):
             built = unit.shelf.find(unit.build_key, report=True)
             if built is None:
-                failures.raise_again(unit.shelf, unit.build_key, before)
-                built = _attempts(unit, make)
+                failures.raise_again(unit.shelf, unit.build_key, previous_id)
+                built = _attempts(unit, build)
                 builders.note(target[0], Builder(unit.toolchain.name, unit.toolchain.version))
     except OSError as error:
         raise failures.from_os(unit.shelf, error) from error
-    manifest.record(wanted)
+    manifest.record(build_request)
     return built
 
 
@@ -64,13 +65,13 @@ def _import_builders() -> None:
         from . import compile, failures, ninja, process  # noqa: F401
 
 
-def _attempts(unit: Unit, make: Callable[[Unit, Contents], Artifact | None]) -> Artifact:
+def _attempts(unit: Unit, build: Callable[[Unit, Contents], Artifact | None]) -> Artifact:
     from . import failures
 
     read: Contents = {}
     try:
         for _ in range(ATTEMPTS):
-            built = make(unit, read)
+            built = build(unit, read)
             if built is not None:
                 return built
         raise BuildError(unit.shelf.module, "", "the sources kept changing during the build", None)
@@ -79,5 +80,5 @@ def _attempts(unit: Unit, make: Callable[[Unit, Contents], Artifact | None]) -> 
             raise
         raise failures.record(unit.shelf, unit.build_key, error, {}) from error
     except OSError as error:  # those who wait need not run into it too
-        told = failures.from_os(unit.shelf, error)
-        raise failures.record(unit.shelf, unit.build_key, told, {}) from error
+        build_error = failures.from_os(unit.shelf, error)
+        raise failures.record(unit.shelf, unit.build_key, build_error, {}) from error

@@ -23,7 +23,7 @@ from .spec import ModuleSpec, module_spec
 LEVELS = ("v3", "v4")
 
 
-def levels_of(text: str) -> tuple[str, ...]:
+def parse_levels(text: str) -> tuple[str, ...]:
     """Return the x86-64 levels that RFOPS_BUILD_VGPU names; 1 is this CPU's. Raises ConfigError."""
     if text == "1":
         return (cpu.x86_level(),)
@@ -43,8 +43,8 @@ def pack(spec: ModuleSpec, levels: Sequence[str], folder: Path) -> list[Path]:
     for level in levels:
         with cpu.as_level(level):
             keys.append(build_host(spec).meta.key)
-    with tempfile.TemporaryDirectory(prefix="rfops-prebuilt-") as aside:
-        file = Path(aside, "cache.tar.gz")
+    with tempfile.TemporaryDirectory(prefix="rfops-prebuilt-") as staging:
+        file = Path(staging, "cache.tar.gz")
         transfer.export(file, ["host"], [spec.name], keys)
         with settings.put("RFOPS_CACHE_DIR", str(folder)):
             transfer.import_(file)
@@ -53,5 +53,5 @@ def pack(spec: ModuleSpec, levels: Sequence[str], folder: Path) -> list[Path]:
 
 if __name__ == "__main__":
     shutil.rmtree(paths.PREBUILT, ignore_errors=True)  # of an earlier build in the same folder
-    for library in pack(module_spec("vgpu"), levels_of(sys.argv[1]), paths.PREBUILT):
+    for library in pack(module_spec("vgpu"), parse_levels(sys.argv[1]), paths.PREBUILT):
         print(f"prebuilt: {library}")

@@ -18,17 +18,17 @@ from pathlib import Path
 from typing import Any, Self
 
 _LOOK = 0.2  # seconds between looks at whether a process has ended that others keep a pipe of
-_running: set[int] = set()  # sessions
-_ended: set[int] = set()  # of them, those that end_all() has ended
-os.register_at_fork(after_in_child=_running.clear)
+_sessions: set[int] = set()  # sessions
+_ended_sessions: set[int] = set()  # of them, those that end_all() has ended
+os.register_at_fork(after_in_child=_sessions.clear)
 
 
 class TimedOut(Exception):
     """Nothing came from the process for that many seconds; it is ended."""
 
-    def __init__(self, seconds: float, running: Sequence[Sequence[str]]) -> None:
-        super().__init__(seconds, running)
-        self.seconds, self.running = seconds, running  # commands that ran then
+    def __init__(self, seconds: float, commands: Sequence[Sequence[str]]) -> None:
+        super().__init__(seconds, commands)
+        self.seconds, self.commands = seconds, commands  # commands that ran then
 
 
 class Command:
@@ -42,12 +42,16 @@ class Command:
         self, argv: Sequence[str], env: Mapping[str, str], limit: float, **options: Any
     ) -> None:
         self.limit, self.status = limit, 0
-        given: dict[str, Any] = {"stderr": subprocess.STDOUT} | options
+        arguments: dict[str, Any] = {"stderr": subprocess.STDOUT} | options
         self._process: subprocess.Popen[bytes] = subprocess.Popen(
-            list(argv), env=dict(env), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            start_new_session=True, **given,
-        )  # fmt: skip
-        _running.add(self._process.pid)
+            list(argv),
+            env=dict(env),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+            **arguments,
+        )
+        _sessions.add(self._process.pid)
 
     def __enter__(self) -> Self:
         return self
@@ -56,8 +60,8 @@ class Command:
         session = self._process.pid
         _end(session)
         self._process.wait()
-        _running.discard(session)
-        _ended.discard(session)
+        _sessions.discard(session)
+        _ended_sessions.discard(session)
         assert self._process.stdout is not None
         self._process.stdout.close()
 
@@ -70,7 +74,7 @@ class Command:
         if pending:
             yield pending.decode(errors="replace")
         self.status = self._process.wait()
-        if self._process.pid in _ended:
+        if self._process.pid in _ended_sessions:
             raise KeyboardInterrupt  # in a thread, which end_all() has told so
 
     def _output(self) -> Iterator[bytes]:
@@ -109,41 +113,41 @@ def output_of(
 
 def end_all() -> None:
     """End what other threads run. It raises KeyboardInterrupt there."""
-    for session in list(_running):
-        _ended.add(session)
+    for session in list(_sessions):
+        _ended_sessions.add(session)
         _end(session)
 
 
 def _end(session: int) -> None:
     """Kill all of a session: ninja gives each command a process group of its own."""
     for _ in range(100):  # what is started meanwhile is found the next time
-        found = _members(session)
-        for pid in found:
+        pids = _members(session)
+        for pid in pids:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
-        if not found:
+        if not pids:
             return
         time.sleep(0.01)
 
 
 def _members(session: int) -> list[int]:
     """Processes of a session that run."""
-    found = []
+    pids = []
     for entry in os.scandir("/proc"):
         if entry.name.isdigit():
             with contextlib.suppress(OSError):
                 text = Path(entry.path, "stat").read_text(encoding="utf-8", errors="replace")
-                state, _, _, theirs = text.rpartition(")")[2].split()[:4]
-                if int(theirs) == session and state not in "ZX":
-                    found.append(int(entry.name))
-    return found
+                state, _, _, process_session = text.rpartition(")")[2].split()[:4]
+                if int(process_session) == session and state not in "ZX":
+                    pids.append(int(entry.name))
+    return pids
 
 
 def _commands(session: int) -> list[Sequence[str]]:
     """What the processes of a session run, the first to start first."""
-    found: list[Sequence[str]] = []
+    commands: list[Sequence[str]] = []
     for pid in sorted(_members(session)):
         with contextlib.suppress(OSError):
-            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[:-1]
-            found.append([os.fsdecode(word) for word in words])
-    return found
+            arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[:-1]
+            commands.append([os.fsdecode(argument) for argument in arguments])
+    return commands

@@ -52,16 +52,20 @@ class Unit:
         return digest([ENGINE_VERSION, commands, self.toolchain.version])[:40]
 
     def expand(self, text: str) -> str:
+        """Return `text` with the placeholders of the cache's roots replaced by their folders."""
         folders = {f"{{{name}}}": str(folder) for name, folder in self.shelf.roots.folders}
         return re.sub(r"\{\w+\}", lambda name: folders.get(name[0], name[0]), text)
 
     def argv(self, command: Command) -> tuple[str, ...]:
         """The command as it is run."""
-        tool, *rest = command.argv
+        tool, *arguments = command.argv
         front = self.toolchain.argv if tool == "{cc}" else self.toolchain.argv[:1]
         # What a define says is the caller's: a {root} in it is no path of ours.
-        words = (word if word.startswith(_DEFINE) else self.expand(word) for word in rest)
-        return (*front, *words)
+        expanded = (
+            argument if argument.startswith(_DEFINE) else self.expand(argument)
+            for argument in arguments
+        )
+        return (*front, *expanded)
 
 
 def roots_of(spec: ModuleSpec) -> Roots:
@@ -76,8 +80,8 @@ def roots_of(spec: ModuleSpec) -> Roots:
 def template(roots: Roots, path: Path) -> str:
     """The path as {root}/..., for a command."""
     name = roots.name_of(path)
-    root, _, rest = name.partition("/")
-    return f"{{{root}}}/{rest}" if root else name
+    root, _, relative = name.partition("/")
+    return f"{{{root}}}/{relative}" if root else name
 
 
 def include_flags(roots: Roots) -> tuple[str, ...]:
@@ -99,8 +103,8 @@ def device_unit(spec: ModuleSpec, arch: str, defines: Defines, toolchain: Toolch
     source = template(roots, spec.sources()[0])
     # A device compile ignores -MD in hipcc 7.0 and clang 22; the frontend's own flags do work.
     depfile = ("-Xclang", "-dependency-file", "-Xclang", "deps.d", "-Xclang", "-MT")
-    chosen = define_flags(spec.name, defines)
-    flags = (f"--offload-arch={arch}", *_DEVICE_FLAGS, *spec.device_flags, *chosen)
+    define_arguments = define_flags(spec.name, defines)
+    flags = (f"--offload-arch={arch}", *_DEVICE_FLAGS, *spec.device_flags, *define_arguments)
     flags += (*include_flags(roots), *depfile, "-Xclang", spec.output)
     if toolchain.name == "hipcc":
         compile_ = ("{cc}", *HIPCC_FLAGS, *flags, source, "-o", spec.output)
@@ -117,7 +121,9 @@ def device_unit(spec: ModuleSpec, arch: str, defines: Defines, toolchain: Toolch
     return Unit(ArtifactCache(arch, spec.name, roots), toolchain, commands, "deps.d")
 
 
-def make_meta(unit: Unit, seconds: float, about: Mapping[str, Any]) -> dict[str, Any]:
+def make_meta(unit: Unit, seconds: float, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the content of meta.json for a build of the unit that took `seconds`; `facts` are the
+    kind's own fields."""
     return {
         "module": unit.shelf.module,
         "output": unit.output,
@@ -127,5 +133,5 @@ def make_meta(unit: Unit, seconds: float, about: Mapping[str, Any]) -> dict[str,
         "commands": [list(command.argv) for command in unit.commands],
         "seconds": round(seconds, 3),
         "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        **about,
+        **facts,
     }

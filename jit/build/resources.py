@@ -37,20 +37,20 @@ def _cgroup_free() -> int:
     """Of the tightest limit above this process. Page cache that can be dropped counts as free."""
     free = _UNLIMITED
     for line in _read(Path("/proc/self/cgroup")).splitlines():
-        _, kinds, place = line.split(":", 2)
+        _, kinds, cgroup = line.split(":", 2)
         if kinds not in ("", "memory"):
             continue
         top = _CGROUP / kinds
-        limit, used = ("memory.max", "memory.current")
+        limit, usage = ("memory.max", "memory.current")
         if kinds:
-            limit, used = ("memory.limit_in_bytes", "memory.usage_in_bytes")
-        group = top / place.lstrip("/")
+            limit, usage = ("memory.limit_in_bytes", "memory.usage_in_bytes")
+        group = top / cgroup.lstrip("/")
         for folder in (group, *group.parents):
-            most, now = _read(folder / limit).strip(), _read(folder / used).strip()
-            if most.isdigit() and now.isdigit():
+            max_bytes, used_bytes = _read(folder / limit).strip(), _read(folder / usage).strip()
+            if max_bytes.isdigit() and used_bytes.isdigit():
                 stat = dict(row.split(" ", 1) for row in _read(folder / "memory.stat").splitlines())
                 cached = int(stat.get("inactive_file", 0))
-                free = min(free, max(0, int(most) - int(now) + cached))
+                free = min(free, max(0, int(max_bytes) - int(used_bytes) + cached))
             if folder == top:
                 break
     return free
@@ -63,11 +63,11 @@ def free_disk(folder: Path) -> int:
     return shutil.disk_usage(folder).free
 
 
-def jobs(wanted: int = 0) -> int:
+def jobs(requested: int = 0) -> int:
     """Compilers at once: as many as asked for (RFOPS_JOBS by default), else one a core and GiB."""
-    chosen = wanted or settings.number("RFOPS_JOBS")
-    if chosen:
-        return chosen
+    count = requested or settings.number("RFOPS_JOBS")
+    if count:
+        return count
     return max(1, min(len(os.sched_getaffinity(0)), free_memory() // JOB_BYTES))
 
 

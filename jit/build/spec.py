@@ -24,7 +24,7 @@ from ..texts import check_line, is_text
 MAX_PRELOAD = 16
 
 
-class Entry(records.Written, frozen=True):
+class Entry(records.WrittenRecord, frozen=True):
     """What a module is built from, as the file has it. Device modules have one source; host ones
     may use globs."""
 
@@ -68,24 +68,24 @@ class ModuleSpec(Entry, frozen=True, kw_only=True):
         unknown = [name for name in names if name not in self.defines]
         if not missing and not unknown:
             return
-        words = [f"missing: {', '.join(missing)}"] * bool(missing)
-        words += [f"unknown: {', '.join(map(str, unknown)):.200}"] * bool(unknown)
+        complaints = [f"missing: {', '.join(missing)}"] * bool(missing)
+        complaints += [f"unknown: {', '.join(map(str, unknown)):.200}"] * bool(unknown)
         needed = ", ".join(self.defines) or "none"
         raise ConfigError(
             f"{self.name}: defines must be exactly those of {self.config.name} ({needed}), got "
-            f"{'; '.join(words)}. Pass a value for each, or change the entry's `defines`."
+            f"{'; '.join(complaints)}. Pass a value for each, or change the entry's `defines`."
         )
 
     def sources(self) -> list[Path]:
         """The source files; a glob's are sorted. Raises ConfigError if one is missing."""
-        found: list[Path] = []
+        files: list[Path] = []
         for pattern in self.srcs:
             matches = sorted(self.root.glob(pattern)) if "*" in pattern else [self.root / pattern]
             if not matches or not all(match.is_file() for match in matches):
-                where = f"{self.config.name}: {self.name}"
-                raise ConfigError(f"{where}: no source {pattern!r} in {self.root}")
-            found += matches
-        return found
+                prefix = f"{self.config.name}: {self.name}"
+                raise ConfigError(f"{prefix}: no source {pattern!r} in {self.root}")
+            files += matches
+        return files
 
 
 # Of an entry's folder and of its artifact. The engine has files of its own beside the artifact.
@@ -93,34 +93,40 @@ _FILE_NAME = re.compile(r"\w[\w.-]{0,99}")
 _OWN_FILES = ("meta.json", "build.log", "build.ninja", "deps.d", "module.s", "module.o")
 
 
-def _make_spec(where: str, name: str, entry: object, root: Path, config: Path) -> ModuleSpec:
-    checked = records.check(where, entry, Entry)
-    values = structs.asdict(checked)
+def _make_spec(location: str, name: str, entry: object, root: Path, config: Path) -> ModuleSpec:
+    entry_checked = records.check(location, entry, Entry)
+    values = structs.asdict(entry_checked)
     for key, value in values.items():
         if value is None or isinstance(value, int):
             continue
         if not (is_text(value) if isinstance(value, str) else all(t and is_text(t) for t in value)):
-            raise ConfigError(f"{where}.{key}: expected texts of one line, got {value!r:.200}")
+            raise ConfigError(f"{location}.{key}: expected texts of one line, got {value!r:.200}")
     spec = ModuleSpec(name=name, root=root, config=config, **values)
     if not spec.srcs:
-        raise ConfigError(f"{where}.srcs: at least one source is needed")
+        raise ConfigError(f"{location}.srcs: at least one source is needed")
     if not 0 <= spec.preload_arguments <= MAX_PRELOAD:
         count = spec.preload_arguments
-        raise ConfigError(f"{where}.preload_arguments: expected 0 to {MAX_PRELOAD}, got {count}")
+        raise ConfigError(f"{location}.preload_arguments: expected 0 to {MAX_PRELOAD}, got {count}")
     if spec.kind not in ("device", "host"):
-        raise ConfigError(f"{where}.kind: expected device or host, got {spec.kind!r}")
+        raise ConfigError(f"{location}.kind: expected device or host, got {spec.kind!r}")
     if spec.kind == "device" and (len(spec.srcs) != 1 or "*" in spec.srcs[0]):
-        raise ConfigError(f"{where}.srcs: a device module has exactly one source, got {spec.srcs}")
+        raise ConfigError(
+            f"{location}.srcs: a device module has exactly one source, got {spec.srcs}"
+        )
     for arch in spec.archs:
         if arch not in ARCHS:
-            raise ConfigError(f"{where}.archs: unknown {arch!r}; known: {', '.join(ARCHS)}")
+            raise ConfigError(f"{location}.archs: unknown {arch!r}; known: {', '.join(ARCHS)}")
     for source in spec.srcs:
-        parts = Path(source).parts
-        if source.startswith("/") or ".." in parts or any("**" in p and p != "**" for p in parts):
-            raise ConfigError(f"{where}.srcs: {source!r:.80} is no path below {root}")
+        components = Path(source).parts
+        if (
+            source.startswith("/")
+            or ".." in components
+            or any("**" in p and p != "**" for p in components)
+        ):
+            raise ConfigError(f"{location}.srcs: {source!r:.80} is no path below {root}")
     for text in (name, spec.output):
         if not _FILE_NAME.fullmatch(text) or text in _OWN_FILES:
-            raise ConfigError(f"{where}: {text!r:.120} cannot be a file name here")
+            raise ConfigError(f"{location}: {text!r:.120} cannot be a file name here")
     return spec
 
 
@@ -135,8 +141,8 @@ def load_config(config: Path = paths.COMPILER_CONFIG) -> dict[str, ModuleSpec]:
         raise ConfigError(f"{config}: {error}") from error
     if not isinstance(entries, dict):
         raise ConfigError(f"{config}: expected an object of modules")
-    where = config.name
-    return {n: _make_spec(f"{where}: {n:.120}", n, e, root, config) for n, e in entries.items()}
+    location = config.name
+    return {n: _make_spec(f"{location}: {n:.120}", n, e, root, config) for n, e in entries.items()}
 
 
 def module_spec(name: str, config: Path = paths.COMPILER_CONFIG) -> ModuleSpec:

@@ -67,9 +67,9 @@ class Toolchain:
 
 def device_candidates() -> Iterator[tuple[str, tuple[str, ...] | None, str]]:
     """(name, command or None, where it was looked for), in the order of preference."""
-    chosen = settings.path("RFOPS_HIPCC")
-    if chosen is not None:
-        yield "hipcc", _executable(str(chosen)), f"RFOPS_HIPCC={chosen}"
+    hipcc = settings.path("RFOPS_HIPCC")
+    if hipcc is not None:
+        yield "hipcc", _executable(str(hipcc)), f"RFOPS_HIPCC={hipcc}"
         return  # who names a compiler wants that one, not a quiet other
     rocm = settings.path("ROCM_PATH")
     if rocm is not None:
@@ -80,12 +80,12 @@ def device_candidates() -> Iterator[tuple[str, tuple[str, ...] | None, str]]:
 
 def host_candidates() -> Iterator[tuple[str, tuple[str, ...] | None, str]]:
     """As device_candidates, for the virtual GPU's C++."""
-    chosen = settings.words("CXX")
-    if chosen:
-        first, *rest = chosen
-        found = _executable(first)
-        name = "zig" if Path(first).stem == "zig" or "ziglang" in rest else "c++"
-        yield name, (*found, *rest) if found else None, f"CXX={settings.text('CXX')}"
+    command = settings.word_list("CXX")
+    if command:
+        compiler, *arguments = command
+        executable = _executable(compiler)
+        name = "zig" if Path(compiler).stem == "zig" or "ziglang" in arguments else "c++"
+        yield name, (*executable, *arguments) if executable else None, f"CXX={settings.text('CXX')}"
         return
     yield "c++", _executable("g++"), "g++ on PATH"
     yield "c++", _executable("clang++"), "clang++ on PATH"
@@ -93,16 +93,16 @@ def host_candidates() -> Iterator[tuple[str, tuple[str, ...] | None, str]]:
 
 
 def _executable(name: str) -> tuple[str, ...] | None:
-    found = shutil.which(name)
-    return (found,) if found else None
+    path = shutil.which(name)
+    return (path,) if path else None
 
 
 def _zig(tool: str) -> tuple[str, ...] | None:
     spec = importlib.util.find_spec("ziglang")
     if spec is None or spec.origin is None:
         return None
-    found = _executable(str(Path(spec.origin).parent / "zig"))
-    return (*found, tool) if found else None
+    executable = _executable(str(Path(spec.origin).parent / "zig"))
+    return (*executable, tool) if executable else None
 
 
 def device_toolchain(arch: str) -> Toolchain:
@@ -115,12 +115,12 @@ def host_toolchain() -> Toolchain:
     return choose("host", HOST_TARGET)
 
 
-def choose(kind: str, target: str, again: bool = False) -> Toolchain:
-    """The compiler that builds; `again` looks whether it has been updated meanwhile.
+def choose(kind: str, target: str, refresh: bool = False) -> Toolchain:
+    """The compiler that builds; `refresh` looks whether it has been updated meanwhile.
 
     Raises ToolchainNotFound.
     """
-    if again:
+    if refresh:
         _choose.cache_clear()
     return _choose(kind, target, _fingerprint())
 
@@ -133,32 +133,38 @@ def usable(kind: str, target: str) -> Iterator[Toolchain]:
     Records are read only by who asks for more than the first.
     """
     if not strict.may_build():
-        yield from known(kind, target)
+        yield from known_compilers(kind, target)
         return
     try:
-        chosen = choose(kind, target)
+        compiler = choose(kind, target)
     except ToolchainNotFound:
         log.get().debug("no compiler for %s: using what the cache has for it", target)
-        yield from recorded(kind)
+        yield from recorded_compilers(kind)
         return
-    yield chosen
+    yield compiler
     if kind == "host":
-        yield from recorded(kind)
+        yield from recorded_compilers(kind)
 
 
-def known(kind: str, target: str) -> list[Toolchain]:
+def known_compilers(kind: str, target: str) -> list[Toolchain]:
     """The compiler that would build, if it is known already, and those recorded: no process."""
-    found = [chosen for chosen, _ in survey(kind, target, ask=False) if chosen is not None]
-    return [*found[:1], *recorded(kind)]
+    compilers = [
+        compiler for compiler, _ in survey(kind, target, may_run=False) if compiler is not None
+    ]
+    return [*compilers[:1], *recorded_compilers(kind)]
 
 
-def recorded(kind: str) -> list[Toolchain]:
+def recorded_compilers(kind: str) -> list[Toolchain]:
     """What has built into these caches, newest first, of the kinds that the settings allow."""
     names = {name for name, _, _ in _candidates(kind)}
-    return [Toolchain(b.name, (), b.version) for b in builders.recorded(kind) if b.name in names]
+    return [
+        Toolchain(b.name, (), b.version)
+        for b in builders.recorded_builders(kind)
+        if b.name in names
+    ]
 
 
-def python_headers(what: str) -> Path:
+def python_headers(purpose: str) -> Path:
     """The folder of Python.h. Raises ToolchainNotFound."""
     import sysconfig
 
@@ -168,7 +174,7 @@ def python_headers(what: str) -> Path:
     if not (Path(folder) / "Python.h").is_file():
         version = f"{sys.version_info.major}.{sys.version_info.minor}"
         raise ToolchainNotFound(
-            what,
+            purpose,
             [f"{folder}/Python.h: not found"],
             f"Install the headers of this Python (on Debian: apt install python{version}-dev).",
         )
@@ -181,8 +187,8 @@ _HIP_VARIABLES = ("HIP_CLANG_PATH", "HIP_PATH", "HIP_DEVICE_LIB_PATH", "ROCM_PAT
 
 def _fingerprint() -> tuple[str, ...]:
     names = ("RFOPS_HIPCC", "CXX", "RFOPS_CACHE_DIR", "RFOPS_CACHE_READ")
-    others = ("PATH", *_HIP_VARIABLES)
-    return (*map(settings.raw, names), *(os.environ.get(name, "") for name in others))
+    variables = ("PATH", *_HIP_VARIABLES)
+    return (*map(settings.raw, names), *(os.environ.get(name, "") for name in variables))
 
 
 def _candidates(kind: str) -> Iterator[tuple[str, tuple[str, ...] | None, str]]:
@@ -199,31 +205,31 @@ def _choose(kind: str, target: str, _settings: tuple[str, ...]) -> Toolchain:
     raise ToolchainNotFound(f"{kind} code ({target})", rejected, _advice(kind))
 
 
-def survey(kind: str, target: str, ask: bool = True) -> Iterator[tuple[Toolchain | None, str]]:
+def survey(kind: str, target: str, may_run: bool = True) -> Iterator[tuple[Toolchain | None, str]]:
     """Each candidate: the toolchain where it can build for `target`, and where or why not.
 
-    Without `ask` no process is started: a compiler that is not known is left out.
+    Without `may_run` no process is started: a compiler that is not known is left out.
     """
-    for name, argv, where in _candidates(kind):
+    for name, argv, origin in _candidates(kind):
         if argv is None:
-            yield None, f"{where}: not found"
+            yield None, f"{origin}: not found"
             continue
-        known, failure = _recall(argv), ""
-        if known is None and ask:
-            known, failure = _ask(argv)
-        if known is None or not (ask or target in known.targets):
-            yield None, f"{where}: {argv[0]} is not known yet"
+        record, failure = _recall(argv), ""
+        if record is None and may_run:
+            record, failure = _run_version(argv)
+        if record is None or not (may_run or target in record.targets):
+            yield None, f"{origin}: {argv[0]} is not known yet"
             continue
-        if not failure and target not in known.targets:
-            failure, certain = _probe(name, argv, target)
-            if certain:
-                known.targets[target] = failure
-                _keep(argv, known)
-        failure = failure or known.targets.get(target, "")
+        if not failure and target not in record.targets:
+            failure, is_certain = _probe(name, argv, target)
+            if is_certain:
+                record.targets[target] = failure
+                _keep(argv, record)
+        failure = failure or record.targets.get(target, "")
         if failure:
-            yield None, f"{where}: {argv[0]} cannot build for {target}: {failure}"
+            yield None, f"{origin}: {argv[0]} cannot build for {target}: {failure}"
         else:
-            yield Toolchain(name, argv, known.version), where
+            yield Toolchain(name, argv, record.version), origin
 
 
 def _probe(name: str, argv: tuple[str, ...], target: str) -> tuple[str, bool]:
@@ -243,9 +249,9 @@ def _probe(name: str, argv: tuple[str, ...], target: str) -> tuple[str, bool]:
     if code == 0:
         return "", True
     text = output.lower()
-    machine = any(word in text for word in (*resources.DISK_WORDS, *resources.MEMORY_WORDS))
-    certain = 0 < code < 126 and not machine  # not killed, did start
-    return (output.strip() or f"exit status {code}")[:400], certain
+    machine = any(phrase in text for phrase in (*resources.DISK_WORDS, *resources.MEMORY_WORDS))
+    is_certain = 0 < code < 126 and not machine  # not killed, did start
+    return (output.strip() or f"exit status {code}")[:400], is_certain
 
 
 HOST_TARGET = "c++20"
@@ -255,16 +261,23 @@ ZIG_FLAGS = ("-x", "hip", "--cuda-device-only", "-nogpuinc", "-nogpulib")
 
 # Variables that add flags, headers or tools behind the key's back.
 _FLAG_VARIABLES = (
-    "HIPCC_COMPILE_FLAGS_APPEND", "HIPCC_LINK_FLAGS_APPEND", "CCC_OVERRIDE_OPTIONS", "CCC_ADD_ARGS",
-    "CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "GCC_EXEC_PREFIX", "COMPILER_PATH",
-)  # fmt: skip
+    "HIPCC_COMPILE_FLAGS_APPEND",
+    "HIPCC_LINK_FLAGS_APPEND",
+    "CCC_OVERRIDE_OPTIONS",
+    "CCC_ADD_ARGS",
+    "CPATH",
+    "C_INCLUDE_PATH",
+    "CPLUS_INCLUDE_PATH",
+    "GCC_EXEC_PREFIX",
+    "COMPILER_PATH",
+)
 
 
 def environment() -> dict[str, str]:
     """The compilers' environment: English messages; zig keeps its files in our cache."""
     names = [name for name in list(os.environ) if name not in _FLAG_VARIABLES]
-    found = {name: os.environ.get(name) for name in names}  # another thread may take one away
-    environ = {name: text for name, text in found.items() if text is not None}
+    variables = {name: os.environ.get(name) for name in names}  # another thread may take one away
+    environ = {name: text for name, text in variables.items() if text is not None}
     environ |= {"LC_ALL": "C", "HIP_PLATFORM": "amd"}
     trust.check(cache_root(), "zig", "o")  # its C++ runtime is linked from there
     for name in ("ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR"):
@@ -277,16 +290,16 @@ def run(command: Iterable[str]) -> tuple[int, str]:
     with importing:
         from . import process  # only on a cold start
 
-    words = list(command)
+    arguments = list(command)
     try:
-        return process.output_of(words, environment(), 120, umask=trust.umask(cache_root()))
-    except process.TimedOut as late:
-        return 127, f"{shlex.join(words)}: no answer in {late.seconds:.0f} s"
+        return process.output_of(arguments, environment(), 120, umask=trust.umask(cache_root()))
+    except process.TimedOut as timeout:
+        return 127, f"{shlex.join(arguments)}: no answer in {timeout.seconds:.0f} s"
     except OSError as error:
         return 127, str(error)
 
 
-class _Known(records.Record, frozen=True):
+class _CompilerRecord(records.Record, frozen=True):
     """What `<cache>/v1/toolchains/` has of one compiler: its files, and what it said."""
 
     deps: dict[str, str]
@@ -301,29 +314,33 @@ _FILES = Roots(())  # absolute paths
 def _file(argv: tuple[str, ...]) -> Path:
     surroundings = [os.environ.get(name, "") for name in _HIP_VARIABLES]
     # With the record's fields: versions of rfops that share a cache do not replace each other's.
-    name = digest([*argv, *surroundings, *_Known.__struct_fields__])[:16]
+    name = digest([*argv, *surroundings, *_CompilerRecord.__struct_fields__])[:16]
     return cache_root() / "toolchains" / f"{name}.json"
 
 
-def _keep(argv: tuple[str, ...], known: _Known) -> None:
+def _keep(argv: tuple[str, ...], record: _CompilerRecord) -> None:
     with contextlib.suppress(OSError):  # a read-only cache: it is asked again next time
-        records.write_sealed(_file(argv), known)
+        records.write_sealed(_file(argv), record)
 
 
-def _recall(argv: tuple[str, ...]) -> _Known | None:
+def _recall(argv: tuple[str, ...]) -> _CompilerRecord | None:
     """What a cache knows of the compiler."""
     for root in cache_roots():
-        known = records.read_sealed(root, root / "toolchains" / _file(argv).name, _Known)
-        now: Contents = {}
-        if known is not None and known.deps and _FILES.same(known.deps, known.stats, now):
-            if now:  # what was too young then is known by its stat from now on
-                known = structs.replace(known, stats=_FILES.stats(now))
-                _keep(argv, known)
-            return known
+        record = records.read_sealed(root, root / "toolchains" / _file(argv).name, _CompilerRecord)
+        contents: Contents = {}
+        if (
+            record is not None
+            and record.deps
+            and _FILES.are_current(record.deps, record.stats, contents)
+        ):
+            if contents:  # what was too young then is known by its stat from now on
+                record = structs.replace(record, stats=_FILES.stats(contents))
+                _keep(argv, record)
+            return record
     return None
 
 
-def _ask(argv: tuple[str, ...]) -> tuple[_Known, str]:
+def _run_version(argv: tuple[str, ...]) -> tuple[_CompilerRecord, str]:
     """What `--version` says, or why it is not known; then the compiler has no key, and is asked
     again."""
     code, output = run([*argv, "--version"])
@@ -336,9 +353,9 @@ def _ask(argv: tuple[str, ...]) -> tuple[_Known, str]:
             lines.append(line.rstrip())
     version = "\n".join(lines).strip() if code == 0 else ""
     answer = output.strip()[:200] or f"status {code}"
-    watched = [w for part in argv if (w := shutil.which(part))]
+    watched = [w for argument in argv if (w := shutil.which(argument))]
     watched += [str(Path(folder) / tool) for tool in ("clang", "clang++", "ld.lld") if folder]
     read = _FILES.contents(watched)
     deps = {name: sha for name, (sha, _) in read.items()}
-    known = _Known(deps, _FILES.stats(read), version, {})
-    return known, "" if version else f"no answer to --version: {answer}"
+    record = _CompilerRecord(deps, _FILES.stats(read), version, {})
+    return record, "" if version else f"no answer to --version: {answer}"

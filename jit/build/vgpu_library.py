@@ -37,9 +37,9 @@ def vgpu_library_folder() -> Path:
             link = folder / name
             if link.is_symlink() and link.readlink() == target:
                 continue
-            aside = folder / f".{name}.{uuid.uuid4().hex}"
-            aside.symlink_to(target)
-            aside.replace(link)
+            new_link = folder / f".{name}.{uuid.uuid4().hex}"
+            new_link.symlink_to(target)
+            new_link.replace(link)
     except OSError as error:
         raise ConfigError(
             f"cannot make {folder}: {error.strerror or error}; `rfops vgpu --path` is the library, "

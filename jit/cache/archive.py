@@ -27,21 +27,27 @@ _MAX_FILE = 1 << 28  # bytes of an artifact, which is held in memory
 _MAX_META = 1 << 24  # of a meta.json; the virtual GPU's, of 108 sources, has 100 KB
 _MAX_MEMBERS = 200_000
 _CHUNK = 1 << 16
-_MOST_AT_ONCE = 1 << 20  # tarfile reads a header's texts at once, of any size that it declares
+_MAX_HEADER_BYTES = 1 << 20  # tarfile reads a header's texts at once, of any size that it declares
 
 _NAME = r"\w[\w.-]{0,99}"
 MEMBER = re.compile(rf"(gfx\w+|host)/({_NAME})/([0-9a-f]{{40}})/({_NAME})")
 _KEY = re.compile(r"[0-9a-f]{40}")
 _WAY_OUT = "; if it is meant to, --max-size raises that limit"
 _BROKEN = (
-    tarfile.TarError, zlib.error, EOFError, OSError, ValueError, ArithmeticError, LookupError,
+    tarfile.TarError,
+    zlib.error,
+    EOFError,
+    OSError,
+    ValueError,
+    ArithmeticError,
+    LookupError,
     RecursionError,
-)  # fmt: skip
+)
 
 Name = tuple[str, str, str]  # arch, module, key
 
 
-class Refused(Exception):
+class ArchiveError(Exception):
     """The file is not one that `export` has written; the text says why."""
 
 
@@ -64,37 +70,39 @@ def entries(stream: IO[bytes], limit: int) -> Iterator[Entry]:
     try:
         with tarfile.open(fileobj=source, mode="r:") as tar:
             yield from _entries(tar, limit)
-        rest = limited.read(_CHUNK)
-        if not rest or rest.strip(b"\0") or limited.read(1):
-            raise Refused("it is damaged: it does not end as it should")
+        trailing = limited.read(_CHUNK)
+        if not trailing or trailing.strip(b"\0") or limited.read(1):
+            raise ArchiveError("it is damaged: it does not end as it should")
     except _BROKEN as error:
-        raise Refused(f"it is damaged: {error}") from error
+        raise ArchiveError(f"it is damaged: {error}") from error
 
 
 def _entries(tar: tarfile.TarFile, limit: int) -> Iterator[Entry]:
-    seen: set[str] = set()
+    folded_names: set[str] = set()
     members = _members(tar, limit)
     for member, name in members:
         folder, _, file = member.name.rpartition("/")
         if file != "meta.json":
-            raise Refused(f"{member.name!r} does not belong into a cache: no meta.json names it")
-        same = unicodedata.normalize("NFKC", folder).casefold()
-        if same in seen:
-            raise Refused(f"{folder} is in it twice")
-        seen.add(same)
+            raise ArchiveError(
+                f"{member.name!r} does not belong into a cache: no meta.json names it"
+            )
+        folded = unicodedata.normalize("NFKC", folder).casefold()
+        if folded in folded_names:
+            raise ArchiveError(f"{folder} is in it twice")
+        folded_names.add(folded)
         meta_data = _read(tar, member, _MAX_META)
         meta = _meta(meta_data, name)
         if meta is None:
-            raise Refused(f"{folder} is damaged: its meta.json is not what was written")
+            raise ArchiveError(f"{folder} is damaged: its meta.json is not what was written")
         artifact, _ = next(members, (None, name))
         if artifact is None or artifact.name != f"{folder}/{meta.output}":
-            raise Refused(f"{folder} is damaged: its {meta.output} does not follow")
+            raise ArchiveError(f"{folder} is damaged: its {meta.output} does not follow")
         if artifact.size != meta.size:
-            raise Refused(f"{artifact.name} is damaged: it declares {artifact.size} bytes")
+            raise ArchiveError(f"{artifact.name} is damaged: it declares {artifact.size} bytes")
         data = _read(tar, artifact, _MAX_FILE)
-        right = name[0] == "host" or _is_code_object(data, meta, name[0])
-        if digest(data) != meta.sha256 or not right:
-            raise Refused(f"{folder} is damaged: its {meta.output} is another one")
+        is_valid = name[0] == "host" or _is_code_object(data, meta, name[0])
+        if digest(data) != meta.sha256 or not is_valid:
+            raise ArchiveError(f"{folder} is damaged: its {meta.output} is another one")
         yield Entry(name, meta, meta_data, data)
 
 
@@ -103,21 +111,21 @@ def _members(tar: tarfile.TarFile, limit: int) -> Iterator[tuple[tarfile.TarInfo
     count = total = 0
     while (member := tar.next()) is not None:
         vars(tar)["members"].clear()  # it keeps them all
-        found = MEMBER.fullmatch(member.name)
-        plain = member.type in (tarfile.REGTYPE, tarfile.AREGTYPE) and not member.issparse()
-        if not found or found[1] not in (*ARCHS, "host") or not plain or member.size < 0:
-            raise Refused(f"{member.name!r:.200} does not belong into a cache")
+        match = MEMBER.fullmatch(member.name)
+        is_regular = member.type in (tarfile.REGTYPE, tarfile.AREGTYPE) and not member.issparse()
+        if not match or match[1] not in (*ARCHS, "host") or not is_regular or member.size < 0:
+            raise ArchiveError(f"{member.name!r:.200} does not belong into a cache")
         count, total = count + 1, total + member.size
         if total > limit:
-            raise Refused(f"it declares {total} bytes and more, of at most {limit}{_WAY_OUT}")
+            raise ArchiveError(f"it declares {total} bytes and more, of at most {limit}{_WAY_OUT}")
         if count > _MAX_MEMBERS:
-            raise Refused(f"it has more than {_MAX_MEMBERS} files")
-        yield member, (found[1], found[2], found[3])
+            raise ArchiveError(f"it has more than {_MAX_MEMBERS} files")
+        yield member, (match[1], match[2], match[3])
 
 
-def _read(tar: tarfile.TarFile, member: tarfile.TarInfo, most: int) -> bytes:
-    if member.size > most:
-        raise Refused(f"{member.name} declares {member.size} bytes, of at most {most}")
+def _read(tar: tarfile.TarFile, member: tarfile.TarInfo, max_bytes: int) -> bytes:
+    if member.size > max_bytes:
+        raise ArchiveError(f"{member.name} declares {member.size} bytes, of at most {max_bytes}")
     source = tar.extractfile(member)
     assert source is not None  # a regular file
     return b"".join(iter(lambda: source.read(_CHUNK), b""))
@@ -131,20 +139,20 @@ class _Limited:
         self.tell = stream.tell
 
     def read(self, size: int = -1) -> bytes:
-        if not 0 <= size <= _MOST_AT_ONCE:
-            raise Refused("it is damaged: a header of no sensible size")
+        if not 0 <= size <= _MAX_HEADER_BYTES:
+            raise ArchiveError("it is damaged: a header of no sensible size")
         self._check(self.tell() + size)
         return bytes(self.stream.read(size))
 
-    def seek(self, place: int) -> None:
-        if place < self.tell():
-            raise Refused("it is damaged: a header that leads back")
-        self._check(place)
-        self.stream.seek(place)
+    def seek(self, position: int) -> None:
+        if position < self.tell():
+            raise ArchiveError("it is damaged: a header that leads back")
+        self._check(position)
+        self.stream.seek(position)
 
     def _check(self, end: int) -> None:
-        if end > self.limit + _MOST_AT_ONCE:  # some room for what is read ahead
-            raise Refused(f"it unpacks to more than {self.limit} bytes{_WAY_OUT}")
+        if end > self.limit + _MAX_HEADER_BYTES:  # some room for what is read ahead
+            raise ArchiveError(f"it unpacks to more than {self.limit} bytes{_WAY_OUT}")
 
 
 # ---------------------------------------------------------------- one entry
@@ -152,11 +160,11 @@ class _Limited:
 
 def is_entry(meta: Meta) -> bool:
     """Whether it is what the engine writes, and not only whole: it may come from elsewhere."""
-    named = _KEY.fullmatch(meta.build_key) and "/" not in meta.output
-    return bool(named and meta.key == content_key(meta.build_key, meta.deps))
+    is_named = _KEY.fullmatch(meta.build_key) and "/" not in meta.output
+    return bool(is_named and meta.key == content_key(meta.build_key, meta.deps))
 
 
-def whole(folder: Path) -> Meta | None:
+def verified_meta(folder: Path) -> Meta | None:
     """The metadata of a whole entry, else None."""
     try:
         meta = read_entry(folder, (folder / "meta.json").read_bytes())
@@ -180,8 +188,8 @@ def _meta(data: bytes, name: Name) -> Meta | None:
         meta = records.decode(data, Meta)
     except ValueError:
         return None
-    here = (meta.arch, meta.module, meta.key) == name
-    return meta if here and meta.output.casefold() != "meta.json" and is_entry(meta) else None
+    is_here = (meta.arch, meta.module, meta.key) == name
+    return meta if is_here and meta.output.casefold() != "meta.json" and is_entry(meta) else None
 
 
 def _is_code_object(data: bytes, meta: Meta, arch: str) -> bool:

@@ -28,13 +28,13 @@ def note(kind: str, builder: Builder) -> None:
             write_atomic(file, json.dumps(body, indent=1))
 
 
-def recorded(kind: str) -> list[Builder]:
+def recorded_builders(kind: str) -> list[Builder]:
     """What has built into these caches, newest first."""
-    found: dict[Builder, float] = {}
+    last_used: dict[Builder, float] = {}
     for root in cache_roots():
         trust.check(root, "compilers")
         for file in (root / "compilers").glob(f"{kind}-*.json"):
             with contextlib.suppress(*DAMAGE):
                 builder = records.decode(trust.read(root, file), Builder, sealed=False)
-                found[builder] = max(found.get(builder, 0.0), file.stat().st_mtime)
-    return sorted(found, key=lambda builder: -found[builder])
+                last_used[builder] = max(last_used.get(builder, 0.0), file.stat().st_mtime)
+    return sorted(last_used, key=lambda builder: -last_used[builder])

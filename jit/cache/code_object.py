@@ -39,16 +39,16 @@ def unbundle(data: bytes, arch: str) -> bytes:
 
 
 def _bundled(data: bytes, arch: str) -> bytes:
-    count, at = struct.unpack_from("<Q", data, 24)[0], 32
-    seen = []
+    count, position = struct.unpack_from("<Q", data, 24)[0], 32
+    triples = []
     for _ in range(min(count, 64)):
-        offset, size, length = struct.unpack_from("<QQQ", data, at)
-        triple = data[at + 24 : at + 24 + length].decode(errors="replace")
-        at += 24 + length
-        seen.append(triple)
+        offset, size, length = struct.unpack_from("<QQQ", data, position)
+        triple = data[position + 24 : position + 24 + length].decode(errors="replace")
+        position += 24 + length
+        triples.append(triple)
         if size and triple.split("--")[-1].split(":")[0] == arch:
             return data[offset : offset + size]
-    raise CodeObjectError(f"bundle has no entry for {arch}; it has {', '.join(seen)}")
+    raise CodeObjectError(f"bundle has no entry for {arch}; it has {', '.join(triples)}")
 
 
 def _metadata_note(elf: bytes) -> bytes:

@@ -28,10 +28,10 @@ def cache_root() -> Path:
 
 def cache_roots() -> tuple[Path, ...]:
     """Return the cache that is written, then the read-only ones; the wheel's own is the last."""
-    behind = settings.path_list("RFOPS_CACHE_READ")
+    read_only = settings.path_list("RFOPS_CACHE_READ")
     if paths.PREBUILT.is_dir():
-        behind.append(paths.PREBUILT)
-    return (cache_root(), *(folder / LAYOUT for folder in behind))
+        read_only.append(paths.PREBUILT)
+    return (cache_root(), *(folder / LAYOUT for folder in read_only))
 
 
 def digest(data: Any) -> str:
@@ -58,13 +58,13 @@ def fsync_folder(folder: Path) -> None:
 def write_atomic(file: Path, text: str) -> None:
     """Write aside, fsync, rename over. Raises OSError."""
     trust.make_folder(file.parent)
-    aside = file.with_name(f".{file.name}.{uuid.uuid4().hex}")
+    temporary = file.with_name(f".{file.name}.{uuid.uuid4().hex}")
     try:
-        handle = trust.create(aside, os.O_WRONLY | os.O_EXCL)
+        handle = trust.create(temporary, os.O_WRONLY | os.O_EXCL)
         with os.fdopen(handle, "w", encoding="utf-8", errors="surrogateescape") as stream:
             stream.write(text)
             stream.flush()
             os.fsync(stream.fileno())
-        aside.replace(file)
+        temporary.replace(file)
     finally:
-        aside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)

@@ -25,13 +25,13 @@ def library(key: str, name: str, build: Callable[[Path], Path]) -> Path:
     given, and returns it. Raises ConfigError where others could have written it, OSError."""
     root = kept_root()
     trust.check(root, key)
-    found = root / key / name
-    if found.is_file():
-        trust.check_file(root, found)
+    file = root / key / name
+    if file.is_file():
+        trust.check_file(root, file)
         with contextlib.suppress(OSError):  # of a cache that is read only
-            os.utime(found)
-        return found
-    trust.make_folder(found.parent)
-    with tempfile.TemporaryDirectory(prefix="build-", dir=found.parent) as folder:
-        build(Path(folder)).replace(found)
-    return found
+            os.utime(file)
+        return file
+    trust.make_folder(file.parent)
+    with tempfile.TemporaryDirectory(prefix="build-", dir=file.parent) as folder:
+        build(Path(folder)).replace(file)
+    return file

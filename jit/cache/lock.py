@@ -32,7 +32,7 @@ _POLL = 0.02  # a freed lock is seen within this
 
 
 @contextlib.contextmanager
-def hold(file: Path, what: str, timeout: int | None = None) -> Iterator[bool]:
+def hold(file: Path, purpose: str, timeout: int | None = None) -> Iterator[bool]:
     """Hold the lock; True if it excludes others, False where the filesystem has no locks.
 
     Raises LockTimeout after `timeout` (RFOPS_LOCK_TIMEOUT) seconds, OSError if the file cannot be
@@ -49,38 +49,40 @@ def hold(file: Path, what: str, timeout: int | None = None) -> Iterator[bool]:
         on_acquired=_sign,
     )
     limit = settings.number("RFOPS_LOCK_TIMEOUT") if timeout is None else timeout
-    alone = _wait(lock, file, what, limit)
+    is_held = _wait(lock, file, purpose, limit)
     try:
-        yield alone
+        yield is_held
     finally:
         lock.release()
 
 
-def _wait(lock: FileLock, file: Path, what: str, limit: int) -> bool:
+def _wait(lock: FileLock, file: Path, purpose: str, limit: int) -> bool:
     """Take the lock, and say every ten seconds who has it; False where there are none. Raises
     LockTimeout, OSError."""
     from filelock import Timeout
 
     begin, report = time.monotonic(), _FIRST_REPORT
     while True:
-        waited = time.monotonic() - begin
+        seconds = time.monotonic() - begin
         try:
-            lock.acquire(timeout=max(0.0, min(report, limit) - waited))
+            lock.acquire(timeout=max(0.0, min(report, limit) - seconds))
             return True
         except Timeout:
-            waited = time.monotonic() - begin
+            seconds = time.monotonic() - begin
         except OSError as error:
             if error.errno not in _NO_LOCKS:
                 raise
             log.get().debug("no locks in %s: building without", file.parent)
             return False
-        if waited >= limit:
+        if seconds >= limit:
             raise LockTimeout(
-                f"{what}: {_describe(_owner(file))} has held {file} for longer than {limit} s; "
+                f"{purpose}: {_describe(_owner(file))} has held {file} for longer than {limit} s; "
                 "RFOPS_LOCK_TIMEOUT sets the longest wait"
             )
-        report = waited + _REPORT_EVERY
-        log.get().info("waiting %.0f s for %s to build %s", waited, _describe(_owner(file)), what)
+        report = seconds + _REPORT_EVERY
+        log.get().info(
+            "waiting %.0f s for %s to build %s", seconds, _describe(_owner(file)), purpose
+        )
 
 
 def _sign(handle: int) -> None:
@@ -154,11 +156,11 @@ def _same_file(stream: IO[bytes], file: Path) -> bool:
         return False
 
 
-def _byte_of(key: str) -> int:
+def _lock_byte(key: str) -> int:
     return int(key[:12], 16)
 
 
-def _used(root: Path) -> tuple[IO[bytes], set[int]]:
+def _lock_file(root: Path) -> tuple[IO[bytes], set[int]]:
     file = root / "in-use"
     if root not in _uses or not _same_file(_uses[root][0], file):  # the cache was removed meanwhile
         _uses[root] = _open(file), set()
@@ -167,22 +169,22 @@ def _used(root: Path) -> tuple[IO[bytes], set[int]]:
 
 def use(root: Path, key: str) -> None:
     """Keep the key from `rfops cache gc` as long as this process lives, where there are locks."""
-    byte = _byte_of(key)
+    byte = _lock_byte(key)
     with _guard, contextlib.suppress(OSError):
-        stream, mine = _used(root)
-        if byte not in mine:
+        stream, own_bytes = _lock_file(root)
+        if byte not in own_bytes:
             fcntl.lockf(stream, fcntl.LOCK_SH, 1, byte)  # waits while the key is being removed
-            mine.add(byte)
+            own_bytes.add(byte)
 
 
 @contextlib.contextmanager
 def unused(root: Path, key: str) -> Iterator[bool | None]:
     """Whether no process uses the key, None where there are no locks to tell; nobody begins to
     while the block runs."""
-    byte = _byte_of(key)
+    byte = _lock_byte(key)
     with _guard:
-        stream, mine = _used(root)
-        if byte in mine:
+        stream, own_bytes = _lock_file(root)
+        if byte in own_bytes:
             yield False
             return
         try:

@@ -27,27 +27,31 @@ class Record(msgspec.Struct, frozen=True):
         return dict(msgspec.to_builtins(self))
 
 
-class Written(Record, frozen=True, forbid_unknown_fields=True):
+class WrittenRecord(Record, frozen=True, forbid_unknown_fields=True):
     """What people write: a key that is not known is a mistake of theirs."""
 
 
 R = TypeVar("R", bound=Record)
 
 
-def check(where: str, value: object, kind: type[R]) -> R:
+def check(location: str, value: object, kind: type[R]) -> R:
     """A record that people wrote. Raises ConfigError that begins with its place."""
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{where}{_explain(str(error), value, kind)}") from None
+        raise ConfigError(f"{location}{_explain(str(error), value, kind)}") from None
     except UnicodeEncodeError as error:  # half a character as a key
-        raise ConfigError(f"{where}: {error}") from None
+        raise ConfigError(f"{location}: {error}") from None
 
 
-_WORDS = {
-    "array": "a list", "object": "an object", "str": "a text", "int": "a whole number",
-    "float": "a number", "bool": "true or false",
-}  # fmt: skip
+_KIND_NAMES = {
+    "array": "a list",
+    "object": "an object",
+    "str": "a text",
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+}
 
 
 def _explain(error: str, value: Any, kind: type[Record]) -> str:
@@ -56,18 +60,20 @@ def _explain(error: str, value: Any, kind: type[Record]) -> str:
     path = path.removesuffix("`")
     unknown = re.fullmatch(r"Object contains unknown field `(.*)`", text, re.S)
     if unknown:
-        known = ", ".join(kind.__struct_fields__)
-        return f"{path}: unknown key {unknown[1]!r:.80}; known keys: {known}"
+        known_keys = ", ".join(kind.__struct_fields__)
+        return f"{path}: unknown key {unknown[1]!r:.80}; known keys: {known_keys}"
     missing = re.fullmatch(r"Object missing required field `(\w+)`", text)
     if missing:
         return f"{path}: the key {missing[1]!r} is missing"
     expected = re.match(r"Expected `(.+?)`", text)
-    for name, at in re.findall(r"\.(\w+)|\[(\d+)\]", path):
-        value = value[name or int(at)]
+    for name, index in re.findall(r"\.(\w+)|\[(\d+)\]", path):
+        value = value[name or int(index)]
     if expected is None:
         return f"{path}: {text:.200}"
-    wanted = " or ".join(_WORDS.get(word, word) for word in expected[1].split(" | "))
-    return f"{path}: expected {wanted}, got {value!r:.200}"
+    expected_kinds = " or ".join(
+        _KIND_NAMES.get(kind_name, kind_name) for kind_name in expected[1].split(" | ")
+    )
+    return f"{path}: expected {expected_kinds}, got {value!r:.200}"
 
 
 # ---------------------------------------------------------------- of the cache
@@ -75,8 +81,8 @@ def _explain(error: str, value: Any, kind: type[Record]) -> str:
 
 def seal(body: Mapping[str, Any]) -> int:
     """A checksum over a JSON object, kept in it: a changed byte of the file shows."""
-    rest = {name: value for name, value in body.items() if name != "seal"}
-    return zlib.crc32(json.dumps(rest, sort_keys=True).encode())
+    unsealed = {name: value for name, value in body.items() if name != "seal"}
+    return zlib.crc32(json.dumps(unsealed, sort_keys=True).encode())
 
 
 def sealed_text(record: Record) -> str:

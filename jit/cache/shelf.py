@@ -48,6 +48,7 @@ class Roots:
     folders: tuple[tuple[str, Path], ...]
 
     def name_of(self, path: Path) -> str:
+        """Return the path as it stands in a key: relative to one of the roots, else absolute."""
         for name, folder in self.folders:
             if path.is_relative_to(folder):
                 return f"{name}/{path.relative_to(folder).as_posix()}"
@@ -58,46 +59,49 @@ class Roots:
         return self.name_of(path).startswith(("root/", "rfops/"))
 
     def path_of(self, name: str) -> Path:
-        return Path(self.place_of(name))
+        """Return the path on this machine of a name made by `name_of`."""
+        return Path(self.path_text(name))
 
-    def place_of(self, name: str) -> str:
+    def path_text(self, name: str) -> str:
         """The path as a text: a Path takes longer to make than its stat."""
-        root, _, rest = name.partition("/")
+        root, _, relative = name.partition("/")
         folder = self._by_name.get(root)
-        return f"{folder}/{rest}" if folder else name
+        return f"{folder}/{relative}" if folder else name
 
     @functools.cached_property
     def _by_name(self) -> dict[str, Path]:
         return dict(self.folders)
 
-    def contents(self, names: Collection[str], known: Contents | None = None) -> Contents:
+    def contents(self, names: Collection[str], contents: Contents | None = None) -> Contents:
         """Hash and stat of each file; the stat is taken first: it is never newer than the hash."""
-        known = {} if known is None else known
+        contents = {} if contents is None else contents
         for name in names:
-            if name not in known:
+            if name not in contents:
                 path = self.path_of(name)
-                stat = settled(stat_of(path))
+                stat = settled_stat(stat_of(path))
                 try:
-                    known[name] = digest(path.read_bytes()), stat
+                    contents[name] = digest(path.read_bytes()), stat
                 except (OSError, ValueError):
-                    known[name] = "", None
-        return {name: known[name] for name in sorted(names)}
+                    contents[name] = "", None
+        return {name: contents[name] for name in sorted(names)}
 
     def stats(self, read: Contents) -> dict[str, list[int]]:
         """Of a record: the stats that are conclusive."""
-        return {self.place_of(name): stat for name, (_, stat) in read.items() if stat}
+        return {self.path_text(name): stat for name, (_, stat) in read.items() if stat}
 
-    def same(self, deps: Mapping[str, str], stats: Mapping[str, list[int]], now: Contents) -> bool:
+    def are_current(
+        self, deps: Mapping[str, str], stats: Mapping[str, list[int]], contents: Contents
+    ) -> bool:
         """Whether files are what they were, by their stats, or else by their content, which goes
-        into `now`."""
+        into `contents`."""
         for name, sha in deps.items():
-            place = self.place_of(name)
-            known = stats.get(place) if sha else None  # None: what must not be there
-            if (sha and not known) or known != stat_of(place):
+            path = self.path_text(name)
+            old_stat = stats.get(path) if sha else None  # None: what must not be there
+            if (sha and not old_stat) or old_stat != stat_of(path):
                 break
         else:
             return True
-        return all(self.contents([name], now)[name][0] == deps[name] for name in deps)
+        return all(self.contents([name], contents)[name][0] == deps[name] for name in deps)
 
 
 class Meta(records.Record, frozen=True, kw_only=True):
@@ -122,7 +126,7 @@ class Meta(records.Record, frozen=True, kw_only=True):
     sha256: str
 
 
-class Seen(records.Record, frozen=True):
+class IndexEntry(records.Record, frozen=True):
     """Of an index: an entry, the files that it came from, and stats by which they are known."""
 
     key: str
@@ -134,15 +138,15 @@ class _Index(records.Record, frozen=True):
     entries: list[Any]
 
 
-def read_index(data: bytes) -> tuple[list[Seen], int]:
+def read_index(data: bytes) -> tuple[list[IndexEntry], int]:
     """Its records that are whole, and how many are not. Raises ValueError."""
     entries = records.decode(data, _Index, sealed=False).entries
-    whole = []
+    records_ = []
     for entry in entries:
         with contextlib.suppress(ValueError):
-            whole.append(records.convert(entry, Seen))
-    whole = [seen for seen in whole if seen.deps]
-    return whole, len(entries) - len(whole)
+            records_.append(records.convert(entry, IndexEntry))
+    records_ = [entry for entry in records_ if entry.deps]
+    return records_, len(entries) - len(records_)
 
 
 @dataclass(frozen=True)
@@ -151,7 +155,7 @@ class Artifact:
 
     folder: Path
     meta: Meta
-    fresh: bool = False  # built by this call, not found
+    is_new: bool = False  # built by this call, not found
 
     @property
     def file(self) -> Path:
@@ -167,7 +171,7 @@ def stat_of(path: Path | str) -> list[int] | None:
     return [info.st_size, info.st_mtime_ns, info.st_ctime_ns, info.st_ino]
 
 
-def settled(stat: list[int] | None) -> list[int] | None:
+def settled_stat(stat: list[int] | None) -> list[int] | None:
     """The stat if a later change must show in it, else None: then the content decides."""
     if stat is None or time.time_ns() - max(stat[1], stat[2]) < _RECENT_NS:
         return None
@@ -184,30 +188,32 @@ def read_entry(folder: Path, data: bytes, stats: Mapping[str, list[int]] | None 
     if meta.key != folder.name:
         raise ValueError(f"it is the entry {meta.key}")
     file = folder / meta.output
-    now = stat_of(file)
-    if now is None:
+    stat_now = stat_of(file)
+    if stat_now is None:
         raise ValueError(f"{file.name} is gone")
-    if now[0] != meta.size:
-        raise ValueError(f"{file.name} has {now[0]} bytes instead of {meta.size}")
-    if now != (stats or {}).get(str(file)) and digest(file.read_bytes()) != meta.sha256:
+    if stat_now[0] != meta.size:
+        raise ValueError(f"{file.name} has {stat_now[0]} bytes instead of {meta.size}")
+    if stat_now != (stats or {}).get(str(file)) and digest(file.read_bytes()) != meta.sha256:
         raise ValueError(f"the content of {file.name} has changed")
     return meta
 
 
-def _can_trust(artifact: Artifact, entry: Seen) -> bool:
+def _can_trust(artifact: Artifact, entry: IndexEntry) -> bool:
     """Whether the artifact's stat has become conclusive: it was too young when it was built."""
-    return str(artifact.file) not in entry.stats and settled(stat_of(artifact.file)) is not None
+    return (
+        str(artifact.file) not in entry.stats and settled_stat(stat_of(artifact.file)) is not None
+    )
 
 
 _reported: set[tuple[object, ...]] = set()
 
 
-def _report_once(file: Path, wrong: str) -> None:
+def _report_once(file: Path, complaint: str) -> None:
     """Of an index, which is read several times for one build."""
-    what = (file, *(stat_of(file) or ()))
-    if what not in _reported:
-        _reported.add(what)
-        log.get().warning("damaged %s: %s; not used", file, wrong)
+    identity = (file, *(stat_of(file) or ()))
+    if identity not in _reported:
+        _reported.add(identity)
+        log.get().warning("damaged %s: %s; not used", file, complaint)
 
 
 class ArtifactCache:
@@ -216,17 +222,17 @@ class ArtifactCache:
     def __init__(self, arch: str, module: str, roots: Roots) -> None:
         self.module = module
         roots_ = cache_roots()
-        self.root, self.place = roots_[0], (arch, module)
+        self.root, self.components = roots_[0], (arch, module)
         self.folders = tuple(root / arch / module for root in roots_)
         self.folder = self.folders[0]
         self.roots = roots
 
-    def _entries(self, build_key: str, folder: Path, report: bool = False) -> list[Seen]:
+    def _entries(self, build_key: str, folder: Path, report: bool = False) -> list[IndexEntry]:
         """What the index remembers and is whole; `report` looks closer, and says what is not."""
         root, file = folder.parents[1], folder / "index" / f"{build_key}.json"
-        trust.check(root, *self.place, "index")
+        trust.check(root, *self.components, "index")
         try:
-            whole, lost = read_index(trust.read(root, file))
+            entries, num_lost = read_index(trust.read(root, file))
         except (FileNotFoundError, NotADirectoryError):
             return []
         except DAMAGE as error:
@@ -234,40 +240,42 @@ class ArtifactCache:
                 _report_once(file, str(error))
             return []
         if report:  # 10 us a record
-            right = [seen for seen in whole if seen.key == content_key(build_key, seen.deps)]
-            whole, total = right, len(whole) + lost
-            if len(right) < total:
-                lost = total - len(right)
-                _report_once(file, f"{lost} of its {total} records are not as they were written")
-        return whole
+            valid = [entry for entry in entries if entry.key == content_key(build_key, entry.deps)]
+            entries, total = valid, len(entries) + num_lost
+            if len(valid) < total:
+                num_lost = total - len(valid)
+                _report_once(
+                    file, f"{num_lost} of its {total} records are not as they were written"
+                )
+        return entries
 
     def find(self, build_key: str, report: bool = False) -> Artifact | None:
         """The artifact whose files are as they are now, or None; `report` says what is damaged."""
-        now: Contents = {}
+        contents: Contents = {}
         for index in self.folders:
-            for seen in self._entries(build_key, index, report):
-                same = self.roots.same(seen.deps, seen.stats, now)
+            for entry in self._entries(build_key, index, report):
+                is_same = self.roots.are_current(entry.deps, entry.stats, contents)
                 # An entry that has lost a file, or names another, has not the key of its files.
-                if same and seen.key == content_key(build_key, seen.deps):
+                if is_same and entry.key == content_key(build_key, entry.deps):
                     for folder in self.folders:
-                        artifact = self._load(folder / seen.key, seen, report)
+                        artifact = self._load(folder / entry.key, entry, report)
                         if artifact is not None:
-                            if now or index != self.folder or _can_trust(artifact, seen):
-                                kept = self.roots.contents(seen.deps, now)
-                                self._remember(build_key, seen.key, kept, artifact.file)
+                            if contents or index != self.folder or _can_trust(artifact, entry):
+                                entry_contents = self.roots.contents(entry.deps, contents)
+                                self._remember(build_key, entry.key, entry_contents, artifact.file)
                             return artifact
         return None
 
-    def _load(self, folder: Path, seen: Seen, report: bool) -> Artifact | None:
+    def _load(self, folder: Path, entry: IndexEntry, report: bool) -> Artifact | None:
         """The artifact in the folder if it is whole. Raises ConfigError where others may write."""
         root = folder.parents[2]
-        trust.check(root, *self.place, folder.name)
+        trust.check(root, *self.components, folder.name)
         if folder.parent == self.folder:
             lock.use(root, folder.name)  # first: then nobody removes what is found next
         if not folder.is_dir():
             return None
         try:
-            meta = read_entry(folder, trust.read(root, folder / "meta.json"), seen.stats)
+            meta = read_entry(folder, trust.read(root, folder / "meta.json"), entry.stats)
             trust.check_file(root, folder / meta.output)
         except DAMAGE as error:
             if report:
@@ -279,15 +287,15 @@ class ArtifactCache:
         return Artifact(folder, meta)
 
     def publish(
-        self, stage: Path, build_key: str, read: Contents, about: Mapping[str, Any]
+        self, stage: Path, build_key: str, read: Contents, facts: Mapping[str, Any]
     ) -> Artifact:
-        """Rename the finished stage folder in and remember its files. `about` is what Meta wants
+        """Rename the finished stage folder in and remember its files. `facts` is what Meta wants
         to be told; its output is in the folder."""
         deps = {name: sha for name, (sha, _) in read.items()}
         key = content_key(build_key, deps)
-        data = (stage / about["output"]).read_bytes()
+        data = (stage / facts["output"]).read_bytes()
         meta = Meta(
-            **about, key=key, build_key=build_key, deps=deps, size=len(data), sha256=digest(data)
+            **facts, key=key, build_key=build_key, deps=deps, size=len(data), sha256=digest(data)
         )
         for file in stage.iterdir():
             with file.open("rb") as stream:
@@ -299,7 +307,7 @@ class ArtifactCache:
         final = self.folder / key
         self.rename_in(stage, final)
         self._remember(build_key, key, read, final / meta.output)
-        return Artifact(final, meta, fresh=True)
+        return Artifact(final, meta, is_new=True)
 
     @staticmethod
     def rename_in(stage: Path, final: Path) -> bool:
@@ -313,10 +321,10 @@ class ArtifactCache:
                 read_entry(final, (final / "meta.json").read_bytes())
                 shutil.rmtree(stage)  # another builder was first, with the same content
                 return False
-            aside = final.with_name(f".damaged-{uuid.uuid4().hex}")
-            final.rename(aside)
+            damaged = final.with_name(f".damaged-{uuid.uuid4().hex}")
+            final.rename(damaged)
             stage.rename(final)
-            shutil.rmtree(aside, ignore_errors=True)
+            shutil.rmtree(damaged, ignore_errors=True)
         fsync_folder(final.parent)
         return True
 
@@ -324,19 +332,19 @@ class ArtifactCache:
         """Put the entry first in the index. The index only saves work, so failing is no error."""
         deps = {name: sha for name, (sha, _) in read.items()}
         stats = self.roots.stats(read)
-        stat = settled(stat_of(artifact))
+        stat = settled_stat(stat_of(artifact))
         if stat is not None:
             stats[str(artifact)] = stat
-        self.index(build_key, Seen(key, deps, stats))
+        self.index(build_key, IndexEntry(key, deps, stats))
 
-    def index(self, build_key: str, first: Seen) -> None:
+    def index(self, build_key: str, entry: IndexEntry) -> None:
         """Put an entry before those that the index has."""
-        before = self._entries(build_key, self.folder, report=True)
-        entries = [first, *(seen for seen in before if seen.key != first.key)][:_MAX_REMEMBERED]
-        if entries != before:
+        previous = self._entries(build_key, self.folder, report=True)
+        entries = [entry, *(old for old in previous if old.key != entry.key)][:_MAX_REMEMBERED]
+        if entries != previous:
             with contextlib.suppress(OSError):
                 file = self.folder / "index" / f"{build_key}.json"
-                body = {"entries": [seen.as_dict() for seen in entries]}
+                body = {"entries": [old.as_dict() for old in entries]}
                 write_atomic(file, json.dumps(body, indent=1))
 
     def _not_writable(self, error: OSError) -> ConfigError:
@@ -355,7 +363,7 @@ class ArtifactCache:
         folder = self.folder / f"{self._stage_prefix(build_key)}{uuid.uuid4().hex}"
         try:
             trust.make_folder(folder)
-            trust.check(self.root, *self.place, folder.name)
+            trust.check(self.root, *self.components, folder.name)
         except OSError as error:
             raise self._not_writable(error) from error
         try:
@@ -370,12 +378,12 @@ class ArtifactCache:
         with contextlib.ExitStack() as stack:
             try:
                 trust.make_folder(self.folder)
-                trust.check(self.root, *self.place)
-                held = lock.hold(self.folder / f".{build_key}.lock", self.module)
-                alone = stack.enter_context(held)
+                trust.check(self.root, *self.components)
+                key_lock = lock.hold(self.folder / f".{build_key}.lock", self.module)
+                is_held = stack.enter_context(key_lock)
             except OSError as error:
                 raise self._not_writable(error) from error
-            if alone:  # then a stage of this key was left by a builder that was killed
-                for left in self.folder.glob(f"{self._stage_prefix(build_key)}*"):
-                    shutil.rmtree(left, ignore_errors=True)
+            if is_held:  # then a stage of this key was left by a builder that was killed
+                for leftover in self.folder.glob(f"{self._stage_prefix(build_key)}*"):
+                    shutil.rmtree(leftover, ignore_errors=True)
             yield

@@ -19,46 +19,54 @@ from ..errors import ConfigError
 from . import archive, builders, records, trust
 from .builders import Builder
 from .files import cache_root, cache_roots
-from .shelf import ArtifactCache, Meta, Roots, Seen
+from .shelf import ArtifactCache, IndexEntry, Meta, Roots
 
 
 def export(
-    file: Path, archs: Collection[str] = (), modules: Collection[str] = (),
+    file: Path,
+    archs: Collection[str] = (),
+    modules: Collection[str] = (),
     keys: Collection[str] = (),
-) -> int:  # fmt: skip
+) -> int:
     """Write all whole entries (of these architectures, modules and keys) to one file; how many."""
-    seen: set[str] = set()
-    aside = file.with_name(f".{file.name}.{uuid.uuid4().hex}")
+    exported: set[str] = set()
+    temporary = file.with_name(f".{file.name}.{uuid.uuid4().hex}")
     try:
-        with tarfile.open(aside, "w:gz", compresslevel=6) as tar:
+        with tarfile.open(temporary, "w:gz", compresslevel=6) as tar:
             for root in cache_roots():
                 trust.check(root)
                 for folder in archive.folders(root):
                     name = folder.relative_to(root).as_posix()
                     arch, module, key = name.split("/")
-                    wanted = (not archs or arch in archs) and (not modules or module in modules)
-                    wanted = wanted and (not keys or key in keys)
-                    meta = archive.whole(folder) if wanted and name not in seen else None
+                    is_selected = (not archs or arch in archs) and (
+                        not modules or module in modules
+                    )
+                    is_selected = is_selected and (not keys or key in keys)
+                    meta = (
+                        archive.verified_meta(folder)
+                        if is_selected and name not in exported
+                        else None
+                    )
                     if meta is not None and archive.MEMBER.fullmatch(f"{name}/{meta.output}"):
                         if _add(tar, root, name, meta.output):
-                            seen.add(name)
-        aside.replace(file)
+                            exported.add(name)
+        temporary.replace(file)
     except OSError as error:
         raise ConfigError(f"cannot write {file}: {error.strerror or error}") from error
     finally:
-        aside.unlink(missing_ok=True)
-    return len(seen)
+        temporary.unlink(missing_ok=True)
+    return len(exported)
 
 
 def _add(tar: tarfile.TarFile, root: Path, name: str, output: str) -> bool:
     """False where another process has removed the entry meanwhile."""
-    files = [f"{name}/{part}" for part in ("meta.json", output)]
+    files = [f"{name}/{name_}" for name_ in ("meta.json", output)]
     try:
         trust.check_entry(root, root / name)
-        found = [((root / file).stat().st_mtime, (root / file).read_bytes()) for file in files]
+        contents = [((root / file).stat().st_mtime, (root / file).read_bytes()) for file in files]
     except FileNotFoundError:
         return False
-    for file, (mtime, data) in zip(files, found, strict=True):
+    for file, (mtime, data) in zip(files, contents, strict=True):
         member = tarfile.TarInfo(file)
         member.size, member.mtime = len(data), int(mtime)
         tar.addfile(member, io.BytesIO(data))
@@ -70,27 +78,27 @@ def import_(file: Path, max_bytes: int = archive.MAX_BYTES) -> tuple[int, int]:
     checked before anything is written; nothing stays of what is refused. Raises ConfigError."""
     root = cache_root()
     trust.check(root)
-    aside = root / f".import-{uuid.uuid4().hex}"
+    staging = root / f".import-{uuid.uuid4().hex}"
     try:
         if not file.is_file():
-            raise archive.Refused("there is no such file")
+            raise archive.ArchiveError("there is no such file")
         with file.open("rb") as stream:
             for _ in archive.entries(stream, max_bytes):
                 pass
             stream.seek(0)
-            written = [_write(aside, entry) for entry in archive.entries(stream, max_bytes)]
-        fresh = [_take(aside, name) for name in written]
-    except (OSError, archive.Refused) as error:
+            names = [_write(staging, entry) for entry in archive.entries(stream, max_bytes)]
+        is_new = [_publish(staging, name) for name in names]
+    except (OSError, archive.ArchiveError) as error:
         raise ConfigError(f"cannot import {file}: {error}") from error
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
-    return sum(fresh), len(fresh) - sum(fresh)
+        shutil.rmtree(staging, ignore_errors=True)
+    return sum(is_new), len(is_new) - sum(is_new)
 
 
-def _write(aside: Path, entry: archive.Entry) -> archive.Name:
-    folder = aside.joinpath(*entry.name)
+def _write(staging: Path, entry: archive.Entry) -> archive.Name:
+    folder = staging.joinpath(*entry.name)
     trust.make_folder(folder)
-    trust.check(aside.parent, *folder.relative_to(aside.parent).parts)
+    trust.check(staging.parent, *folder.relative_to(staging.parent).parts)
     for name, data in ((entry.meta.output, entry.data), ("meta.json", entry.meta_data)):
         handle = trust.create(folder / name, os.O_WRONLY | os.O_EXCL)
         with os.fdopen(handle, "wb") as sink:
@@ -100,15 +108,15 @@ def _write(aside: Path, entry: archive.Entry) -> archive.Name:
     return entry.name
 
 
-def _take(aside: Path, name: archive.Name) -> bool:
+def _publish(staging: Path, name: archive.Name) -> bool:
     """Make it an entry of the cache; whether it was none before."""
     arch, module, key = name
-    meta = records.decode((aside.joinpath(*name) / "meta.json").read_bytes(), Meta)
+    meta = records.decode((staging.joinpath(*name) / "meta.json").read_bytes(), Meta)
     shelf = ArtifactCache(arch, module, Roots(()))
     trust.make_folder(shelf.folder)
-    trust.check(shelf.root, *shelf.place)
-    new = shelf.rename_in(aside.joinpath(*name), shelf.folder / key)
-    shelf.index(meta.build_key, Seen(key, meta.deps, {}))
+    trust.check(shelf.root, *shelf.components)
+    new = shelf.rename_in(staging.joinpath(*name), shelf.folder / key)
+    shelf.index(meta.build_key, IndexEntry(key, meta.deps, {}))
     kind = "host" if arch == "host" else "device"
     builders.note(kind, Builder(meta.toolchain, meta.compiler))
     return new

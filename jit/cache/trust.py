@@ -26,32 +26,32 @@ _MOST_LINKS = 40  # as the kernel has it
 _reached: dict[str, tuple[int, int]] = {}
 
 
-def is_shared(place: Path) -> bool:
+def is_shared(path: Path) -> bool:
     """Whether RFOPS_CACHE_TRUST names the cache of this place, or the cache is the package's own:
     whoever can write that one can also change the package's Python code."""
-    if place.is_relative_to(paths.PREBUILT):
+    if path.is_relative_to(paths.PREBUILT):
         return True
     if not settings.raw("RFOPS_CACHE_TRUST"):
         return False
-    return any(place.is_relative_to(f) for f in settings.path_list("RFOPS_CACHE_TRUST"))
+    return any(path.is_relative_to(f) for f in settings.path_list("RFOPS_CACHE_TRUST"))
 
 
-def check(root: Path, *parts: str) -> None:
+def check(root: Path, *components: str) -> None:
     """The cache whose versioned folder is `root`, and each folder on the way from there: what is
     not there is as good as any. Raises ConfigError that says how to mend it."""
     cache = root.parent
     if is_shared(cache):
         return
     try:
-        found = os.stat(cache)  # noqa: PTH116
-        if _reached.get(str(cache)) != (found.st_dev, found.st_ino):
+        cache_stat = os.stat(cache)  # noqa: PTH116
+        if _reached.get(str(cache)) != (cache_stat.st_dev, cache_stat.st_ino):
             _check_way(cache)
-            _reached[str(cache)] = found.st_dev, found.st_ino
-        place = str(cache)
-        _refuse(cache, place, _foreign(found) or _writable(found, place, sticky=True))
-        for part in (root.name, *parts):
-            place = f"{place}/{part}"
-            _refuse(cache, place, _complaint(os.lstat(place), place))
+            _reached[str(cache)] = cache_stat.st_dev, cache_stat.st_ino
+        path = str(cache)
+        _refuse(cache, path, _foreign(cache_stat) or _writable(cache_stat, path, sticky=True))
+        for component in (root.name, *components):
+            path = f"{path}/{component}"
+            _refuse(cache, path, _complaint(os.lstat(path), path))
     except OSError:  # not there, or not for us: nothing can be loaded from it
         return
 
@@ -90,57 +90,57 @@ def describe(root: Path) -> dict[str, str]:
     with contextlib.suppress(OSError):
         info = root.parent.stat()
         owner, mode = user_name(info.st_uid), f"{stat.S_IMODE(info.st_mode):04o}"
-    found = {"path": str(root), "owner": owner, "mode": mode, "trusted": "yes", "why": ""}
+    description = {"path": str(root), "owner": owner, "mode": mode, "trusted": "yes", "why": ""}
     if is_shared(root):
         packaged = root.is_relative_to(paths.PREBUILT)
-        return {**found, "trusted": "as the package" if packaged else "by RFOPS_CACHE_TRUST"}
+        return {**description, "trusted": "as the package" if packaged else "by RFOPS_CACHE_TRUST"}
     try:
         check(root)
         for folder, names, files in os.walk(root):  # passes by folders that are gone meanwhile
-            for place in (f"{folder}/{name}" for name in (*names, *files)):
+            for path in (f"{folder}/{name}" for name in (*names, *files)):
                 with contextlib.suppress(OSError):  # gone meanwhile
-                    info = os.lstat(place)
+                    info = os.lstat(path)
                     if not stat.S_ISLNK(info.st_mode):  # of a build that is running
-                        _refuse(root.parent, place, _complaint(info, place))
+                        _refuse(root.parent, path, _complaint(info, path))
             if folder.count("/") == str(root).count("/") + 3:  # an entry
                 names.clear()
     except ConfigError as error:
-        return {**found, "trusted": "no", "why": str(error)}
-    return found
+        return {**description, "trusted": "no", "why": str(error)}
+    return description
 
 
 def _check_way(cache: Path) -> None:
     """Each folder above the cache, and each link on the way: who owns a link leads it elsewhere."""
-    at, rest, links = "/", [*reversed(cache.parts[1:])], 0
-    while rest:
-        info = os.lstat(at)
-        complaint = _foreign(info, above=True) or _writable(info, at, sticky=True)
-        _refuse(cache, at, complaint, above=True)
-        name = rest.pop()
-        place = os.path.dirname(at) if name == ".." else os.path.join(at, name)  # noqa: PTH118, PTH120
-        info = os.lstat(place)
+    path, components, links = "/", [*reversed(cache.parts[1:])], 0
+    while components:
+        info = os.lstat(path)
+        complaint = _foreign(info, is_above=True) or _writable(info, path, sticky=True)
+        _refuse(cache, path, complaint, is_above=True)
+        name = components.pop()
+        component_path = os.path.dirname(path) if name == ".." else os.path.join(path, name)  # noqa: PTH118, PTH120
+        info = os.lstat(component_path)
         if not stat.S_ISLNK(info.st_mode):
-            at = place
+            path = component_path
             continue
-        _refuse(cache, place, _foreign(info, above=True), above=True)
+        _refuse(cache, component_path, _foreign(info, is_above=True), is_above=True)
         links += 1
         if links > _MOST_LINKS:
             raise ConfigError(f"the cache {cache}: too many links lead to it")
-        target = Path(os.readlink(place))  # noqa: PTH115
-        at = "/" if target.is_absolute() else at
-        rest += reversed(target.parts[1:] if target.is_absolute() else target.parts)
+        target = Path(os.readlink(component_path))  # noqa: PTH115
+        path = "/" if target.is_absolute() else path
+        components += reversed(target.parts[1:] if target.is_absolute() else target.parts)
 
 
 # ---------------------------------------------------------------- what is wrong
 
 
-def _complaint(info: os.stat_result, place: str | int) -> str:
+def _complaint(info: os.stat_result, path: str | int) -> str:
     """Who else could change what lies in a cache, or nothing."""
     link = "is a link" if stat.S_ISLNK(info.st_mode) else ""
-    return link or _foreign(info) or _writable(info, place)
+    return link or _foreign(info) or _writable(info, path)
 
 
-def _writable(info: os.stat_result, place: str | int, sticky: bool = False) -> str:
+def _writable(info: os.stat_result, path: str | int, sticky: bool = False) -> str:
     if sticky and info.st_mode & stat.S_ISVTX:  # what lies in it is looked at by itself
         return ""
     mode = f"(mode {stat.S_IMODE(info.st_mode):04o})"
@@ -149,13 +149,13 @@ def _writable(info: os.stat_result, place: str | int, sticky: bool = False) -> s
     if info.st_mode & stat.S_IWGRP:
         if info.st_gid != _own_group():
             return f"can be written by the group {info.st_gid} {mode}"
-        if _has_acl(place):  # the group's bits are then the most that anybody in it may
+        if _has_acl(path):  # the group's bits are then the most that anybody in it may
             return f"can be written by those whom its ACL names {mode}"
     return ""
 
 
-def _foreign(info: os.stat_result, above: bool = False) -> str:
-    if info.st_uid in (0, os.geteuid()) or (above and info.st_uid == _unmapped_owner()):
+def _foreign(info: os.stat_result, is_above: bool = False) -> str:
+    if info.st_uid in (0, os.geteuid()) or (is_above and info.st_uid == _unmapped_owner()):
         return ""
     return f"belongs to {user_name(info.st_uid)}"
 
@@ -181,13 +181,13 @@ def _own_group() -> int:
         group = grp.getgrgid(user.pw_gid)
     except KeyError:
         return -1
-    alone = group.gr_name == user.pw_name and set(group.gr_mem) <= {user.pw_name}
-    return group.gr_gid if alone else -1
+    is_own = group.gr_name == user.pw_name and set(group.gr_mem) <= {user.pw_name}
+    return group.gr_gid if is_own else -1
 
 
-def _has_acl(place: str | int) -> bool:
+def _has_acl(path: str | int) -> bool:
     try:
-        return "system.posix_acl_access" in os.listxattr(place)
+        return "system.posix_acl_access" in os.listxattr(path)
     except OSError:  # a filesystem without
         return False
 
@@ -197,29 +197,33 @@ def _unmapped_owner() -> int:
     """Where a container maps few users, the number that stands for all others, root among them:
     what lies above a cache mostly is root's. -1 where there is none."""
     try:
-        numbers = [int(word) for word in Path("/proc/self/uid_map").read_text().split()]
-        other = int(Path("/proc/sys/kernel/overflowuid").read_text())
+        numbers = [int(text) for text in Path("/proc/self/uid_map").read_text().split()]
+        overflow_uid = int(Path("/proc/sys/kernel/overflowuid").read_text())
     except (OSError, ValueError):
         return -1
     mapped = zip(numbers[0::3], numbers[2::3], strict=True)
-    return -1 if any(first <= other < first + count for first, count in mapped) else other
+    return (
+        -1
+        if any(begin <= overflow_uid < begin + count for begin, count in mapped)
+        else overflow_uid
+    )
 
 
-def _refuse(cache: Path, place: str, complaint: str, above: bool = False) -> None:
+def _refuse(cache: Path, path: str, complaint: str, is_above: bool = False) -> None:
     if not complaint:
         return
     name = shlex.quote(str(cache))
     if complaint == "is a link":
         mend = f"put a folder in its place (all of {name} can be a link), "
     elif "belongs to" not in complaint:
-        what = f"go-w {shlex.quote(place)}" if above else f"-R go-w {name}"
-        mend = f"`chmod {what}` if nobody has put anything there, "
-    elif above:
+        change = f"go-w {shlex.quote(path)}" if is_above else f"-R go-w {name}"
+        mend = f"`chmod {change}` if nobody has put anything there, "
+    elif is_above:
         mend = ""
     else:
         mend = f"run as its owner, `chown -R {os.geteuid()} {name}` if you know what is in it, "
     raise ConfigError(
-        f"the cache {cache} is not trusted: {place} {complaint}, and what is in a cache is run as "
+        f"the cache {cache} is not trusted: {path} {complaint}, and what is in a cache is run as "
         f"{user_name(os.geteuid())}. Ways out: {mend}a folder of your own as RFOPS_CACHE_DIR or "
         f"RFOPS_CACHE_READ, or, if it is shared on purpose, RFOPS_CACHE_TRUST={name}"
     )

@@ -73,7 +73,7 @@ class BoundKernel(NamedLaunch):
         args = kernels[op.kernel].args
         parameters = op.parameters
         check_layout(op.kernel, parameters, args)
-        self.meta: Mapping[str, Any] = {**artifact.meta.as_dict(), "cached": not artifact.fresh}
+        self.meta: Mapping[str, Any] = {**artifact.meta.as_dict(), "cached": not artifact.is_new}
         resources = dict(kernels[op.kernel].resources)
         resources["waves_per_simd"] = waves_per_simd(resources["vgpr"])
         self.resources: Mapping[str, int] = resources
@@ -84,9 +84,9 @@ class BoundKernel(NamedLaunch):
         self._counts = (
             tuple(p.count for p in parameters) if any(p.count for p in parameters) else ()
         )
-        self._slots: list[_Slot] = []
+        self._arg_slots: list[_Slot] = []
         self._load(artifact)
-        if self.hip.is_virtual and tensor_memory.is_always_on():
+        if self.hip.is_virtual and tensor_memory.registers_always():
             self.launch = tensor_memory.registering_launch(self.launch, self.hip)  # type: ignore[method-assign]
         else:
             launcher.attach(self)
@@ -117,7 +117,7 @@ class BoundKernel(NamedLaunch):
         """
         launcher.count()
         try:
-            slot = self._slots.pop()
+            slot = self._arg_slots.pop()
         except IndexError:
             slot = _Slot(self._pack.size)
         try:
@@ -146,7 +146,7 @@ class BoundKernel(NamedLaunch):
             else:
                 with torch.cuda.device(self.index):
                     code = self._launch(grid, block, lds, stream, slot)
-        self._slots.append(slot)
+        self._arg_slots.append(slot)
         if code != 0:
             self.fail(code)
 
@@ -175,13 +175,13 @@ class BoundKernel(NamedLaunch):
             try:
                 _DIM3.pack(*value)
             except (struct.error, TypeError):
-                wanted = "three whole numbers from 0 to 2**32 - 1"
-                return f"{self.name}: {name} must be {wanted}, got {show(value)}"
+                expected = "three whole numbers from 0 to 2**32 - 1"
+                return f"{self.name}: {name} must be {expected}, got {show(value)}"
         try:
             struct.pack("I", lds)
         except struct.error:
-            wanted = "a whole number of bytes from 0 to 2**32 - 1"
-            return f"{self.name}: lds must be {wanted}, got {show(lds)}"
+            expected = "a whole number of bytes from 0 to 2**32 - 1"
+            return f"{self.name}: lds must be {expected}, got {show(lds)}"
         return f"{self.name}: stream must be a stream's handle or None, got {show(stream)}"
 
     def _explain(self, args: Sequence[Any], error: Exception) -> str:
@@ -198,10 +198,10 @@ class BoundKernel(NamedLaunch):
                 value = arg if parameter.scalar else _address(arg)
                 struct.pack(f"<{parameter.layout.code}", value)
             except Exception as refusal:
-                where = f"{self.name}: argument {parameter.name}"
+                prefix = f"{self.name}: argument {parameter.name}"
                 if parameter.scalar or not isinstance(arg, torch.Tensor):
-                    return f"{where} must be {parameter.expected}, got {show(arg)}"
-                return f"{where}: {refusal}"  # it has no memory
+                    return f"{prefix} must be {parameter.expected}, got {show(arg)}"
+                return f"{prefix}: {refusal}"  # it has no memory
         return f"{self.name}: {error}"
 
 
@@ -234,10 +234,12 @@ class CompiledOp:
     @functools.cached_property
     def parameters(self) -> list[Parameter]:
         """The kernel's arguments as the signature has them."""
-        found = read_signature(self._function)
+        parameters = read_signature(self._function)
         for source in self.spec.sources():
-            check_scalars(self.kernel, found, source.read_text(encoding="utf-8", errors="replace"))
-        return found
+            check_scalars(
+                self.kernel, parameters, source.read_text(encoding="utf-8", errors="replace")
+            )
+        return parameters
 
     def build(self, arch: str, defines: Defines | None = None) -> Artifact:
         """Build for an architecture without loading; needs no GPU."""
@@ -257,10 +259,10 @@ class CompiledOp:
 
         Raises UnsupportedArch, ToolchainNotFound, BuildError, BindError, HipError, ConfigError.
         """
-        instead = getattr(_instead, "make", None)
-        if instead is not None:
-            made: BoundKernel = instead(self, defines or {})
-            return made
+        factory = getattr(_override, "make", None)
+        if factory is not None:
+            bound_kernel: BoundKernel = factory(self, defines or {})
+            return bound_kernel
         if arch is None:
             device = hip.indexed(torch.device(device))
             arch = hip.device_arch(device)
@@ -285,18 +287,18 @@ class CompiledOp:
         raise TypeError(f"{self.kernel} is a kernel: use .bind(device, defines).launch(...)")
 
 
-_instead = threading.local()
+_override = threading.local()
 
 
 @contextlib.contextmanager
-def bound_by(make: Callable[[CompiledOp, Defines], Any]) -> Iterator[None]:
+def bind_with(factory: Callable[[CompiledOp, Defines], Any]) -> Iterator[None]:
     """Inside the block `bind` of this thread builds and loads nothing: it returns
     make(op, defines), which records what is launched. Nothing of it is kept."""
-    _instead.make = make
+    _override.make = factory
     try:
         yield
     finally:
-        _instead.make = None
+        _override.make = None
 
 
 _registered: list[CompiledOp] = []

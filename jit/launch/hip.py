@@ -90,9 +90,9 @@ class Hip:
 
         Raises UnsupportedArch, HipError.
         """
-        theirs = arch_.of_code_object(code)
-        if arch and theirs and theirs != arch:
-            raise UnsupportedArch(kernel, arch, (theirs,))
+        code_arch = arch_.of_code_object(code)
+        if arch and code_arch and code_arch != arch:
+            raise UnsupportedArch(kernel, arch, (code_arch,))
         module, function = c_void_p(), c_void_p()
         self.call("hipModuleLoadData", byref(module), code)
         self.call("hipModuleGetFunction", byref(function), module, kernel.encode())
@@ -106,9 +106,9 @@ def _open(library: Path) -> Hip:
 
 def runtime(device: torch.device) -> Hip:
     """The HIP runtime that serves the device's tensors."""
-    chosen = settings.path("RFOPS_HIP_LIBRARY")
-    if chosen is not None:
-        return _open(chosen)
+    library = settings.path("RFOPS_HIP_LIBRARY")
+    if library is not None:
+        return _open(library)
     return _open(vgpu_library() if device.type == "cpu" else _torch_library())
 
 

@@ -108,11 +108,11 @@ def _find() -> None:
 
     try:
         spec = module_spec(MODULE)
-        for chosen in toolchain.known("host", toolchain.HOST_TARGET):
-            unit = host_unit(spec, chosen)
-            found = unit.shelf.find(unit.build_key)
-            if found is not None:
-                return _load(str(found.file))
+        for compiler in toolchain.known_compilers("host", toolchain.HOST_TARGET):
+            unit = host_unit(spec, compiler)
+            artifact = unit.shelf.find(unit.build_key)
+            if artifact is not None:
+                return _load(str(artifact.file))
     except (RfopsError, ImportError, OSError) as error:
         log.get().debug("launching through ctypes: %s", error)
 
@@ -154,9 +154,15 @@ def _attach(module: ModuleType, kernel: BoundKernel) -> None:
 
     calls = ("hipModuleLaunchKernel", "hipGetDevice", "hipSetDevice")
     # torch's own function is quicker than torch.cuda's, which makes a Stream object.
-    stream_of = getattr(torch._C, "_cuda_getCurrentRawStream", raw_stream)
+    get_stream = getattr(torch._C, "_cuda_getCurrentRawStream", raw_stream)
     launch = module.Launcher(
-        *map(kernel.hip.address, calls), kernel.function.value, kernel.index,
-        kernel.kernarg_size, kernel.layout, stream_of, slow, kernel.fail,
-    )  # fmt: skip
+        *map(kernel.hip.address, calls),
+        kernel.function.value,
+        kernel.index,
+        kernel.kernarg_size,
+        kernel.layout,
+        get_stream,
+        slow,
+        kernel.fail,
+    )
     kernel.launch = launch  # type: ignore[method-assign]

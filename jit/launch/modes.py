@@ -54,34 +54,45 @@ def _metadata() -> tuple[int, int]:
     """Byte offsets: in a Tensor of its TensorImpl's address, in that of the address of autograd's
     metadata, null where it has none: the one word that tells tensors with and without apart.
     (0, 0), and all tensors are asked, where no word or several do."""
-    ones = functools.partial(torch.ones, device="cpu")
+    make_ones = functools.partial(torch.ones, device="cpu")
     # Whatever the caller has switched on: a mode of theirs does not see this.
     with torch._C.DisableTorchFunction(), torch.inference_mode(False), torch.enable_grad():
-        leaf = ones(2, requires_grad=True)
-        marked = leaf, leaf + 1, torch.nn.Parameter(ones(2, 3))
-        plain = ones(2), ones(2, 3), ones(2, dtype=torch.int32)
-        having, lacking = [[_words(t._cdata, 8) for t in some] for some in (marked, plain)]
-        at_impl = leaf._cdata
-    of_tensor = _words(id(leaf), torch.Tensor.__basicsize__ // 8)
-    impls = [at for at, word in enumerate(of_tensor) if word == at_impl]
-    found = [i for i in range(8) if all(w[i] for w in having) and not any(w[i] for w in lacking)]
-    return (8 * impls[0], 8 * found[0]) if len(impls) == len(found) == 1 else (0, 0)
+        leaf = make_ones(2, requires_grad=True)
+        with_metadata = leaf, leaf + 1, torch.nn.Parameter(make_ones(2, 3))
+        without_metadata = make_ones(2), make_ones(2, 3), make_ones(2, dtype=torch.int32)
+        words_with, words_without = [
+            [_read_words(t._cdata, 8) for t in tensors]
+            for tensors in (with_metadata, without_metadata)
+        ]
+        impl_address = leaf._cdata
+    tensor_words = _read_words(id(leaf), torch.Tensor.__basicsize__ // 8)
+    impls = [index for index, value in enumerate(tensor_words) if value == impl_address]
+    indices = [
+        i
+        for i in range(8)
+        if all(w[i] for w in words_with) and not any(w[i] for w in words_without)
+    ]
+    return (8 * impls[0], 8 * indices[0]) if len(impls) == len(indices) == 1 else (0, 0)
 
 
 def negative_bit() -> tuple[int, int]:
     """The byte offset of the dispatch keys in a TensorImpl, and the bit of them that tells torch's
     lazy negation (torch._neg_view); (0, 0) if that cannot be found, and every tensor is asked."""
-    keys_of = torch._C._dispatch_keys
+    get_keys = torch._C._dispatch_keys
     with torch._C.DisableTorchFunction(), torch.inference_mode(False), torch.no_grad():
-        plain = torch.ones(2, device="cpu"), torch.ones(2, 3, dtype=torch.int32, device="cpu")
-        pairs = [(tensor, torch._neg_view(tensor)) for tensor in plain]
-        keys = [(t, keys_of(t).raw_repr()) for pair in pairs for t in pair]
-        found = [i for i in range(24) if all(_words(t._cdata, 24)[i] == key for t, key in keys)]
-        bits = {keys_of(one).raw_repr() ^ keys_of(other).raw_repr() for one, other in pairs}
+        tensors = torch.ones(2, device="cpu"), torch.ones(2, 3, dtype=torch.int32, device="cpu")
+        pairs = [(tensor, torch._neg_view(tensor)) for tensor in tensors]
+        keys = [(t, get_keys(t).raw_repr()) for pair in pairs for t in pair]
+        indices = [
+            i for i in range(24) if all(_read_words(t._cdata, 24)[i] == key for t, key in keys)
+        ]
+        bits = {
+            get_keys(tensor).raw_repr() ^ get_keys(negated).raw_repr() for tensor, negated in pairs
+        }
     bit = bits.pop()
-    is_sure = len(found) == 1 and not bits and bit.bit_count() == 1
-    return (8 * found[0], bit) if is_sure else (0, 0)
+    is_sure = len(indices) == 1 and not bits and bit.bit_count() == 1
+    return (8 * indices[0], bit) if is_sure else (0, 0)
 
 
-def _words(address: int, count: int) -> list[int]:
+def _read_words(address: int, count: int) -> list[int]:
     return list((ctypes.c_uint64 * count).from_address(address))

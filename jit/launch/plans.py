@@ -36,7 +36,7 @@ from .. import settings
 from . import launcher, modes
 
 Serve = Callable[[Callable[..., Any]], None]
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 _ALIGN = 16
 
 
@@ -58,29 +58,29 @@ class Plans:
         shapes: Sequence[str] = (),
     ) -> None:
         self.capacity = capacity
-        self.written = frozenset((out,) if isinstance(out, int) else out)
-        self._made_of = capacity, out, sizes, tuple(shapes)
+        self.written_args = frozenset((out,) if isinstance(out, int) else out)
+        self._arguments = capacity, out, sizes, tuple(shapes)
         names = sizes.split()
-        bits = sum(1 << at for at in self.written)
+        bits = sum(1 << index for index in self.written_args)
         self.native_args = capacity, bits, len(names), tuple(_pattern(s, names) for s in shapes)
-        self._served: tuple[Serve, tuple[Any, ...]] | None = None
+        self._op_call: tuple[Serve, tuple[Any, ...]] | None = None
         self._table: OrderedDict[Any, Any] = OrderedDict()
         self._native: Any = None
         self._hits = self._misses = 0
         launcher.attach_plans(self)
 
-    def fresh(self) -> Plans:
+    def new_table(self) -> Plans:
         """An empty table of the same kind."""
-        return Plans(*self._made_of)
+        return Plans(*self._arguments)
 
     def use_native(self, table: Any) -> None:
         """Go on with the native table; it fills anew."""
         self._native = table
         self.find, self.add, self.clear = table, table.add, table.clear  # type: ignore[method-assign]
         self.add_family = table.add_family  # type: ignore[method-assign]
-        if self._served is not None:
-            set_call, (miss, *places) = self._served
-            set_call(table.caller(miss, torch.empty, *places))
+        if self._op_call is not None:
+            set_call, (miss, *positions) = self._op_call
+            set_call(table.caller(miss, torch.empty, *positions))
 
     def serve(
         self,
@@ -96,7 +96,7 @@ class Plans:
         takes the result that is given, or what make(*results given) or torch.empty makes, and
         launches: run(result, *input tensors). Without a plan it is `miss(*parameters)`.
         """
-        self._served = set_call, (miss, tensors, first_result, num_results)
+        self._op_call = set_call, (miss, tensors, first_result, num_results)
         if self._native is not None:
             self.use_native(self._native)
             return
@@ -109,22 +109,22 @@ class Plans:
 
     def stop_serving(self) -> None:
         """Another table has the op's call; this one, made native later, must not take it back."""
-        self._served = None
+        self._op_call = None
 
     def finish(self, plan: tuple[Any, ...], args: tuple[Any, ...]) -> Any:
         """The rest of a served call, in Python."""
-        assert self._served is not None
-        _, (_, tensors, first, num_results) = self._served
-        run, second, *more = plan
-        given = args[first : first + num_results]
-        if not more:
-            result = second(*given)
-        elif given and given[0] is not None:
-            result = given[0]
+        assert self._op_call is not None
+        _, (_, tensors, first_result, num_results) = self._op_call
+        run, factory, *sizes_ = plan
+        results = args[first_result : first_result + num_results]
+        if not sizes_:
+            result = factory(*results)
+        elif results and results[0] is not None:
+            result = results[0]
         else:
-            device, *sizes = more
-            result = torch.empty(*sizes, dtype=second, device=device)
-        run(result, *[args[at] for at in tensors])
+            device, *sizes = sizes_
+            result = torch.empty(*sizes, dtype=factory, device=device)
+        run(result, *[args[index] for index in tensors])
         return result
 
     @property
@@ -183,14 +183,14 @@ class Plans:
         on_host = False
         try:
             for arg in args:
-                if type(arg) in _PLAIN:
+                if type(arg) in _PLAIN_TYPES:
                     if arg.is_neg():  # its memory has the negated values
                         return None
                     address = arg.data_ptr()
                     spans.append(_span(arg, address))
                     on_host = on_host or arg.is_cpu
-                    where = arg.device, arg.dtype, address % _ALIGN
-                    key.append((arg.shape, arg.stride(), *where))
+                    identity = arg.device, arg.dtype, address % _ALIGN
+                    key.append((arg.shape, arg.stride(), *identity))
                 elif isinstance(arg, torch.Tensor):
                     return None
                 elif type(arg) in (tuple, list) and arg:  # a table: plans that know none miss it
@@ -200,15 +200,15 @@ class Plans:
                     key.append((type(arg), _bits(arg)))
             if on_host:
                 key.append((settings.raw("RFOPS_VGPU_ARCH"), settings.raw("RFOPS_VGPU_PART")))
-            made = tuple(key)
-            hash(made)
+            key_tuple = tuple(key)
+            hash(key_tuple)
         except (RuntimeError, TypeError):  # no memory; an argument that cannot be a key
             return None
-        for at in self.written:
-            others = (span for i, span in enumerate(spans) if i != at)
-            if at < len(spans) and any(_overlap(spans[at], other) for other in others):
+        for index in self.written_args:
+            other_spans = (span for i, span in enumerate(spans) if i != index)
+            if index < len(spans) and any(_overlap(spans[index], span) for span in other_spans):
                 return None
-        return made
+        return key_tuple
 
 
 def _bits(value: Any) -> Any:
@@ -227,10 +227,10 @@ def _span(tensor: torch.Tensor, start: int) -> tuple[int, int]:
     """First and last byte that the tensor touches."""
     if tensor.numel() == 0:
         return start, start
-    last = sum(
+    last_element = sum(
         (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
     )
-    return start, start + (last + 1) * tensor.element_size()
+    return start, start + (last_element + 1) * tensor.element_size()
 
 
 _VALUE, _ANY, _SHAPE, _ELEMENTS = range(4)  # csrc/launcher/keys.h has the same
@@ -241,8 +241,8 @@ def _pattern(text: str, names: list[str]) -> tuple[int, tuple[tuple[int, int], .
     if text in ("", "?"):
         return (_ANY if text else _VALUE), ()
     extents = []
-    for word in text.removeprefix("*").split(","):
-        match = re.fullmatch(r"(\d+)|([A-Za-z_]\w*)(?:([/^])(\d+))?", word)
+    for dimension in text.removeprefix("*").split(","):
+        match = re.fullmatch(r"(\d+)|([A-Za-z_]\w*)(?:([/^])(\d+))?", dimension)
         assert match is not None, f"{text!r} is no shape"
         number, name, sign, factor = match.groups()
         times = -int(factor) if sign == "^" else int(factor or 1)

@@ -59,9 +59,9 @@ class NamedLaunch:
         else:
             tensors = find_tensors(self.name, self.parameters, names, sources or {})
         key = block, tensors, lds
-        known = self._prepared.get(key)
-        if known is not None:
-            return known
+        prepared = self._prepared.get(key)
+        if prepared is not None:
+            return prepared
         slow = self._prepare(block, tensors, lds)
         native = getattr(self.launch, "prepare", None)
         quick = None if native is None else native(block, tensors, lds, self._scalars, slow)
@@ -73,42 +73,43 @@ class NamedLaunch:
         self, block: Dim3, tensors: tuple[int | None, ...], lds: int
     ) -> Callable[..., Callable[..., None]]:
         """`prepare` in Python, which explains what does not fit."""
-        at = iter(tensors)
-        positions = [next(at) if tensor else -1 for tensor in self._tensors]
-        least = 1 + max((at for at in tensors if at is not None), default=-1)
+        tensor_index = iter(tensors)
+        positions = [next(tensor_index) if tensor else -1 for tensor in self._tensors]
+        min_args = 1 + max(
+            (tensor_index for tensor_index in tensors if tensor_index is not None), default=-1
+        )
 
         def run_of(
-            grid: Dim3, given: tuple[Any, ...] | None = None, /, **scalars: Any
+            grid: Dim3, ordered: tuple[Any, ...] | None = None, /, **scalars: Any
         ) -> Callable[..., None]:
-            values = self._ordered(scalars) if given is None else given
+            values = self._ordered(scalars) if ordered is None else ordered
 
             def run(*args: Any) -> None:
                 value = iter(values)
                 try:
                     full = [
-                        None if at is None else args[at] if at >= 0 else next(value)
-                        for at in positions
-                    ]  # fmt: skip
+                        None if i is None else args[i] if i >= 0 else next(value) for i in positions
+                    ]
                 except IndexError:
-                    raise TypeError(self._too_few(least, len(args))) from None
+                    raise TypeError(self._too_few(min_args, len(args))) from None
                 self.launch(grid, block, full, lds)
 
-            run.num_arguments = least  # type: ignore[attr-defined]
+            run.num_arguments = min_args  # type: ignore[attr-defined]
             return run
 
         return run_of
 
-    def _too_few(self, least: int, given: int) -> str:
+    def _too_few(self, min_args: int, num_args: int) -> str:
         names = " ".join(p.name for p in self.parameters if p.scalar is None)
         return (
-            f"{self.name}: a prepared launch of the tensors {names} must have {least} or more "
-            f"arguments, got {given}. Pass each tensor as an argument of its own"
+            f"{self.name}: a prepared launch of the tensors {names} must have {min_args} or more "
+            f"arguments, got {num_args}. Pass each tensor as an argument of its own"
         )
 
     def _ordered(self, scalars: Mapping[str, Any]) -> tuple[Any, ...]:
         """The values of scalar parameters in their order. Raises TypeError."""
         if scalars.keys() != set(self._scalars):
-            given = ", ".join(scalars) or "none"
+            passed_names = ", ".join(scalars) or "none"
             expected = ", ".join(self._scalars) or "none"
-            raise TypeError(f"{self.name}: scalars must be {expected}, got {given}")
+            raise TypeError(f"{self.name}: scalars must be {expected}, got {passed_names}")
         return tuple([scalars[name] for name in self._scalars])

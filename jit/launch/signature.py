@@ -94,7 +94,7 @@ class Parameter:
 def read_signature(function: Callable[..., None]) -> list[Parameter]:
     """The kernel's arguments as the Python signature has them. Raises BindError."""
     hints = typing.get_type_hints(function, include_extras=True)
-    found = []
+    parameters_ = []
     for name in inspect.signature(function).parameters:
         hint = hints.get(name)
         marks = getattr(hint, "__metadata__", ())
@@ -108,8 +108,8 @@ def read_signature(function: Callable[..., None]) -> list[Parameter]:
             )
         count = tables[0].count if tables else 0
         scalar = scalars[0] if scalars else None
-        found.append(Parameter(sys.intern(name), scalar, count, optional))
-    return found
+        parameters_.append(Parameter(sys.intern(name), scalar, count, optional))
+    return parameters_
 
 
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.S)
@@ -128,16 +128,17 @@ def check_scalars(kernel: str, parameters: Sequence[Parameter], source: str) -> 
     types = _source_types(kernel, source)
     if len(types) != len(parameters):
         return
-    for index, (parameter, theirs) in enumerate(zip(parameters, types, strict=True)):
-        if parameter.scalar is None or not theirs & (_FLOATS | _INTS):
+    for index, (parameter, source_words) in enumerate(zip(parameters, types, strict=True)):
+        if parameter.scalar is None or not source_words & (_FLOATS | _INTS):
             continue
         is_float = parameter.scalar.code in "fd"
-        if is_float != bool(theirs & _FLOATS):
-            word, wanted = " ".join(sorted(theirs & (_FLOATS | _INTS))), "a float, an int"
-            ours, right = wanted.split(", ") if is_float else wanted.split(", ")[::-1]
+        if is_float != bool(source_words & _FLOATS):
+            source_type = " ".join(sorted(source_words & (_FLOATS | _INTS)))
+            annotation, kernel_kind = ("float", "int") if is_float else ("int", "float")
             raise BindError(
-                f"{kernel}: argument {index}, {parameter.name}: the signature must say {right} as "
-                f"the kernel does ({word}), got {ours}; annotate it with that scalar of rfops.jit"
+                f"{kernel}: argument {index}, {parameter.name}, must be annotated as a scalar of "
+                f"kind {kernel_kind}, as in the kernel ({source_type}), got {annotation}. Annotate "
+                "it with that scalar of rfops.jit."
             )
 
 
@@ -145,12 +146,12 @@ def _source_types(kernel: str, source: str) -> list[set[str]]:
     """The words of each parameter's type but for pointers; none where the source has no such
     kernel, or several."""
     text = _COMMENT.sub(" ", source)
-    found = list(re.finditer(rf"__global__\b[^;{{}}]*?\b{re.escape(kernel)}\s*\(", text))
-    if len(found) != 1:
+    matches = list(re.finditer(rf"__global__\b[^;{{}}]*?\b{re.escape(kernel)}\s*\(", text))
+    if len(matches) != 1:
         return []
-    end = text.find(")", found[0].end())
-    parts = [part for part in text[found[0].end() : end].split(",") if part.strip()]
-    return [set() if "*" in part else set(re.findall(r"\w+", part)[:-1]) for part in parts]
+    end = text.find(")", matches[0].end())
+    texts_ = [text_ for text_ in text[matches[0].end() : end].split(",") if text_.strip()]
+    return [set() if "*" in text_ else set(re.findall(r"\w+", text_)[:-1]) for text_ in texts_]
 
 
 def find_tensors(
@@ -164,50 +165,53 @@ def find_tensors(
     tensors = [p for p in parameters if p.scalar is None]
     unknown = sources.keys() - {p.name for p in tensors}
     if unknown:
-        known = ", ".join(p.name for p in tensors)
+        tensor_names = ", ".join(p.name for p in tensors)
         raise BindError(
-            f"{kernel}: sources must name tensor parameters, {known}, got {', '.join(unknown)}"
+            f"{kernel}: sources must name tensor parameters, {tensor_names}, "
+            f"got {', '.join(unknown)}"
         )
-    found: list[int | None] = []
+    indices: list[int | None] = []
     for parameter in tensors:
         source = sources.get(parameter.name, parameter.name)
         if source in arguments:
-            found.append(arguments.index(source))
+            indices.append(arguments.index(source))
         elif source is None or (parameter.optional and parameter.name not in sources):
-            found.append(None)
+            indices.append(None)
         else:
             raise BindError(
                 f"{kernel}: parameter {parameter.name} must have a source among the launch's "
                 f"arguments, {' '.join(arguments)}, got {source}. Add it to sources, or annotate "
                 "the parameter `torch.Tensor | None` for a null pointer."
             )
-    return tuple(found)
+    return tuple(indices)
 
 
 def check_layout(kernel: str, parameters: Sequence[Parameter], args: Sequence[Argument]) -> None:
     """Signature against the code object's own list of explicit arguments. Raises BindError."""
     for index in range(max(len(parameters), len(args))):
-        ours = str(parameters[index]) if index < len(parameters) else "nothing"
+        annotation = str(parameters[index]) if index < len(parameters) else "nothing"
         if index >= len(args):
-            raise BindError(f"{kernel}: argument {index}: signature has {ours}, kernel has no more")
+            raise BindError(
+                f"{kernel}: argument {index}: signature has {annotation}, kernel has no more"
+            )
         arg = args[index]
-        theirs = f"{arg.size}-byte {arg.kind} at offset {arg.offset}"
+        kernel_arg = f"{arg.size}-byte {arg.kind} at offset {arg.offset}"
         drift = index >= len(parameters)
         if not drift:
-            wanted = "by_value" if parameters[index].is_by_value else "global_buffer"
-            drift = (arg.kind, arg.size) != (wanted, parameters[index].layout.size)
+            expected_kind = "by_value" if parameters[index].is_by_value else "global_buffer"
+            drift = (arg.kind, arg.size) != (expected_kind, parameters[index].layout.size)
         if drift:
             raise BindError(
-                f"{kernel}: argument {index}: signature has {ours}, kernel has {theirs}"
+                f"{kernel}: argument {index}: signature has {annotation}, kernel has {kernel_arg}"
             )
 
 
 def struct_format(args: Sequence[Argument], parameters: Sequence[Parameter]) -> str:
     """A struct format with the kernel's own offsets, padding written out."""
-    text, at = "<", 0
+    text, offset = "<", 0
     for arg, parameter in zip(args, parameters, strict=True):
-        text += f"{arg.offset - at}x{parameter.layout.code}"
-        at = arg.offset + arg.size
+        text += f"{arg.offset - offset}x{parameter.layout.code}"
+        offset = arg.offset + arg.size
     return text
 
 

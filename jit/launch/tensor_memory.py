@@ -17,14 +17,14 @@ from .hip import Hip, runtime
 _blocks = 0  # registering() that are active
 
 
-def is_always_on() -> bool:
+def registers_always() -> bool:
     """Whether RFOPS_VGPU_CHECK wants to know of tensors: for as long as this process runs."""
     return settings.text("RFOPS_VGPU_CHECK") != "0"
 
 
-def is_on() -> bool:
+def is_registering() -> bool:
     """Whether that or a registering() block, which ends, wants to know of tensors."""
-    return _blocks > 0 or is_always_on()
+    return _blocks > 0 or registers_always()
 
 
 def _storages(args: Iterable[Any]) -> Iterator[torch.UntypedStorage]:
@@ -38,7 +38,7 @@ def _storages(args: Iterable[Any]) -> Iterator[torch.UntypedStorage]:
 
 
 @contextmanager
-def known(hip: Hip, args: Iterable[Any]) -> Iterator[None]:
+def registered(hip: Hip, args: Iterable[Any]) -> Iterator[None]:
     """Tell of the storages of all CPU tensors among a launch's arguments while it runs."""
     if not hip.is_virtual:
         yield
@@ -54,32 +54,36 @@ def known(hip: Hip, args: Iterable[Any]) -> Iterator[None]:
             library.rfops_vgpu_unregister(pointer)
 
 
-def pointed_to(device: torch.device, tensors: Sequence[Any]) -> AbstractContextManager[None]:
+def registered_tensors(
+    device: torch.device, tensors: Sequence[Any]
+) -> AbstractContextManager[None]:
     """Tell of tensors that kernels of the block reach by addresses in memory, not by arguments."""
-    if not tensors or device.type != "cpu" or not is_on():
+    if not tensors or device.type != "cpu" or not is_registering():
         return nullcontext()
-    return known(runtime(device), tensors)
+    return registered(runtime(device), tensors)
 
 
 def registering_launch(launch: Callable[..., None], hip: Hip) -> Callable[..., None]:
     """A bound kernel's `launch` that first tells of its tensors."""
 
-    def checked(grid: Any, block: Any, args: Sequence[Any], *rest: Any, **more: Any) -> None:
-        with known(hip, args):
-            launch(grid, block, args, *rest, **more)
+    def checked_launch(
+        grid: Any, block: Any, args: Sequence[Any], *args_: Any, **kwargs: Any
+    ) -> None:
+        with registered(hip, args):
+            launch(grid, block, args, *args_, **kwargs)
 
-    return checked
+    return checked_launch
 
 
 @contextmanager
 def registering(kernels: Any) -> Iterator[None]:
     """While the block runs, every bound kernel (of the class `kernels`) tells of its tensors."""
     global _blocks
-    before = kernels.launch
+    original_launch = kernels.launch
 
-    def launch(self: Any, grid: Any, block: Any, args: Any, *rest: Any, **more: Any) -> None:
-        with known(self.hip, args):
-            before(self, grid, block, args, *rest, **more)
+    def launch(self: Any, grid: Any, block: Any, args: Any, *arguments: Any, **kwargs: Any) -> None:
+        with registered(self.hip, args):
+            original_launch(self, grid, block, args, *arguments, **kwargs)
 
     kernels.launch = launch
     _blocks += 1
@@ -89,4 +93,4 @@ def registering(kernels: Any) -> Iterator[None]:
     finally:
         _blocks -= 1
         launcher.slow_down(-1)
-        kernels.launch = before
+        kernels.launch = original_launch

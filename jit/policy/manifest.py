@@ -24,7 +24,7 @@ _KERNEL = re.compile(r"rfops(\.\w+)+:\w+")  # of Triton: its module is imported
 
 
 @dataclass(frozen=True)
-class Wanted:
+class BuildRequest:
     """A variant of a module for an architecture ("host" for what runs on the CPU)."""
 
     module: str
@@ -33,27 +33,33 @@ class Wanted:
     config: Path = paths.COMPILER_CONFIG
 
     def __str__(self) -> str:
-        words = [f"{name}={value}" for name, value in self.defines]
-        return " ".join([self.module, self.arch, *words])
+        defines = [f"{name}={value}" for name, value in self.defines]
+        return " ".join([self.module, self.arch, *defines])
 
     @property
     def command(self) -> str:
         """The command that builds it."""
-        words = ["rfops", "build", self.module]
-        words += [] if self.arch == "host" else ["--arch", self.arch]
-        words += [] if self.config == paths.COMPILER_CONFIG else ["--config", str(self.config)]
+        arguments = ["rfops", "build", self.module]
+        arguments += [] if self.arch == "host" else ["--arch", self.arch]
+        arguments += [] if self.config == paths.COMPILER_CONFIG else ["--config", str(self.config)]
         for name, value in self.defines:
-            words += ["-D", f"{name}={int(value) if isinstance(value, bool) else value}"]
-        return shlex.join(words)
+            arguments += ["-D", f"{name}={int(value) if isinstance(value, bool) else value}"]
+        return shlex.join(arguments)
 
     def as_dict(self) -> dict[str, Any]:
-        ours = self.config == paths.COMPILER_CONFIG
-        place = {} if ours else {"config": str(self.config)}
-        return {"module": self.module, "arch": self.arch, "defines": dict(self.defines), **place}
+        """Return the request as an entry of a manifest file."""
+        is_own_config = self.config == paths.COMPILER_CONFIG
+        config_entry = {} if is_own_config else {"config": str(self.config)}
+        return {
+            "module": self.module,
+            "arch": self.arch,
+            "defines": dict(self.defines),
+            **config_entry,
+        }
 
 
 @dataclass(frozen=True)
-class TritonWanted:
+class TritonBuildRequest:
     """A Triton kernel of rfops as Triton itself describes what it compiled."""
 
     kernel: str  # "module:name"
@@ -71,46 +77,46 @@ def defines_of(defines: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
     return tuple(sorted(defines.items()))
 
 
-_recorded: set[tuple[Path, Wanted | TritonWanted]] = set()
+_recorded_requests: set[tuple[Path, BuildRequest | TritonBuildRequest]] = set()
 
 
-def record(wanted: Wanted | TritonWanted) -> None:
+def record(request: BuildRequest | TritonBuildRequest) -> None:
     """Add it to the manifest; the processes of a run share one file. A run does not fail of it."""
     file = settings.path("RFOPS_RECORD_MANIFEST")
-    if file is None or (file, wanted) in _recorded:
+    if file is None or (file, request) in _recorded_requests:
         return
-    _recorded.add((file, wanted))
+    _recorded_requests.add((file, request))
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with lock.hold(file.with_name(f".{file.name}.lock"), "the manifest"):
-            known = load(file) if file.exists() else []
-            if wanted not in known:
-                entries = [entry.as_dict() for entry in sorted([*known, wanted], key=str)]
+            requests = load(file) if file.exists() else []
+            if request not in requests:
+                entries = [entry.as_dict() for entry in sorted([*requests, request], key=str)]
                 body = {"rfops_manifest": _VERSION, "entries": entries}
                 write_atomic(file, json.dumps(body, indent=1) + "\n")
     except (OSError, ConfigError, LockTimeout) as error:
         log.get().warning("cannot record into %s: %s", file, error)
 
 
-class _Manifest(records.Written, frozen=True):
+class _Manifest(records.WrittenRecord, frozen=True):
     rfops_manifest: int
     entries: list[dict[str, Any]]
 
 
-class _Module(records.Written, frozen=True):
+class _Module(records.WrittenRecord, frozen=True):
     module: str
     arch: str
     defines: dict[str, Any] = field(default_factory=dict)
     config: str | None = None
 
 
-class _Triton(records.Written, frozen=True):
+class _Triton(records.WrittenRecord, frozen=True):
     triton: str
     arch: str
     data: dict[str, Any]
 
 
-def load(file: Path) -> list[Wanted | TritonWanted]:
+def load(file: Path) -> list[BuildRequest | TritonBuildRequest]:
     """The entries of a manifest. Raises ConfigError naming the file and the place."""
     try:
         body = json.loads(file.read_text(encoding="utf-8"))
@@ -119,31 +125,35 @@ def load(file: Path) -> list[Wanted | TritonWanted]:
     manifest = records.check(str(file), body, _Manifest)
     if manifest.rfops_manifest != _VERSION:
         raise ConfigError(f"{file}.rfops_manifest: expected {_VERSION}, as this rfops writes it")
-    return [_entry(f"{file}: entries[{at}]", entry) for at, entry in enumerate(manifest.entries)]
+    return [
+        _entry(f"{file}: entries[{index}]", entry) for index, entry in enumerate(manifest.entries)
+    ]
 
 
-def _entry(where: str, body: dict[str, Any]) -> Wanted | TritonWanted:
+def _entry(location: str, body: dict[str, Any]) -> BuildRequest | TritonBuildRequest:
     if "triton" in body:
-        return _triton_entry(where, records.check(where, body, _Triton))
-    entry = records.check(where, body, _Module)
-    _check_arch(where, entry.arch, (*ARCHS, "host"))
+        return _triton_entry(location, records.check(location, body, _Triton))
+    entry = records.check(location, body, _Module)
+    _check_arch(location, entry.arch, (*ARCHS, "host"))
     if not is_text(entry.module) or not entry.module:
-        raise ConfigError(f"{where}.module: expected a name, got {entry.module!r:.60}")
+        raise ConfigError(f"{location}.module: expected a name, got {entry.module!r:.60}")
     for name, value in entry.defines.items():
-        define_text(f"{where}.defines: {entry.module:.80}", name, value)
+        define_text(f"{location}.defines: {entry.module:.80}", name, value)
     if entry.config is not None and not is_text(entry.config):
-        raise ConfigError(f"{where}.config: expected a path, got {entry.config!r:.60}")
-    place = paths.COMPILER_CONFIG if entry.config is None else Path(entry.config)
-    return Wanted(entry.module, entry.arch, defines_of(entry.defines), place)
+        raise ConfigError(f"{location}.config: expected a path, got {entry.config!r:.60}")
+    config = paths.COMPILER_CONFIG if entry.config is None else Path(entry.config)
+    return BuildRequest(entry.module, entry.arch, defines_of(entry.defines), config)
 
 
-def _triton_entry(where: str, entry: _Triton) -> TritonWanted:
-    _check_arch(where, entry.arch, ARCHS)
+def _triton_entry(location: str, entry: _Triton) -> TritonBuildRequest:
+    _check_arch(location, entry.arch, ARCHS)
     if not _KERNEL.fullmatch(entry.triton):
-        raise ConfigError(f"{where}.triton: expected rfops.module:name, got {entry.triton!r:.60}")
-    return TritonWanted(entry.triton, entry.arch, json.dumps(entry.data, sort_keys=True))
+        raise ConfigError(
+            f"{location}.triton: expected rfops.module:name, got {entry.triton!r:.60}"
+        )
+    return TritonBuildRequest(entry.triton, entry.arch, json.dumps(entry.data, sort_keys=True))
 
 
-def _check_arch(where: str, arch: str, known: tuple[str, ...]) -> None:
-    if arch not in known:
-        raise ConfigError(f"{where}.arch: expected {' or '.join(known)}, got {arch!r:.60}")
+def _check_arch(location: str, arch: str, archs: tuple[str, ...]) -> None:
+    if arch not in archs:
+        raise ConfigError(f"{location}.arch: expected {' or '.join(archs)}, got {arch!r:.60}")

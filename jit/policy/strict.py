@@ -15,7 +15,7 @@ from ..errors import JitDisabled
 _MODES = ("warn", "error", "off")
 _mode = "off"
 when_frozen: list[Callable[[], None]] = []  # called by freeze()
-_wanted = 0  # blocks in which a build is what the user asked for
+_num_requests = 0  # blocks in which a build is what the user asked for
 
 
 def freeze(mode: str = "error") -> None:
@@ -34,28 +34,28 @@ def freeze(mode: str = "error") -> None:
 @contextlib.contextmanager
 def allowed() -> Iterator[None]:
     """`rfops build` builds whatever the settings say."""
-    global _wanted
-    _wanted += 1
+    global _num_requests
+    _num_requests += 1
     try:
         yield
     finally:
-        _wanted -= 1
+        _num_requests -= 1
 
 
 def may_build() -> bool:
     """Whether a compiler may be started at all."""
-    return bool(_wanted) or settings.text("RFOPS_JIT") != "0"
+    return bool(_num_requests) or settings.text("RFOPS_JIT") != "0"
 
 
 def is_frozen() -> bool:
     return _mode != "off"
 
 
-def check_build(missing: str, command: str, ours: bool = True) -> None:
-    """Called before every build; RFOPS_JIT is about `ours`. Raises JitDisabled."""
-    if ours and not may_build():
+def check_build(missing: str, command: str, is_own: bool = True) -> None:
+    """Called before every build; RFOPS_JIT is about `is_own`. Raises JitDisabled."""
+    if is_own and not may_build():
         raise JitDisabled("RFOPS_JIT=0 forbids building", missing, command)
-    if _wanted or _mode == "off":
+    if _num_requests or _mode == "off":
         return
     if _mode == "error":
         raise JitDisabled('rfops.freeze("error") forbids building', missing, command)

@@ -35,7 +35,9 @@ def engine() -> list[str]:
     compiler. Hooks run in the folder of pyproject.toml."""
     project = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))["project"]
     needed = [
-        one for one in project["dependencies"] if re.split(r"[<>=;]", one)[0].strip() in ENGINE
+        dependency
+        for dependency in project["dependencies"]
+        if re.split(r"[<>=;]", dependency)[0].strip() in ENGINE
     ]
     if not os.environ.get("CXX") and not shutil.which("g++") and not shutil.which("clang++"):
         needed += project["optional-dependencies"]["clang"]
@@ -46,6 +48,7 @@ class BuildPy(build_py):  # type: ignore[misc]
     """Copies the sources, then builds the virtual GPU from the copies."""
 
     def run(self) -> None:
+        """Copy the package's files into the wheel."""
         super().run()
         if LEVELS and not self.editable_mode:
             library = Path(self.build_lib).absolute()

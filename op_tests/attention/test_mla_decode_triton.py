@@ -34,10 +34,10 @@ def test_variants(
     """Parts of a sequence that have no token, columns that are not there."""
     monkeypatch.setenv("RFOPS_VGPU_ARCH", arch)
     p = problem(**shape, arch=arch)
-    got = run("triton", p, config)
-    assert_correct(got, p)
-    again = run("triton", p, config)
-    assert all(torch.equal(a, b) for a, b in zip(got, again, strict=True))
+    actual = run("triton", p, config)
+    assert_correct(actual, p)
+    repeated = run("triton", p, config)
+    assert all(torch.equal(a, b) for a, b in zip(actual, repeated, strict=True))
 
 
 def test_pages_of_any_size_are_tritons(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,8 +40,8 @@ def test_plan_and_run(form: dict[str, Any]) -> None:
     assert_correct((out, lse * math.log(2)), p)
     q = [part.clone() for part in halves(p)[:2]]  # as RoPE leaves them
     o, own = torch.full_like(out, math.nan), torch.full_like(lse, math.nan)
-    got = wrapper.run(*q, *halves(p)[2:], o, own, True, return_lse_base_on_e=True)
-    assert got[0] is o and got[1] is own
+    actual = wrapper.run(*q, *halves(p)[2:], o, own, True, return_lse_base_on_e=True)
+    assert actual[0] is o and actual[1] is own
     assert_correct((o, own), p)
     assert torch.equal(wrapper.run(*q, *halves(p)[2:]), out)
 
@@ -52,12 +52,12 @@ def test_buffers_of_a_graph() -> None:
     sizes = (4, 4, 400, 3)
     buffers = [torch.zeros(size, dtype=torch.int32) for size in sizes]
     wrapper = Wrapper(torch.empty(128), True, *buffers)
-    for one in (p, other):
-        wrapper.plan(*lists(one), *dims(one))
-        places = [given.data_ptr() for given in wrapper._lists]
-        assert places == [buffer.data_ptr() for buffer in buffers[1:]]
-        out, lse = wrapper.run(*halves(one), return_lse=True, return_lse_base_on_e=True)
-        assert_correct((out, lse), one)
+    for item in (p, other):
+        wrapper.plan(*lists(item), *dims(item))
+        positions = [given.data_ptr() for given in wrapper._lists]
+        assert positions == [buffer.data_ptr() for buffer in buffers[1:]]
+        out, lse = wrapper.run(*halves(item), return_lse=True, return_lse_base_on_e=True)
+        assert_correct((out, lse), item)
 
 
 @pytest.mark.parametrize("graph", [False, True])
@@ -66,16 +66,16 @@ def test_ragged_queries(graph: bool) -> None:
     p, other = problem([33, 16, 100], 8, qo_lens=[1, 0, 3]), problem([5, 64, 70], 8, qo_len=2)
     buffers = [torch.zeros(n, dtype=torch.int32) for n in (4, 4, 400, 3)]
     wrapper = Wrapper(torch.empty(128), graph, *(buffers if graph else ()))
-    for one in (p, other, p):
-        given = lists(one)
-        if one.qo_indptr is not None:
-            given[0] = one.qo_indptr
-        wrapper.plan(*given, *dims(one))
-        o, lse = torch.full((*one.q.shape[:2], 512), math.nan, dtype=BF16), None
-        lse = torch.full(one.q.shape[:2], math.nan)
-        got = wrapper.run(*halves(one), o, None, True, return_lse_base_on_e=True)
-        lse[one.is_row] = got[1][one.is_row]
-        assert_correct((o, lse), one)
+    for item in (p, other, p):
+        given = lists(item)
+        if item.qo_indptr is not None:
+            given[0] = item.qo_indptr
+        wrapper.plan(*given, *dims(item))
+        o, lse = torch.full((*item.q.shape[:2], 512), math.nan, dtype=BF16), None
+        lse = torch.full(item.q.shape[:2], math.nan)
+        actual = wrapper.run(*halves(item), o, None, True, return_lse_base_on_e=True)
+        lse[item.is_row] = actual[1][item.is_row]
+        assert_correct((o, lse), item)
     none = Wrapper(torch.empty(1), True, None, *buffers[1:])
     with pytest.raises(ValueError, match="qo_indptr must be given to the constructor"):
         none.plan(p.qo_indptr, *lists(p)[1:], *dims(p))
@@ -85,15 +85,15 @@ P = problem([20, 3], 4)
 
 
 @pytest.mark.parametrize(
-    ("at", "value", "message"),
+    ("offset", "value", "message"),
     [
         (5, 256, r"head_dim_ckv, head_dim_kpe must be 512, 64, got \(256, 64\)"),
         (12, True, "use_profiler must be False"),
     ],
 )
-def test_plans_that_are_refused(at: int, value: Any, message: str) -> None:
+def test_plans_that_are_refused(offset: int, value: Any, message: str) -> None:
     args = [*lists(P), *dims(P), False]
-    args[at] = value
+    args[offset] = value
     with pytest.raises(ValueError, match=MESSAGE + message):
         Wrapper(torch.empty(1)).plan(*args)
 
@@ -120,7 +120,7 @@ def test_runs_that_are_refused() -> None:
 
 def test_signatures() -> None:
     """In flashinfer's order, at 00e3d68."""
-    wanted = {
+    expected = {
         "__init__": "float_workspace_buffer use_cuda_graph qo_indptr kv_indptr kv_indices "
         "kv_len_arr backend",
         "plan": "qo_indptr kv_indptr kv_indices kv_len_arr num_heads head_dim_ckv head_dim_kpe "
@@ -128,7 +128,7 @@ def test_signatures() -> None:
         "run": "q_nope q_pe ckv_cache kpe_cache out lse return_lse profiler_buffer kv_len "
         "page_table return_lse_base_on_e",
     }
-    for name, parameters in wanted.items():
-        found = list(inspect.signature(getattr(Wrapper, name)).parameters)
-        assert found == ["self", *parameters.split()]
+    for name, parameters in expected.items():
+        results = list(inspect.signature(getattr(Wrapper, name)).parameters)
+        assert results == ["self", *parameters.split()]
     assert "BatchMLAPagedAttentionWrapper" in compat.__all__

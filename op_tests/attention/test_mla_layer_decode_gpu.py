@@ -9,8 +9,10 @@ from rfops.attention.mla_layer_decode import mla_layer_decode
 from support.layer_problems import Problem, assert_correct, problem
 
 if not torch.cuda.is_available():
-    pytest.skip("no GPU, and long on the virtual one; smaller sizes: test_mla_layer_decode.py",
-                allow_module_level=True)  # fmt: skip
+    pytest.skip(
+        "no GPU, and long on the virtual one; smaller sizes: test_mla_layer_decode.py",
+        allow_module_level=True,
+    )
 
 
 def test_the_challenges_size() -> None:

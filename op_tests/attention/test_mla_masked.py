@@ -23,9 +23,14 @@ CONFIGS: dict[str, Any] = {
     "shared_fp8": [SharedFp8Config(1, LEAST_SHARED), SharedFp8Config(5, LEAST_SHARED)],
 }
 KERNELS = [
-    ("gfx950", "torch"), ("gfx950", "triton"), ("gfx942", "flow"), ("gfx950", "flow"),
-    ("gfx942", "shared"), ("gfx950", "shared"), ("gfx950", "shared_fp8"),
-]  # fmt: skip
+    ("gfx950", "torch"),
+    ("gfx950", "triton"),
+    ("gfx942", "flow"),
+    ("gfx950", "flow"),
+    ("gfx942", "shared"),
+    ("gfx950", "shared"),
+    ("gfx950", "shared_fp8"),
+]
 
 
 @pytest.fixture(params=KERNELS, ids="-".join)
@@ -41,8 +46,8 @@ def poisoned(p: Problem, tokens: list[int], values: dict[int, float]) -> Problem
     for b, length in enumerate(p.lens):
         for back in tokens:
             if back <= length:
-                pages, places = p.rows(b)
-                row = p.kv[pages[length - back], places[length - back], 0].float()
+                pages, positions = p.rows(b)
+                row = p.kv[pages[length - back], positions[length - back], 0].float()
                 for element, value in values.items():
                     row[element] = value
                 other.set_row(b, length - back, row)
@@ -53,15 +58,18 @@ def assert_same(kernel: tuple[str, str], p: Problem, config: Any) -> None:
     """NaN in just the heads that float64 has it in, and there in all of a head; the others right.
     (A P of FP8 has three bits of a mantissa.)"""
     out, lse = run(kernel[1], p, config)
-    wanted, wanted_lse = exact(p)
-    is_nan = wanted.isnan().any(-1)
-    for what, found in (("any", out.isnan().any(-1)), ("all", out.isnan().all(-1)),
-                        ("lse", lse.isnan())):  # fmt: skip
-        wrong = (found != is_nan).nonzero().tolist()
-        assert not wrong, f"{what}: rows and heads {wrong[:4]} of {p.lens}"
+    expected, wanted_lse = exact(p)
+    is_nan = expected.isnan().any(-1)
+    for label, result in (
+        ("any", out.isnan().any(-1)),
+        ("all", out.isnan().all(-1)),
+        ("lse", lse.isnan()),
+    ):
+        wrong = (result != is_nan).nonzero().tolist()
+        assert not wrong, f"{label}: rows and heads {wrong[:4]} of {p.lens}"
     assert is_nan.any() and not is_nan.all()
-    error = (out.double() - wanted).norm(dim=-1)[~is_nan]
-    bound = wanted.norm(dim=-1)[~is_nan] * (2**-4 if kernel[1] == "shared_fp8" else 4e-3)
+    error = (out.double() - expected).norm(dim=-1)[~is_nan]
+    bound = expected.norm(dim=-1)[~is_nan] * (2**-4 if kernel[1] == "shared_fp8" else 4e-3)
     assert (error <= bound).all(), f"off by {(error / bound.clamp(min=1e-30)).max():.1f} bounds"
     apart = (lse.double() - wanted_lse)[~is_nan & wanted_lse.isfinite()].abs()
     assert apart.max() <= (0.1 if kernel[1] == "shared_fp8" else 1e-3)
@@ -115,6 +123,7 @@ def test_page_sizes(page: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RFOPS_VGPU_ARCH", "gfx950")
     p = problem([300, 5, page], 4, page=page, qo_len=2)
     lse = torch.full(p.q.shape[:2], math.nan)
-    got = mla_decode(p.q, p.kv, p.kv_indptr, p.kv_indices, p.sm_scale, qo_len=2, kv_lens=p.kv_lens,
-                     lse=lse)  # fmt: skip
-    assert_correct((got, lse), p)
+    actual = mla_decode(
+        p.q, p.kv, p.kv_indptr, p.kv_indices, p.sm_scale, qo_len=2, kv_lens=p.kv_lens, lse=lse
+    )
+    assert_correct((actual, lse), p)

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from rfops.challenge import MODULES, formats, problem
-from rfops.challenge.data import moved
+from rfops.challenge.data import to_device
 from rfops.challenge.evaluate import Limits, Verdict, evaluate
 from rfops.challenge.folder import problem_of
 from rfops.challenge.problem import Problem, case_of, error_of, spec_of
@@ -100,8 +100,8 @@ def test_a_reference_passes_its_own_checks(name: str) -> None:
         data = of.generate(case)
         result = of.reference(data)
         assert not of.official(result, result) and not of.strict(data, result, result)
-        again = of.reference(of.generate(case))
-        assert not of.official(result, again), "inputs of one seed differ"
+        repeated = of.reference(of.generate(case))
+        assert not of.official(result, repeated), "inputs of one seed differ"
         for probe in of.probes(case):
             truths = of.truths(probe.data, probe.expected)
             assert min(error_of(probe.expected, t) for t in truths.values()) < 1e-6
@@ -118,9 +118,9 @@ def test_checks_find_one_wrong_row(name: str) -> None:
     wrong = (result if isinstance(result, torch.Tensor) else result[0]).clone()
     rows = wrong.reshape(-1, wrong.shape[-1])
     rows[0] = rows[1]
-    got = wrong if isinstance(result, torch.Tensor) else (wrong, *result[1:])
-    assert of.strict(data, got, result)
-    assert bool(of.official(result, got)) == (of.forgiven == 0)
+    actual = wrong if isinstance(result, torch.Tensor) else (wrong, *result[1:])
+    assert of.strict(data, actual, result)
+    assert bool(of.official(result, actual)) == (of.forgiven == 0)
 
 
 @pytest.mark.parametrize(
@@ -157,9 +157,9 @@ def test_mxfp4_by_parts_and_tables() -> None:
 def test_where_the_first_wrong_element_is() -> None:
     """Results are compared by parts, of 2^22 elements."""
     expected = torch.zeros(3, 3, 1 << 20)
-    got = expected.clone()
-    got[1, 2, 5] = got[2, 2, 0] = 1.0
-    says = problem("fp8-mm").official(expected, got)
+    actual = expected.clone()
+    actual[1, 2, 5] = actual[2, 2, 0] = 1.0
+    says = problem("fp8-mm").official(expected, actual)
     assert says.startswith("2 of 9437184 ") and "the first at (1, 2, 5): 1, expected 0" in says
 
 
@@ -247,10 +247,12 @@ def test_an_entry_ends_with_its_evaluator(tmp_path: Path, number: signal.Signals
     entry.write_text(HANGS.format(file=str(said)))
     words = ["eval", "amd-fp8-mm", "--submission", str(entry), "--case", CASE]
     with subprocess.Popen(
-        [*COMMAND, *words], stderr=subprocess.PIPE, text=True,
+        [*COMMAND, *words],
+        stderr=subprocess.PIPE,
+        text=True,
         # pytest itself may have been started with Ctrl-C ignored
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    ) as evaluator:  # fmt: skip
+    ) as evaluator:
         while not said.exists():
             assert evaluator.poll() is None
             time.sleep(0.05)
@@ -292,7 +294,7 @@ def custom_kernel(data):
         ("return data[4]", "os.wait(); return data[4]", "two processes answered"),
         ("[os.fork() for _ in '12345678']; time.sleep(60)", "time.sleep(60)", "at most 64"),
     ],
-)  # fmt: skip
+)
 def test_forks(
     tmp_path: Path, child: str, parent: str, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -305,13 +307,13 @@ def test_forks(
 
 
 def _commands() -> list[str]:
-    found = []
+    results = []
     for entry in Path("/proc").glob("[0-9]*/cmdline"):
         try:
-            found.append(entry.read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+            results.append(entry.read_bytes().replace(b"\0", b" ").decode(errors="replace"))
         except OSError:
             continue
-    return found
+    return results
 
 
 @pytest.mark.thin(3)
@@ -331,10 +333,13 @@ def _commands() -> list[str]:
             "makes a case's inputs itself",
         ),
         ("import torch\ndef custom_kernel(data):\n    return torch.ones(3)\n", "shape (3,), e"),
-        ("import os\nos.close(2)\nfor n in range(3, 99):\n    try: os.write(n, b'x\\n')\n"
-         "    except OSError: pass\n", "wrote over the evaluator's replies"),
+        (
+            "import os\nos.close(2)\nfor n in range(3, 99):\n    try: os.write(n, b'x\\n')\n"
+            "    except OSError: pass\n",
+            "wrote over the evaluator's replies",
+        ),
     ],
-)  # fmt: skip
+)
 def test_entries_that_break(tmp_path: Path, code: str, says: str) -> None:
     record = judged(tmp_path, code)
     assert says in f"{record.error} {record.official}", record
@@ -354,10 +359,12 @@ def test_after_a_crash_the_other_cases_run(tmp_path: Path) -> None:
     crash = "    if data[4].shape[0] == 96:\n        import os; os.abort()\n    a, b,"
     file.write_text(GOOD.replace("    a, b,", crash), encoding="utf-8")
     cases = [f"--case=m: {m}; n: 64; k: 128; seed: {m}" for m in (64, 96, 128)]
-    done = rfops("eval", "amd-fp8-mm", "--submission", str(file), *cases)
-    states = [line.split()[0] for line in done.stdout.splitlines() if "seed:" in line]
-    assert states == ["pass", "FAIL", "pass"] and done.returncode == 112, done.stdout + done.stderr
-    assert "2 of 3 cases pass the official check, 2 the strict one" in done.stdout
+    completed = rfops("eval", "amd-fp8-mm", "--submission", str(file), *cases)
+    states = [line.split()[0] for line in completed.stdout.splitlines() if "seed:" in line]
+    assert states == ["pass", "FAIL", "pass"] and completed.returncode == 112, (
+        completed.stdout + completed.stderr
+    )
+    assert "2 of 3 cases pass the official check, 2 the strict one" in completed.stdout
 
 
 @pytest.mark.sweep
@@ -369,9 +376,11 @@ def test_what_kernels_do_wrong(tmp_path: Path) -> None:
     cases = ["--case", "m: 64; n: 60; k: 128; seed: 1"]
     for text, count in ((TRITON, "nothing found"), (TRITON.replace(mask, ""), "check: ")):
         file.write_text(text, encoding="utf-8")
-        done = rfops("eval", "fp8-mm", "--check", "--submission", str(file), *cases)
-        assert done.returncode == 0 and count in done.stderr, done.stdout + done.stderr
-        assert ("out of bounds: kernel at " in done.stderr) == (count == "check: ")
+        completed = rfops("eval", "fp8-mm", "--check", "--submission", str(file), *cases)
+        assert completed.returncode == 0 and count in completed.stderr, (
+            completed.stdout + completed.stderr
+        )
+        assert ("out of bounds: kernel at " in completed.stderr) == (count == "check: ")
 
 
 @pytest.mark.sweep
@@ -381,10 +390,10 @@ def test_on_the_gpu_of_torch(tmp_path: Path) -> None:
     seen = TRITON.replace("    a, b,", "    assert all(t.is_cuda for t in data), data\n    a, b,")
     file.write_text(seen, encoding="utf-8")
     words = ["eval", "fp8-mm", "--gpu", "--submission", str(file), "--case", CASE]
-    done = rfops("run", "--arch", "gfx942", "--", *COMMAND, *words)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert f"pass  {CASE}, measured " in done.stdout and "1 the strict one" in done.stdout
-    assert "measured on " in done.stdout
+    completed = rfops("run", "--arch", "gfx942", "--", *COMMAND, *words)
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    assert f"pass  {CASE}, measured " in completed.stdout and "1 the strict one" in completed.stdout
+    assert "measured on " in completed.stdout
 
 
 @pytest.mark.parametrize(
@@ -395,9 +404,13 @@ def test_on_the_gpu_of_torch(tmp_path: Path) -> None:
     ],
 )
 def test_no_gpu(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-    there: bool, more: list[str], says: str,
-) -> None:  # fmt: skip
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    there: bool,
+    more: list[str],
+    says: str,
+) -> None:
     file = tmp_path / "entry.py"
     file.write_text(GOOD, encoding="utf-8")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: there)
@@ -421,7 +434,7 @@ def test_all_of_a_problem_s_data_moves(name: str) -> None:
 
     of = problem(name)
     data = of.generate(of.shrink(of.tests[0]))
-    there = tensors(moved(data, "meta"))
+    there = tensors(to_device(data, "meta"))
     assert len(there) == len(tensors(data)) > 2
     assert {t.device.type for t in there} == {"meta"}
     assert {t.device.type for t in tensors(data)} == {"cpu"}
@@ -436,12 +449,18 @@ def test_the_keys_of_the_protocol(tmp_path: Path) -> None:
     reading, writing = os.pipe()
     words = [*COMMAND, "eval", "fp8-mm", "--submission", str(file), "--case", CASE]
     env = {**os.environ, "POPCORN_FD": str(writing)}
-    done = subprocess.run([*words, "--mode", "benchmark"], env=env, pass_fds=(writing,),
-                          capture_output=True, text=True, check=False)  # fmt: skip
+    completed = subprocess.run(
+        [*words, "--mode", "benchmark"],
+        env=env,
+        pass_fds=(writing,),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     os.close(writing)
     with os.fdopen(reading) as stream:
         lines = dict(line.rstrip("\n").split(": ", 1) for line in stream)
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert completed.returncode == 0, completed.stdout + completed.stderr
     assert lines["benchmark-count"] == "1" and lines["benchmark.0.spec"] == CASE
     assert lines["benchmark.0.runs"] == "2" and lines["check"] == "pass"
     assert 1e3 < float(lines["benchmark.0.best"]) <= float(lines["benchmark.0.mean"]) < 1e5
@@ -507,12 +526,12 @@ def test_a_folder_of_its_own(tmp_path: Path, result: str) -> None:
     file = tmp_path / "entry.py"
     code = "from task import input_t\nimport reference\ndef custom_kernel(data):\n    return "
     file.write_text(code + "data + (data if len(data) == 7 else 0)\n", encoding="utf-8")
-    done = rfops("eval", str(folder), "--submission", str(file), "--arch", "gfx942")
-    assert done.returncode == 112, done.stdout + done.stderr
-    lines = [line for line in done.stdout.splitlines() if "seed" in line]
+    completed = rfops("eval", str(folder), "--submission", str(file), "--arch", "gfx942")
+    assert completed.returncode == 112, completed.stdout + completed.stderr
+    lines = [line for line in completed.stdout.splitlines() if "seed" in line]
     assert lines[0].startswith("pass  size: 7; seed: 3") and lines[1].startswith("FAIL  size: 64")
-    assert "1 of 2 cases pass its own check; there is no strict one" in done.stdout
-    assert ("far off" in done.stdout) == (result[0] == "c")
+    assert "1 of 2 cases pass its own check; there is no strict one" in completed.stdout
+    assert ("far off" in completed.stdout) == (result[0] == "c")
 
 
 def test_what_is_no_folder_of_a_problem(tmp_path: Path) -> None:

@@ -148,8 +148,10 @@ def test_types_and_functions(arch: str, tmp_path: Path, monkeypatch: pytest.Monk
     for name, text in (("host", HOST), ("device", DEVICE), ("test.py", PYTHON)):
         (tmp_path / name).write_text(text, encoding="utf-8")
     words = [sys.executable, "test.py", "host", "device"]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0 and "all good" in done.stdout, done.stdout + done.stderr
+    completed = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert completed.returncode == 0 and "all good" in completed.stdout, (
+        completed.stdout + completed.stderr
+    )
 
 
 def test_libraries_are_refused_by_name() -> None:

@@ -18,19 +18,28 @@ import torch
 
 from rfops.challenge import inline, problem
 from rfops.challenge.entries import ROWS
-from rfops.challenge.evaluate import Limits, evaluate, refused
+from rfops.challenge.evaluate import Limits, evaluate, refusal_of
 from rfops.challenge.problem import Case, Problem, case_of
-from rfops.challenge.record import Place, _Names, recording, unreal
-from rfops.challenge.submit import WORD, _code_text, _reworded, generate
+from rfops.challenge.record import ArgPlace, _Names, recording, unreal
+from rfops.challenge.submit import FORBIDDEN, _code_text, _reworded, generate
 from rfops.cli import main
 from rfops.jit import vgpu_library_folder
 from rfops.jit.launch import bind
 from rfops.vgpu.program import environment
 
 KNOWN = {
-    "base64", "collections", "ctypes", "functools", "os", "pathlib", "re", "struct", "task",
-    "torch", "typing",
-}  # fmt: skip
+    "base64",
+    "collections",
+    "ctypes",
+    "functools",
+    "os",
+    "pathlib",
+    "re",
+    "struct",
+    "task",
+    "torch",
+    "typing",
+}
 # A process in which nobody can import rfops: argument 1 is an entry, 2 a file of inputs; 3 gets the
 # results.
 ALONE = """
@@ -90,14 +99,16 @@ def test_an_entry_passes_where_rfops_is_not(name: str, tmp_path: Path) -> None:
     words = [sys.executable, "alone.py", str(file), "inputs.pt", "results.pt"]
     folder = str(vgpu_library_folder())
     env = {**os.environ, "RFOPS_VGPU_ARCH": of.arch, "LD_LIBRARY_PATH": folder}
-    done = subprocess.run(words, env=env, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    completed = subprocess.run(
+        words, env=env, cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert completed.returncode == 0, completed.stdout + completed.stderr
     results = torch.load(tmp_path / "results.pt", weights_only=True)
     for seed, result in zip(seeds, results, strict=True):
         data = of.generate({**case, "seed": seed})
-        got = result[0] if len(result) == 1 else tuple(result)
+        actual = result[0] if len(result) == 1 else tuple(result)
         expected = of.reference(data)
-        assert not of.official(expected, got) and not of.strict(data, got, expected)
+        assert not of.official(expected, actual) and not of.strict(data, actual, expected)
 
 
 @pytest.mark.parametrize("form", ["load_inline", "module"])
@@ -109,16 +120,17 @@ def test_a_file_is_plain_python_and_twice_the_same(name: str, form: str) -> None
     cases = [small(of)]
     text = generate(of, form, cases, "a test")
     assert text == generate(of, form, cases, "a test")
-    assert not refused(text) and max(map(len, text.splitlines())) <= 110
+    assert not refusal_of(text) and max(map(len, text.splitlines())) <= 110
     assert text.startswith(f"#!POPCORN leaderboard {name}\n#!POPCORN gpus ")
     assert "of rfops 0." in text[:300] and "Written by `a test`" in text[:400]
     imported = {
-        found.partition(".")[0]
+        result.partition(".")[0]
         for node in ast.walk(ast.parse(text))
         if isinstance(node, ast.Import | ast.ImportFrom)
-        for found in ([a.name for a in node.names] if isinstance(node, ast.Import)
-                      else [str(node.module)])
-    }  # fmt: skip
+        for result in (
+            [a.name for a in node.names] if isinstance(node, ast.Import) else [str(node.module)]
+        )
+    }
     assert imported <= KNOWN, imported - KNOWN
 
 
@@ -131,10 +143,10 @@ def test_a_load_inline_file_compiles_for_the_host_too(
     the device alone, where more is allowed (a struct in LDS can be assigned)."""
     of = problem(name)
     file = entry(tmp_path, of, "load_inline", [small(of), *of.benchmarks])
-    found: list[tuple[str, list[str]]] = []
+    results: list[tuple[str, list[str]]] = []
 
     def take(_name: str, texts: tuple[str, str], flags: tuple[list[str], list[str]]) -> Path:
-        found.append((texts[1], flags[1]))
+        results.append((texts[1], flags[1]))
         raise inline.CannotBuild("taken")
 
     monkeypatch.setattr(inline, "_library", take)
@@ -142,7 +154,7 @@ def test_a_load_inline_file_compiles_for_the_host_too(
     monkeypatch.setitem(sys.modules, "task", SimpleNamespace(input_t=object, output_t=object))
     with pytest.raises(inline.CannotBuild, match="taken"):
         runpy.run_path(str(file))
-    ((text, flags),) = found
+    ((text, flags),) = results
     text = text.replace("#include <torch/types.h>", "#include <cstdint>\n#define TORCH_CHECK(...)")
     kernels, torchs, _ = text.partition("#include <torch/")
     assert torchs and "__attribute__((global))" in kernels
@@ -174,8 +186,8 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     text = file.read_text(encoding="utf-8")
     assert f"`rfops submit amd-mxfp4-mm --form load_inline --case '{case}'`" in text
     of = problem("mxfp4-mm")
-    wanted = [*of.tests, *of.benchmarks, *map(of.shrink, of.benchmarks), case_of(case)]
-    for sizes in wanted:
+    expected = [*of.tests, *of.benchmarks, *map(of.shrink, of.benchmarks), case_of(case)]
+    for sizes in expected:
         assert f"    ({sizes['m']}, {sizes['n']}, {sizes['k']}): {{" in text
     assert main(["submit", "mxfp4-mm", "-o", str(file), "--official"]) == 0
     official = file.read_text(encoding="utf-8")
@@ -197,8 +209,8 @@ def plans() -> dict[str, Any]:
     """The part of an entry that finds plans."""
     text = generate(problem("fp8-mm"), "load_inline", [small(problem("fp8-mm"))], "a test")
     namespace: dict[str, Any] = {}
-    before = text[: text.index(f"# {'-' * 64} building")]
-    exec(before.replace("from task import input_t, output_t\n", ""), namespace)
+    previous = text[: text.index(f"# {'-' * 64} building")]
+    exec(previous.replace("from task import input_t, output_t\n", ""), namespace)
     return namespace
 
 
@@ -211,8 +223,8 @@ def test_a_size_without_a_plan(plans: dict[str, Any]) -> None:
 
 def test_tensors_that_lie_otherwise(plans: dict[str, Any]) -> None:
     of = problem("fp8-mm")
-    a, *rest = of.generate(small(of))
-    sizes, tensors = plans["arguments"]((a.contiguous(), *rest))
+    a, *remaining = of.generate(small(of))
+    sizes, tensors = plans["arguments"]((a.contiguous(), *remaining))
     with pytest.raises(ValueError, match=r"x: strides \(128, 1\), made for \(1, 64\)"):
         plans["plan_of"](sizes, tensors, plans["PLANS"], plans["KERNELS"], None)
 
@@ -226,12 +238,12 @@ def test_the_refused_word_is_gone() -> None:
         _reworded("x_stream x_flow")
     spelt = base64.b64decode("abStreAm" * 40)
     text = _code_text({"code_1": spelt})
-    assert WORD not in text.lower()
+    assert FORBIDDEN not in text.lower()
     namespace: dict[str, Any] = {}
     exec(text, namespace)
     assert base64.b64decode(namespace["CODE"]["code_1"]) == spelt
     says = 'the bot refuses the file: line 2 has the word "stream"'
-    assert refused("x = 1\n# a hipStream_t") == says
+    assert refusal_of("x = 1\n# a hipStream_t") == says
 
 
 def test_memory_in_common_is_one() -> None:
@@ -245,8 +257,8 @@ def test_memory_in_common_is_one() -> None:
     launch: Any = type("L", (), {"variant": type("V", (), {"op": Op}), "args": (*parts, x[4:])})
     names = _Names({"x": x}, [launch])
     assert names.scratch == {"a": 48, "c": 8}
-    found = [names.of(tensor) for tensor in launch.args]
-    assert found == [Place("a"), Place("a", 16), Place("c"), Place("x", 16)]
+    results = [names.place_of(tensor) for tensor in launch.args]
+    assert results == [ArgPlace("a"), ArgPlace("a", 16), ArgPlace("c"), ArgPlace("x", 16)]
 
 
 def test_a_plan_that_uses_torch_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,7 +279,7 @@ def test_a_plan_that_uses_torch_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
     tensors = unreal(lambda: row.arguments(of.generate(case))[1])
     with recording(of.arch) as record, pytest.raises(ValueError, match=r"aten.add_"):
         record(tensors, row.op, lambda: row.call(tensors, None))
-    assert getattr(bind._instead, "make", None) is None, "the recording goes on"
+    assert getattr(bind._override, "make", None) is None, "the recording goes on"
 
 
 def test_an_op_without_a_hip_kernel_is_refused() -> None:

@@ -71,7 +71,7 @@ def test_a_row_is_read_whole() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "why"),
+    ("changes", "reason"),
     [
         ({"us": "fast"}, "us: expected microseconds above 0, got 'fast'"),
         ({"us": "-1"}, "us: expected microseconds above 0"),
@@ -82,11 +82,11 @@ def test_a_row_is_read_whole() -> None:
     ],
 )
 def test_a_damaged_line_is_told_and_costs_itself_alone(
-    tmp_path: Path, changes: dict[str, str], why: str
+    tmp_path: Path, changes: dict[str, str], reason: str
 ) -> None:
-    found = read(write(tmp_path / "rows.csv", [GEMM, GEMM | changes, GEMM]))
-    assert len(found.rows) == 2
-    assert len(found.wrong) == 1 and found.wrong[0].startswith(f"line 3: {why}")
+    result = read(write(tmp_path / "rows.csv", [GEMM, GEMM | changes, GEMM]))
+    assert len(result.rows) == 2
+    assert len(result.wrong) == 1 and result.wrong[0].startswith(f"line 3: {reason}")
 
 
 def test_a_line_that_is_cut_short_is_told(tmp_path: Path) -> None:
@@ -137,10 +137,10 @@ class Memory:
     def __init__(self) -> None:
         self.blocks: dict[int, int | np.ndarray] = {}
 
-    def __call__(self, what: int | np.ndarray) -> int:
-        at = (1 << 40) + len(self.blocks)  # no size is as large
-        self.blocks[at] = what
-        return at
+    def __call__(self, label: int | np.ndarray) -> int:
+        offset = (1 << 40) + len(self.blocks)  # no size is as large
+        self.blocks[offset] = label
+        return offset
 
 
 def launch_of(
@@ -225,17 +225,17 @@ def test_each_token_goes_to_different_experts() -> None:
 @pytest.mark.parametrize("block", [16, 32, 100])
 def test_sorted_rows_are_those_of_their_blocks_expert(block: int) -> None:
     ids = moe.route(SIZES)
-    found, experts, used = moe.sort(ids, SIZES, block)
+    result, experts, used = moe.sort(ids, SIZES, block)
     most = 50 * 2 + 8 * block - 2
-    assert len(experts) == -(-most // block) and len(found) == len(experts) * block
+    assert len(experts) == -(-most // block) and len(result) == len(experts) * block
     counts = np.bincount(ids.ravel(), minlength=8)
     assert used == sum(-(-count // block) * block for count in counts)
     padding = 2 << 24 | 50
-    assert (found[used:] == padding).all()
-    real = found != padding
-    tokens, slots = found & 0xFFFFFF, found >> 24
+    assert (result[used:] == padding).all()
+    real = result != padding
+    tokens, slots = result & 0xFFFFFF, result >> 24
     assert (ids[tokens[real], slots[real]] == np.repeat(experts, block)[real]).all()
-    assert len({*found[real]}) == real.sum() == 100
+    assert len({*result[real]}) == real.sum() == 100
 
 
 def test_fmoe_stage_1() -> None:
@@ -287,14 +287,14 @@ def test_fmoe_one_stage_flat_takes_the_routers_ids() -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "why"),
+    ("old", "new", "reason"),
     [
         ("q=per_Token", "q=per_7x9", "quantization per_7x9"),
         ("Silu", "Relu", "activation: expected"),
     ],
 )
-def test_what_a_moe_shape_says_must_be_known(old: str, new: str, why: str) -> None:
-    with pytest.raises(Skip, match=why):
+def test_what_a_moe_shape_says_must_be_known(old: str, new: str, reason: str) -> None:
+    with pytest.raises(Skip, match=reason):
         launch_of(moe.stage_1, Tile(32, 64), shape=MOE_SHAPE.replace(old, new))
 
 
@@ -343,7 +343,7 @@ def test_a_layouts_slots_are_the_code_objects_arguments(file: str, layout: str) 
     (kernel,) = code_object.read_metadata(data).kernels.values()
     sizes = {argument.offset: argument.size for argument in kernel.args}
     slots = range(0, len(pack(layout, {})), 16)
-    assert {sizes[at] for at in slots} == {4, 8}
+    assert {sizes[offset] for offset in slots} == {4, 8}
     assert kernel.resources["kernarg"] >= slots[-1] + 4
 
 
@@ -357,14 +357,14 @@ def record(predicted: float, published: float, **changes: Any) -> dict[str, Any]
 
 def figures(records: list[dict[str, Any]]) -> Any:
     """Of records of one kernel."""
-    (found,) = score.figures(score.table(records), score.KERNEL).itertuples()
-    return found
+    (result,) = score.figures(score.table(records), score.KERNEL).itertuples()
+    return result
 
 
 def test_figures() -> None:
-    found = figures([record(100 + e, 100) for e in (-50, -10, 0, 20, 30)])
-    assert (found.rows, found.median, found.p90) == (5, pytest.approx(0.2), pytest.approx(0.5))
-    assert found.bias == pytest.approx(math.prod((0.5, 0.9, 1, 1.2, 1.3)) ** 0.2)
+    result = figures([record(100 + e, 100) for e in (-50, -10, 0, 20, 30)])
+    assert (result.rows, result.median, result.p90) == (5, pytest.approx(0.2), pytest.approx(0.5))
+    assert result.bias == pytest.approx(math.prod((0.5, 0.9, 1, 1.2, 1.3)) ** 0.2)
     banded = [
         record(100, 100, low=low, high=high) for low, high in ((90, 110), (101, 110), (9, 99))
     ]
@@ -383,13 +383,13 @@ def test_a_class_is_the_median_of_its_kernels_whatever_their_rows() -> None:
         record(14, 14.9, kernel="short"),
         record(100, 100, part="MI308X"),
     ]
-    found = score.classes(score.table(records)).to_dict("index")
-    assert found["gemm_a", "MI300X"]["median"] == pytest.approx(0.3)
-    assert found["gemm_a", "MI300X"]["kernels"] == 3 and found["gemm_a", "MI300X"]["rows"] == 11
-    assert found["gemm_a", "MI300X"]["off"] == 1
-    assert found["gemm_a", "MI300X"]["p90"] == pytest.approx(0.3)
-    assert found["gemm_a", "MI308X"]["median"] == 0
-    assert found["all gemm", "all"]["kernels"] == 4 and found["all gemm", "all"]["rows"] == 12
+    result = score.classes(score.table(records)).to_dict("index")
+    assert result["gemm_a", "MI300X"]["median"] == pytest.approx(0.3)
+    assert result["gemm_a", "MI300X"]["kernels"] == 3 and result["gemm_a", "MI300X"]["rows"] == 11
+    assert result["gemm_a", "MI300X"]["off"] == 1
+    assert result["gemm_a", "MI300X"]["p90"] == pytest.approx(0.3)
+    assert result["gemm_a", "MI308X"]["median"] == 0
+    assert result["all gemm", "all"]["kernels"] == 4 and result["all gemm", "all"]["rows"] == 12
 
 
 @pytest.mark.parametrize(
@@ -408,9 +408,9 @@ def test_rank_correlation(
 ) -> None:
     pairs = zip(predicted, published, strict=True)
     records = [record(*pair, kernel=str(kernel)) for kernel, pair in enumerate(pairs)]
-    found = score.order(score.table(records))
-    assert found["problems"] == (correlation is not None)
-    assert found["rank_correlation"] == (correlation and pytest.approx(correlation))
+    result = score.order(score.table(records))
+    assert result["problems"] == (correlation is not None)
+    assert result["rank_correlation"] == (correlation and pytest.approx(correlation))
 
 
 def test_pairs_are_of_one_problem_and_clearly_apart() -> None:
@@ -422,10 +422,10 @@ def test_pairs_are_of_one_problem_and_clearly_apart() -> None:
         record(1, 99, kernel="a", shape="other"),
         record(1, 99, kernel="b", part="MI308X"),
     ]
-    found = score.order(score.table(records))  # a-c right; a-d, b-d, c-d wrong; a-b, b-c too close
-    assert (found["pairs"], found["pairs_right"]) == (4, 0.25)
-    assert found["problems"] == 1
-    assert found["rank_correlation"] == pytest.approx(-0.4)
+    result = score.order(score.table(records))  # a-c right; a-d, b-d, c-d wrong; a-b, b-c too close
+    assert (result["pairs"], result["pairs_right"]) == (4, 0.25)
+    assert result["problems"] == 1
+    assert result["rank_correlation"] == pytest.approx(-0.4)
     assert score.order(score.table(records[:1])) == {
         "problems": 0,
         "rank_correlation": None,
@@ -435,11 +435,11 @@ def test_pairs_are_of_one_problem_and_clearly_apart() -> None:
 
 
 def test_a_summary_of_nothing() -> None:
-    found = score.summary([{"skipped": "why"}, {"skipped": "why"}])
-    assert (found["rows"], found["predicted"]) == (2, 0)
-    assert found["kernels"] == found["classes"] == []
-    assert score.text(found) == ["skipped 2: why"]
-    assert json.loads(json.dumps(found))["skipped"] == {"why": 2}
+    result = score.summary([{"skipped": "why"}, {"skipped": "why"}])
+    assert (result["rows"], result["predicted"]) == (2, 0)
+    assert result["kernels"] == result["classes"] == []
+    assert score.text(result) == ["skipped 2: why"]
+    assert json.loads(json.dumps(result))["skipped"] == {"why": 2}
 
 
 def test_a_summary_is_aligned() -> None:
@@ -461,9 +461,9 @@ def test_a_summary_is_aligned() -> None:
 
 
 def test_a_name_is_shown_without_its_namespace() -> None:
-    assert score.plain("_ZN5aiter12gemm_32x128aE") == "gemm_32x128a"
-    assert score.plain("_ZN5aiter13gemm_32x128aE") == "_ZN5aiter13gemm_32x128aE"
-    assert score.plain("gemm") == "gemm"
+    assert score.readable_name("_ZN5aiter12gemm_32x128aE") == "gemm_32x128a"
+    assert score.readable_name("_ZN5aiter13gemm_32x128aE") == "_ZN5aiter13gemm_32x128aE"
+    assert score.readable_name("gemm") == "gemm"
 
 
 # ---------------------------------------------------------------- workers
@@ -471,12 +471,12 @@ def test_a_name_is_shown_without_its_namespace() -> None:
 
 def test_a_bad_row_costs_itself_alone() -> None:
     items = [1, "crash", 2, "raise", 3, "endless", 4]
-    found = dict(pool.run(chore, items, 1, 5))
-    assert [found[at]["is"] for at in (0, 2, 4, 6)] == [1, 2, 3, 4]
-    assert found[1]["skipped"] == "its process ended with 3"
-    assert found[3]["skipped"] == "KeyError: 'no such thing'"
-    assert found[5]["skipped"] == "took more than 5 s"
-    assert found[2]["process"] == found[4]["process"] != found[0]["process"]
+    results = dict(pool.run(chore, items, 1, 5))
+    assert [results[offset]["is"] for offset in (0, 2, 4, 6)] == [1, 2, 3, 4]
+    assert results[1]["skipped"] == "its process ended with 3"
+    assert results[3]["skipped"] == "KeyError: 'no such thing'"
+    assert results[5]["skipped"] == "took more than 5 s"
+    assert results[2]["process"] == results[4]["process"] != results[0]["process"]
 
 
 def test_a_run_that_is_left_ends_its_workers() -> None:
@@ -513,25 +513,25 @@ def test_a_row_of_the_suite(tmp_path: Path) -> None:
         SUITE | {"problem": "big"},
         SUITE | {"gpu": "MI999"},
     ]
-    found = read(write(tmp_path / "rows.csv", lines))
-    good, noisy, several = found.rows
+    result = read(write(tmp_path / "rows.csv", lines))
+    good, noisy, several = result.rows
     assert (good.op, good.kernel, good.part, good.us) == ("simple", "transpose", "MI300A", 4.3)
     assert (good.sizes, good.doubt) == ({"N": 128}, "")
     assert noisy.doubt == "two runs of it differ by more than 10 %"
     assert several.doubt == "its time is of more than a launch: multi+h2d"
-    assert found.unknown == {"nbody": 1}
-    assert found.wrong[0] == "line 6: problem: expected a whole number, got 'big'"
-    assert found.wrong[1].startswith("line 7: gpu: expected one of MI300A, MI300X, got 'MI999'")
+    assert result.unknown == {"nbody": 1}
+    assert result.wrong[0] == "line 6: problem: expected a whole number, got 'big'"
+    assert result.wrong[1].startswith("line 7: gpu: expected one of MI300A, MI300X, got 'MI999'")
 
 
 def test_a_point_from_elsewhere(tmp_path: Path) -> None:
     lines = [POINT, POINT | {"grade": "C"}, POINT | {"kernel": "HipKittens/attn_fwd"}]
-    found = read(write(tmp_path / "rows.csv", lines))
-    good, rough = found.rows
+    result = read(write(tmp_path / "rows.csv", lines))
+    good, rough = result.rows
     assert good.kernel == "rope" and good.src == "mgpusim/rope"
     assert good.sizes == {"B": 4, "S": 64, "H": 32, "D": 128, "block": 256}
     assert (good.doubt, rough.doubt) == ("", "its grade is C")
-    assert found.unknown == {"HipKittens/attn_fwd": 1}
+    assert result.unknown == {"HipKittens/attn_fwd": 1}
 
 
 def test_a_stream_of_the_microbenchmarks(tmp_path: Path) -> None:
@@ -543,13 +543,13 @@ def test_a_stream_of_the_microbenchmarks(tmp_path: Path) -> None:
         "us": "4.5",
     }
     others = [line | {"bench": name} for name in ("triad", "sfun_sin")]
-    found = read(write(tmp_path / "rows.csv", [line, *others, line | {"value": "1 MB"}]))
-    assert [(r.kernel, r.sizes["N"], r.us, r.part) for r in found.rows] == [
+    result = read(write(tmp_path / "rows.csv", [line, *others, line | {"value": "1 MB"}]))
+    assert [(r.kernel, r.sizes["N"], r.us, r.part) for r in result.rows] == [
         ("copy", 1 << 18, 4.5, "MI300A"),
         ("triad", 1 << 20, 4.5, "MI300A"),
     ]
-    assert found.unknown == {"sfun_sin": 1}
-    assert found.wrong == ["line 5: value: expected a whole number, got '1 MB'"]
+    assert result.unknown == {"sfun_sin": 1}
+    assert result.wrong == ["line 5: value: expected a whole number, got '1 MB'"]
 
 
 def simple_row(kernel: str, shape: str) -> Row:
@@ -615,8 +615,8 @@ def test_a_simple_kernel_computes_what_it_is_named_for(kernel: str) -> None:
         assert (launch.cold, launch.kind) == (False, "event")
         timed(simple_row(kernel, shape), replace(launch, waits=True), simple.code("gfx942"))
         results = []
-        for at, size in buffers:
-            data = ctypes.string_at(at, size + 256)
+        for offset, size in buffers:
+            data = ctypes.string_at(offset, size + 256)
             results.append(np.frombuffer(data, np.float32)[: size // 4])
             assert np.isnan(np.frombuffer(data, np.float32)[size // 4 :]).all()
     wanted = [formula(part) for part in both] if kernel == "rope" else [formula(*given)]
@@ -640,31 +640,31 @@ def test_simple_kernels_have_the_published_shapes() -> None:
 
 
 def test_the_published_cells_are_those_with_a_speedup() -> None:
-    found = cells.published()
-    assert len(found) == 28
-    assert cells.Cell(1, 2304, 6144, "gemv", 3.64) in found
-    assert {cell.kernel for cell in found} == {"gemv", "mfma"}
-    assert len({cell.record["key"] for cell in found}) == 28
+    result = cells.published()
+    assert len(result) == 28
+    assert cells.Cell(1, 2304, 6144, "gemv", 3.64) in result
+    assert {cell.kernel for cell in result} == {"gemv", "mfma"}
+    assert len({cell.record["key"] for cell in result}) == 28
 
 
 def test_a_cell_is_timed_by_both() -> None:
-    found = cells.predict(cells.Cell(1, 64, 256, "gemv", 2.0))
-    assert found["hip_us"] > 0 and found["triton_us"] > 0
-    assert found["speedup"] == found["triton_us"] / found["hip_us"]
+    result = cells.predict(cells.Cell(1, 64, 256, "gemv", 2.0))
+    assert result["hip_us"] > 0 and result["triton_us"] > 0
+    assert result["speedup"] == result["triton_us"] / result["hip_us"]
 
 
 def test_the_winner_counts_where_there_is_one() -> None:
-    told = [
+    message = [
         cells.Cell(m, 8, 64, "mfma", speedup).record
         for m, speedup in ((1, 2.0), (2, 1.3), (3, 1.05), (4, 2.0))
     ]
-    for one, speedup in zip(told, (1.2, 0.9, 0.5, None), strict=True):
+    for one, speedup in zip(message, (1.2, 0.9, 0.5, None), strict=True):
         one |= (
             {"hip_us": 1.0, "triton_us": speedup, "speedup": speedup}
             if speedup
             else {"skipped": "why"}
         )
-    lines = cells.text(told)
+    lines = cells.text(message)
     assert lines[-1] == "the winner is named in 1 of 2 cells"
     assert "mfma M=4 N=8 K=64: why" in lines
 
@@ -732,23 +732,25 @@ def test_the_whole_command(
     file, out = write(tmp_path / "rows.csv", lines), tmp_path / "out.json"
     words = ["--rows", str(file), "--aiter", str(checkout), "--json", str(out), "--jobs", "1"]
     assert cli.main(["bench", "timing", *words]) == 0
-    told = capsys.readouterr()
-    assert "line 10: us: expected microseconds" in told.err
-    found = json.loads(out.read_text())
-    done = {r["key"]: r for r in found["rows"]}
-    assert len(done) == len(lines) - 1
-    good = done[parse(OURS).key]
+    message = capsys.readouterr()
+    assert "line 10: us: expected microseconds" in message.err
+    result = json.loads(out.read_text())
+    completed = {r["key"]: r for r in result["rows"]}
+    assert len(completed) == len(lines) - 1
+    good = completed[parse(OURS).key]
     assert good["predicted_us"] > 0 and good["grid"] == [8, 1, 1] and good["bound"]
-    for changes, why in SKIPPED:
-        skipped = done[parse(OURS | changes).key]
-        assert why in skipped["skipped"] and "predicted_us" not in skipped
-    assert sum("published for several shapes" in r.get("skipped", "") for r in done.values()) == 2
-    assert found["cells"] == [] and found["rows_files"] == ["rows.csv"]
-    assert found["summary"]["predicted"] == 1 and found["summary"]["rows"] == len(done)
-    (figures,) = found["summary"]["kernels"]
+    for changes, reason in SKIPPED:
+        skipped = completed[parse(OURS | changes).key]
+        assert reason in skipped["skipped"] and "predicted_us" not in skipped
+    assert (
+        sum("published for several shapes" in r.get("skipped", "") for r in completed.values()) == 2
+    )
+    assert result["cells"] == [] and result["rows_files"] == ["rows.csv"]
+    assert result["summary"]["predicted"] == 1 and result["summary"]["rows"] == len(completed)
+    (figures,) = result["summary"]["kernels"]
     assert figures["kernel"] == "good"
     assert figures["median"] == pytest.approx(abs(good["predicted_us"] / 20.5 - 1))
-    assert "[1/8] MI355X" in told.out and "skipped 1: the checkout has no" in told.out
+    assert "[1/8] MI355X" in message.out and "skipped 1: the checkout has no" in message.out
 
 
 def test_resume_keeps_what_is_predicted(
@@ -762,7 +764,7 @@ def test_resume_keeps_what_is_predicted(
 
     def run(_work: object, items: list[Row], *_: object) -> list[tuple[int, dict[str, Any]]]:
         asked.extend(items)
-        return [(at, {"predicted_us": 20.5}) for at in range(len(items))]
+        return [(index, {"predicted_us": 20.5}) for index in range(len(items))]
 
     monkeypatch.setattr(pool, "run", run)
     assert command.main([*words, "--resume"]) == 0
@@ -789,14 +791,14 @@ def test_rows_of_several_files_and_cells(
     monkeypatch.setattr(cells, "published", lambda: [cells.Cell(1, 64, 256, "gemv", 2.0)])
     words = ["--rows", *map(str, files), "--aiter", str(checkout), "--cells"]
     assert command.main([*words, "--json", str(tmp_path / "out.json"), "--jobs", "1"]) == 0
-    told = capsys.readouterr()
-    assert "b.csv: lines of kernels that are not here: nbody 1" in told.err
-    assert "transpose" in told.out and "good" in told.out
-    assert "the winner is named in" in told.out
-    found = json.loads((tmp_path / "out.json").read_text())
-    assert {r["part"] for r in found["rows"]} == {"MI355X", "MI300A"}
-    assert all(r["predicted_us"] > 0 for r in found["rows"])
-    assert found["cells"][0]["speedup"] > 0
+    message = capsys.readouterr()
+    assert "b.csv: lines of kernels that are not here: nbody 1" in message.err
+    assert "transpose" in message.out and "good" in message.out
+    assert "the winner is named in" in message.out
+    result = json.loads((tmp_path / "out.json").read_text())
+    assert {r["part"] for r in result["rows"]} == {"MI355X", "MI300A"}
+    assert all(r["predicted_us"] > 0 for r in result["rows"])
+    assert result["cells"][0]["speedup"] > 0
 
 
 def test_what_the_command_refuses(tmp_path: Path, checkout: Path) -> None:
@@ -821,19 +823,21 @@ def test_memory_that_the_host_has_not_is_a_reason(checkout: Path) -> None:
         predict(checkout, huge)
 
 
-@pytest.mark.parametrize("at_highest_us, why", [(40.0, ""), (42.0, "42 us at 2.4 GHz, 20.5 are")])
+@pytest.mark.parametrize(
+    "at_highest_us, reason", [(40.0, ""), (42.0, "42 us at 2.4 GHz, 20.5 are")]
+)
 def test_a_time_that_no_part_can_reach(
-    checkout: Path, monkeypatch: pytest.MonkeyPatch, at_highest_us: float, why: str
+    checkout: Path, monkeypatch: pytest.MonkeyPatch, at_highest_us: float, reason: str
 ) -> None:
     """The published tables have rows of several times the part's peak. The clock that the model
     gives does not count: a model that is too slow must not hide rows."""
     clk = at_highest_us * 2400
-    found = {"us": 50.0, "low": 40.0, "high": 60.0, "clock_ghz": 0.1, "matrix_clk": clk}
-    monkeypatch.setattr("rfops.cli.timing.predict.modelled", lambda *_: [dict(found)])
-    if not why:
+    results = {"us": 50.0, "low": 40.0, "high": 60.0, "clock_ghz": 0.1, "matrix_clk": clk}
+    monkeypatch.setattr("rfops.cli.timing.predict.modelled", lambda *_: [dict(results)])
+    if not reason:
         assert predict(checkout, parse(OURS))["us"] == 50.0
         return
-    with pytest.raises(Skip, match=why):
+    with pytest.raises(Skip, match=reason):
         predict(checkout, parse(OURS))
 
 
@@ -852,9 +856,9 @@ def test_microkernels(
     assert cli.main(["bench", "timing", "--micro", "--json", str(file)]) == 0
     head, fma, empty, halved, total = capsys.readouterr().out.splitlines()
     assert "microkernel" in head and total == "2 of 3 microkernels within 10%"
-    told = json.loads(file.read_text())["micro"]
-    assert [record["id"] for record in told] == ["c23", "c53", "c23"]
-    assert told[0]["predicted"] == pytest.approx(8, rel=0.1)
-    assert fma.split()[-5:-1] == ["MI350X", "8", f"{told[0]['predicted']:.4g}", "clk"]
+    message = json.loads(file.read_text())["micro"]
+    assert [record["id"] for record in message] == ["c23", "c53", "c23"]
+    assert message[0]["predicted"] == pytest.approx(8, rel=0.1)
+    assert fma.split()[-5:-1] == ["MI350X", "8", f"{message[0]['predicted']:.4g}", "clk"]
     assert "MI300X" in empty and "beyond" not in fma + empty
     assert halved.endswith("beyond 10 %: halved")

@@ -94,10 +94,10 @@ def test_profile_timing(tmp_path: Path, capsys: CaptureFixture) -> None:
         assert re.search(rf"^  {row}", table, re.M), f"{row} is missing from\n{table}"
     trace = tmp_path / "trace.json"
     assert cli.main([*asked, "--part", "MI350X", "--annotate", "--trace", str(trace)]) == 0
-    told = capsys.readouterr()
-    assert "on MI350X" in told.out and f"wrote {trace}" in told.err
+    message = capsys.readouterr()
+    assert "on MI350X" in message.out and f"wrote {trace}" in message.err
     assert re.search(
-        r"^  > +0x\w+ +\d+ +\d+ +[\d.]+%  s_waitcnt vmcnt\(\d+\) .* vmcnt \d+", told.out, re.M
+        r"^  > +0x\w+ +\d+ +\d+ +[\d.]+%  s_waitcnt vmcnt\(\d+\) .* vmcnt \d+", message.out, re.M
     )
     (launch,) = json.loads(trace.read_text())["otherData"]["launches"]
     assert (launch["kernel"], launch["part"], launch["capped"]) == ("mxfp8_gemv", "MI350X", False)
@@ -110,8 +110,8 @@ def test_profile_timing(tmp_path: Path, capsys: CaptureFixture) -> None:
 def test_profile_takes_the_parts_architecture(capsys: CaptureFixture) -> None:
     asked = ["profile", "moe_align_block_size", "--rows", "8", "--e", "4", "--part"]
     assert cli.main([*asked, "MI308X"]) == 0
-    told = capsys.readouterr().out
-    assert "on gfx942, 80 CUs: " in told and "on MI308X (gfx942)" in told
+    message = capsys.readouterr().out
+    assert "on gfx942, 80 CUs: " in message and "on MI308X (gfx942)" in message
     for words, error in (
         (["MI9"], "--part MI9: expected one of MI300X, MI308X, MI300A, MI325X, MI350X, MI355X"),
         (
@@ -157,15 +157,15 @@ def test_ls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: CaptureFixt
 
 def test_ls_knows_every_op() -> None:
     public = {name for name in package.__all__ if f"{name}_ref" in package.__all__}
-    found = declared()
+    result = declared()
     moe = {f"fused_moe_{kind}" for kind in ("tables", "fp8", "mxfp4", "mxfp8")}
     alone = moe | {"moe_align_block_size", "quant_fp8_blockscale", "quant_mxfp4"}
-    assert public | alone | {"quant_mxfp8"} == set(found)
-    assert set(ops()) == set(found), "read off the files, and as they declare"
-    assert {name: {*modules} for name, modules in found.items()} == {
+    assert public | alone | {"quant_mxfp8"} == set(result)
+    assert set(ops()) == set(result), "read off the files, and as they declare"
+    assert {name: {*modules} for name, modules in result.items()} == {
         name: {*op.modules} for name, op in ops().items()
     }
-    listed = {(m, k) for modules in found.values() for m, names in modules.items() for k in names}
+    listed = {(m, k) for modules in result.values() for m, names in modules.items() for k in names}
     assert listed == {(op.module, op.kernel) for op in compiled_ops()}
 
 
@@ -272,9 +272,9 @@ def test_doctor_and_the_settings_agree(
 
 
 def test_doctor_of_a_machine_without_compilers(tmp_path: Path) -> None:
-    done = rfops("doctor", RFOPS_HIPCC="/absent", CXX="/absent", RFOPS_CACHE_DIR=str(tmp_path))
-    assert done.returncode == 1 and "ops can NOT run" in done.stdout
-    assert "RFOPS_HIPCC=/absent: not found" in done.stdout
+    completed = rfops("doctor", RFOPS_HIPCC="/absent", CXX="/absent", RFOPS_CACHE_DIR=str(tmp_path))
+    assert completed.returncode == 1 and "ops can NOT run" in completed.stdout
+    assert "RFOPS_HIPCC=/absent: not found" in completed.stdout
 
 
 def test_doctor_as_json(tmp_path: Path) -> None:
@@ -285,9 +285,9 @@ def test_doctor_as_json(tmp_path: Path) -> None:
     assert record["compilers"]["gfx950"][-1]["version"]
     assert record["cache"]["writable"] and record["cache"]["entries"]["gfx950"] >= 0
     env = {"RFOPS_CACHE_DIR": str(tmp_path), "RFOPS_HIPCC": "/absent", "CXX": "/absent"}
-    done = rfops("doctor", "--json", RFOPS_LOCK_TIMEOUT="soon", **env)
-    record = json.loads(done.stdout)
-    assert done.returncode == 1 and not record["ready"] and len(record["problems"]) == 3
+    completed = rfops("doctor", "--json", RFOPS_LOCK_TIMEOUT="soon", **env)
+    record = json.loads(completed.stdout)
+    assert completed.returncode == 1 and not record["ready"] and len(record["problems"]) == 3
     assert "RFOPS_LOCK_TIMEOUT='soon'" in record["problems"][0]
 
 
@@ -297,8 +297,8 @@ def test_build_everything_needs_no_gpu(tmp_path: Path, vgpu_path: Path) -> None:
     assert "moe_align_block_size gfx942" in out and ": built" in out
     count = len(list(tmp_path.glob("v1/gfx*/moe_align_block_size/*/meta.json")))
     assert f"{count} of {count} in " in out and count > 1
-    again = good("build", "moe_align_block_size", **env)
-    assert ": built" not in again and again.count(": cached") == count
+    repeated = good("build", "moe_align_block_size", **env)
+    assert ": built" not in repeated and repeated.count(": cached") == count
 
 
 @pytest.mark.parametrize(
@@ -343,8 +343,8 @@ def test_all_is_built_for_both_architectures_and_serves(tmp_path: Path, vgpu_pat
         "rfops.moe_align_block_size(torch.zeros(4, 2, dtype=torch.int32), 16, 8)\n"
     )
     env |= {"RFOPS_JIT": "0", "RFOPS_HIP_LIBRARY": str(vgpu_path), "PATH": ""}
-    done = python(code, **env)
-    assert done.returncode == 0, done.stderr
+    completed = python(code, **env)
+    assert completed.returncode == 0, completed.stderr
 
 
 def test_build_reports_failures(tmp_path: Path) -> None:
@@ -355,11 +355,11 @@ def test_build_reports_failures(tmp_path: Path) -> None:
         f"*) echo no room left >&2; exit 1;; esac\n# not {zig()}\n"
     )
     broken.chmod(0o755)
-    done = rfops(
+    completed = rfops(
         "build", "mxfp8_gemv", RFOPS_HIPCC=str(broken), RFOPS_CACHE_DIR=str(tmp_path / "cache")
     )
-    assert done.returncode == 1 and "0 of " in done.stdout
-    assert "no room left" in done.stderr and "build failed" in done.stderr
+    assert completed.returncode == 1 and "0 of " in completed.stdout
+    assert "no room left" in completed.stderr and "build failed" in completed.stderr
 
 
 def test_the_commands_of_the_readme_are_commands() -> None:
@@ -433,24 +433,26 @@ def test_torch_is_not_imported(arguments: str, tmp_path: Path, vgpu_path: Path) 
     words = arguments.format(file=file).split()
     if "import" in words:
         good("cache", "export", str(file), "mxfp8_gemv")
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", WITHOUT_TORCH, *words], capture_output=True, text=True, check=False
     )
-    assert "Traceback" not in done.stderr, done.stderr
-    assert done.returncode == ("-1" in words or "nothing" in words or "why" in words[:-1])
+    assert "Traceback" not in completed.stderr, completed.stderr
+    assert completed.returncode == ("-1" in words or "nothing" in words or "why" in words[:-1])
 
 
 def test_wrong_usage() -> None:
     for arguments in (("nothing",), ("vgpu",), ("why", "nothing"), ("tune", "nothing")):
-        done = rfops(*arguments)
-        assert done.returncode == 2 and "usage: rfops" in done.stderr
+        completed = rfops(*arguments)
+        assert completed.returncode == 2 and "usage: rfops" in completed.stderr
     assert good("--version").startswith("rfops ")
 
 
 def test_errors_are_one_line() -> None:
-    done = rfops("demo", RFOPS_LOG="loud")
-    assert done.returncode == 1 and "Traceback" not in done.stderr
-    assert "ConfigError: RFOPS_LOG='loud': expected one of debug, dispatch, info" in done.stderr
+    completed = rfops("demo", RFOPS_LOG="loud")
+    assert completed.returncode == 1 and "Traceback" not in completed.stderr
+    assert (
+        "ConfigError: RFOPS_LOG='loud': expected one of debug, dispatch, info" in completed.stderr
+    )
 
 
 BROKEN = """#!/bin/sh
@@ -479,10 +481,10 @@ def test_a_failed_build_is_told_in_short(
     env = {"RFOPS_HIPCC": str(broken), "RFOPS_CACHE_DIR": str(tmp_path / "cache")}
     env["RFOPS_HIP_LIBRARY"] = str(vgpu_path)
     asked = ("profile", "gemm_mxfp8", "--m", "1", "--n", "32", "--k", "32")
-    done = rfops(*asked, **env)
-    lines = [line for line in done.stderr.splitlines() if "virtual GPU" not in line]
+    completed = rfops(*asked, **env)
+    lines = [line for line in completed.stderr.splitlines() if "virtual GPU" not in line]
     (log,) = (tmp_path / "cache").glob("v1/gfx950/mxfp8_gemv/failed/*.log")
-    assert done.returncode == 1 and lines == [
+    assert completed.returncode == 1 and lines == [
         "rfops: BuildError: mxfp8_gemv: build failed",
         f"log: {log}",
         "rfops_test/scale.h:7:3: error: use of undeclared identifier 'nothing'",
@@ -490,9 +492,9 @@ def test_a_failed_build_is_told_in_short(
         "      |   ^~~~~~~",
     ]
     assert "another one" in log.read_text()
-    told = rfops(*asked, **env, RFOPS_LOG="debug").stderr
+    message = rfops(*asked, **env, RFOPS_LOG="debug").stderr
     for text in ("Traceback", "rfops/cli/__init__.py", "\ncommand: ", "another one"):
-        assert text in told
+        assert text in message
 
 
 def test_any_other_error_is_one_line(
@@ -513,12 +515,12 @@ def test_a_machine_without_compilers_is_told_once(tmp_path: Path) -> None:
     """`demo` before it builds the virtual GPU, `build` for all variants together."""
     env = {"RFOPS_HIPCC": "/absent", "CXX": "/absent", "RFOPS_CACHE_DIR": str(tmp_path)}
     for arguments in (("demo", "--cold"), ("build",)):
-        done = rfops(*arguments, **env)
-        assert done.returncode == 1 and "Traceback" not in done.stderr
-        assert done.stderr.count("no compiler found for device code") == 1, done.stderr
-        assert done.stderr.count("RFOPS_HIPCC=/absent: not found") == 1
-        assert done.stderr.count(ADVICE) == 1 and len(done.stderr.splitlines()) < 6
-    assert re.fullmatch(r"0 of \d\d+ in \d+\.\d s\n", done.stdout), done.stdout
+        completed = rfops(*arguments, **env)
+        assert completed.returncode == 1 and "Traceback" not in completed.stderr
+        assert completed.stderr.count("no compiler found for device code") == 1, completed.stderr
+        assert completed.stderr.count("RFOPS_HIPCC=/absent: not found") == 1
+        assert completed.stderr.count(ADVICE) == 1 and len(completed.stderr.splitlines()) < 6
+    assert re.fullmatch(r"0 of \d\d+ in \d+\.\d s\n", completed.stdout), completed.stdout
 
 
 HIDE_ZIG = "import sys; sys.modules['ziglang'] = None"
@@ -534,6 +536,8 @@ def test_demo_without_a_compiler(tmp_path: Path, vgpu_path: Path) -> None:
 
 
 def test_demo_looks_for_the_device_compiler_first(tmp_path: Path) -> None:
-    done = rfops("demo", RFOPS_HIPCC="/absent", RFOPS_CACHE_DIR=str(tmp_path))
-    assert done.returncode == 1 and "no compiler found for device code" in done.stderr
-    assert "building the virtual GPU" not in done.stderr and not (tmp_path / "v1/host").exists()
+    completed = rfops("demo", RFOPS_HIPCC="/absent", RFOPS_CACHE_DIR=str(tmp_path))
+    assert completed.returncode == 1 and "no compiler found for device code" in completed.stderr
+    assert (
+        "building the virtual GPU" not in completed.stderr and not (tmp_path / "v1/host").exists()
+    )

@@ -20,7 +20,7 @@ from rfops import cli
 from rfops.cli import build as cli_build
 from rfops.cli.executor import cluster
 from rfops.cli.executor.driver import ATTEMPTS, DEATHS, Died, Outcome, Run, Task
-from rfops.cli.executor.local import LocalPool, outcome_of, shares
+from rfops.cli.executor.local import LocalPool, outcome_of, split_cores
 
 pytestmark = pytest.mark.requires_gfx950
 needs_ray = pytest.mark.skipif(
@@ -70,11 +70,11 @@ class Scripted:
         self.running[worker] = task
 
     def wait(self, seconds: float) -> list[tuple[int, Outcome | None]]:
-        found: list[tuple[int, Outcome | None]] = []
+        results: list[tuple[int, Outcome | None]] = []
         for worker, one in self.running.items():
-            found.append((worker, None if self.dies(worker, one) else outcome_of(one)))
+            results.append((worker, None if self.dies(worker, one) else outcome_of(one)))
         self.running = {}
-        return found
+        return results
 
     def restart(self, worker: int) -> None:
         self.begun[worker] += 1
@@ -85,31 +85,31 @@ class Scripted:
 
 def test_longest_first_and_each_once() -> None:
     pool = Scripted(1, lambda *_: False)
-    made = Noted(pool, [task("echo", i, cost=i + 1) for i in range(5)])
-    assert made.order == [4, 3, 2, 1, 0] and pool.closed
-    assert [made.outcomes[i].result for i in range(5)] == list(range(5))
-    assert made.progress[-1].startswith("[5/5, ") and made.progress[-1].endswith("0 s left]")
+    result = Noted(pool, [task("echo", i, cost=i + 1) for i in range(5)])
+    assert result.order == [4, 3, 2, 1, 0] and pool.closed
+    assert [result.outcomes[i].result for i in range(5)] == list(range(5))
+    assert result.progress[-1].startswith("[5/5, ") and result.progress[-1].endswith("0 s left]")
 
 
 def test_a_task_whose_workers_die_is_given_up() -> None:
     pool = Scripted(2, lambda _, one: one.args == (1,))
-    made = Noted(pool, [task("echo", i) for i in range(6)])
-    assert made.outcomes[1].error == f"its worker died {ATTEMPTS} times"
-    assert [made.outcomes[i].result for i in (0, 2, 3, 4, 5)] == [0, 2, 3, 4, 5]
-    assert sum(line.endswith("died at echo(1,)") for line in made.said) == ATTEMPTS
+    result = Noted(pool, [task("echo", i) for i in range(6)])
+    assert result.outcomes[1].error == f"its worker died {ATTEMPTS} times"
+    assert [result.outcomes[i].result for i in (0, 2, 3, 4, 5)] == [0, 2, 3, 4, 5]
+    assert sum(line.endswith("died at echo(1,)") for line in result.said) == ATTEMPTS
 
 
 def test_a_worker_that_only_dies_is_left_out() -> None:
     pool = Scripted(2, lambda worker, _: worker == 0)
-    made = Noted(pool, [task("echo", i) for i in range(8)])
-    assert [made.outcomes[i].result for i in range(8)] == list(range(8))
-    assert made.said[-1] == "w0 is left out" and pool.begun == [DEATHS, 1]
+    result = Noted(pool, [task("echo", i) for i in range(8)])
+    assert [result.outcomes[i].result for i in range(8)] == list(range(8))
+    assert result.said[-1] == "w0 is left out" and pool.begun == [DEATHS, 1]
 
 
 def test_no_worker_is_left() -> None:
-    made = Noted(Scripted(1, lambda *_: True), [task("echo", i) for i in range(4)])
-    assert {o.error for o in made.outcomes.values()} == {"no worker is left"}
-    assert len(made.outcomes) == 4
+    result = Noted(Scripted(1, lambda *_: True), [task("echo", i) for i in range(4)])
+    assert {o.error for o in result.outcomes.values()} == {"no worker is left"}
+    assert len(result.outcomes) == 4
 
 
 def test_a_worker_that_cannot_begin() -> None:
@@ -122,9 +122,9 @@ def test_a_worker_that_cannot_begin() -> None:
         def restart(self, worker: int) -> None:
             raise Died
 
-    made = Noted(Pool(2, lambda *_: False), [task("echo", i) for i in range(4)])
-    assert [made.outcomes[i].result for i in range(4)] == list(range(4))
-    assert "w0 is left out" in made.said
+    result = Noted(Pool(2, lambda *_: False), [task("echo", i) for i in range(4)])
+    assert [result.outcomes[i].result for i in range(4)] == list(range(4))
+    assert "w0 is left out" in result.said
 
 
 # ---------------------------------------------------------------- processes
@@ -139,19 +139,19 @@ def test_local_workers(tmp_path: Path) -> None:
         task("threads", 0),
     ]
     begin = time.monotonic()
-    made = Noted(LocalPool(2, False), tasks, limit=4)
+    result = Noted(LocalPool(2, False), tasks, limit=4)
     assert time.monotonic() - begin < 60
-    assert [made.outcomes[i].result for i in range(6)] == list(range(6))
-    assert made.outcomes[6].error == "ValueError: no"
-    assert made.outcomes[7].result == 3  # killed twice
-    assert made.outcomes[8].error == "took more than 4 s"
+    assert [result.outcomes[i].result for i in range(6)] == list(range(6))
+    assert result.outcomes[6].error == "ValueError: no"
+    assert result.outcomes[7].result == 3  # killed twice
+    assert result.outcomes[8].error == "took more than 4 s"
     share = max(1, len(os.sched_getaffinity(0)) // 2)
-    assert made.outcomes[9].result[0] == str(share)
+    assert result.outcomes[9].result[0] == str(share)
 
 
 def test_what_a_worker_has_begun_ends_with_it() -> None:
-    made = Noted(LocalPool(1, False), [task("beget", "")])
-    child = Path(f"/proc/{made.outcomes[0].result}/stat")
+    result = Noted(LocalPool(1, False), [task("beget", "")])
+    child = Path(f"/proc/{result.outcomes[0].result}/stat")
     wait_for(lambda: not child.is_file() or child.read_text().split()[2] == "Z", 10)
 
 
@@ -163,20 +163,20 @@ def test_a_process_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HIP_VISIBLE_DEVICES", raising=False)
     pool = LocalPool(None, True)
     assert pool.names == ["GPU 0", "GPU 1"]
-    made = Noted(pool, [task("threads", i) for i in range(12)])
-    seen = {outcome.result[1:] for outcome in made.outcomes.values()}
+    result = Noted(pool, [task("threads", i) for i in range(12)])
+    seen = {outcome.result[1:] for outcome in result.outcomes.values()}
     assert seen <= {("5", "5"), ("7", "7")} and seen
 
 
 def test_shares_of_the_cores() -> None:
     """All of them, each once, in equal parts; where workers are more, a core each."""
-    assert shares([0, 1, 2, 3, 6, 7, 8], 2) == [[0, 1, 2], [3, 6, 7, 8]]
-    assert shares([4, 5], 5) == [[4], [5], [4], [5], [4]]
-    assert shares([3], 1) == [[3]]
+    assert split_cores([0, 1, 2, 3, 6, 7, 8], 2) == [[0, 1, 2], [3, 6, 7, 8]]
+    assert split_cores([4, 5], 5) == [[4], [5], [4], [5], [4]]
+    assert split_cores([3], 1) == [[3]]
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("text", "message"),
     [
         ("tune gemm_mxfp8 --executor local --workers 0", "--workers 0: expected 1 or more"),
         ("tune gemm_mxfp8 --executor local --defaults triton", "--defaults: the table is filled"),
@@ -184,15 +184,15 @@ def test_shares_of_the_cores() -> None:
     ],
 )
 def test_refusals(
-    words: str,
+    text: str,
     message: str,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(cluster, "ray", None)
-    more = ["--out", str(tmp_path)] if words.startswith("tune") else []
-    assert cli.main([*words.split(), "--shape", "2", "16", "64", *more]) == 1
+    more = ["--out", str(tmp_path)] if text.startswith("tune") else []
+    assert cli.main([*text.split(), "--shape", "2", "16", "64", *more]) == 1
     assert message in capsys.readouterr().err
 
 
@@ -246,7 +246,7 @@ def test_builds_of_far_workers_come_home(tmp_path: Path, monkeypatch: pytest.Mon
     state, error, data = cli_build.build_task(entry, True)
     assert (state, error) == ("built", "") and data
     monkeypatch.setenv("RFOPS_CACHE_DIR", str(tmp_path / "home"))
-    cli_build._take(data)
+    cli_build._import_archive(data)
     assert cli_build.build_task(entry, False) == ("cached", "", b"")
 
 
@@ -270,8 +270,8 @@ def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 def actors() -> list[int]:
-    found = subprocess.run(["pgrep", "-f", "^ray::_Actor"], capture_output=True, text=True)
-    return [int(word) for word in found.stdout.split()]
+    result = subprocess.run(["pgrep", "-f", "^ray::_Actor"], capture_output=True, text=True)
+    return [int(word) for word in result.stdout.split()]
 
 
 def begin(shapes: Sequence[tuple[int, ...]], out: Path, address: str) -> subprocess.Popen[str]:

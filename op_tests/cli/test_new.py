@@ -40,10 +40,10 @@ assert cli.main(["--ops", "mix/mix.py", "bench", "mix"]) == 0
     ],
 )
 def test_a_new_op_works(options: str, arch: str, tmp_path: Path) -> None:
-    done = python(WORKS, *options.split(), cwd=tmp_path, RFOPS_VGPU_ARCH=arch)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert f"virtual GPU {arch}" in done.stdout and "geometric mean" in done.stdout
-    count = re.search(r"(\d+) passed", done.stdout)
+    completed = python(WORKS, *options.split(), cwd=tmp_path, RFOPS_VGPU_ARCH=arch)
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    assert f"virtual GPU {arch}" in completed.stdout and "geometric mean" in completed.stdout
+    count = re.search(r"(\d+) passed", completed.stdout)
     assert count is not None and int(count[1]) == (10 if "leading" in options else 9)
 
 
@@ -65,7 +65,7 @@ def test_nothing_of_a_template_is_left(options: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("text", "message"),
     [
         ("", "new: NAME must be given, as in `rfops new my_op`"),
         ("My-op", "new: NAME must be lower-case letters, digits and _, got 'My-op'"),
@@ -77,7 +77,7 @@ def test_nothing_of_a_template_is_left(options: str, tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_written_is_refused(
-    words: str,
+    text: str,
     message: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -86,7 +86,7 @@ def test_what_cannot_be_written_is_refused(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mix").mkdir()
     (tmp_path / "mix" / "mix.py").write_text("kept\n")
-    assert cli.main(["new", *words.split()]) == 1
+    assert cli.main(["new", *text.split()]) == 1
     assert message in capsys.readouterr().err
     assert [file.name for file in tmp_path.rglob("*")] == ["mix", "mix.py"]
     assert (tmp_path / "mix" / "mix.py").read_text() == "kept\n"
@@ -162,13 +162,13 @@ assert cli.main(["bench", "tuned_mix"]) == 0
 assert cli.main(["tune", "--help"]) == 0
 assert cli.main(["tune", "mix"]) == 1
 """
-    done = python(script, cwd=tmp_path / "mix", RFOPS_VGPU_ARCH="gfx950")
-    assert done.returncode == 0, done.stdout + done.stderr
+    completed = python(script, cwd=tmp_path / "mix", RFOPS_VGPU_ARCH="gfx950")
+    assert completed.returncode == 0, completed.stdout + completed.stderr
     with (tmp_path / "mix" / "tables" / "tuned_mix.csv").open(newline="") as stream:
         rows = {(row["m"], row["k"]): row for row in csv.DictReader(stream)}
     assert rows.keys() == {("2", "4096"), ("3", "50")}
     assert rows["2", "4096"]["config"] == "threads=512" and float(rows["2", "4096"]["us"]) > 0
-    assert re.search(r"config +threads=512\n +rule +exact row", done.stdout), done.stdout
-    assert "mix gfx950 THREADS=512" in done.stdout
-    assert re.search(r"^  tuned_mix$", done.stdout, re.M), "tune --help lists it"
-    assert "tune: mix must have a tuned table, got none" in done.stderr
+    assert re.search(r"config +threads=512\n +rule +exact row", completed.stdout), completed.stdout
+    assert "mix gfx950 THREADS=512" in completed.stdout
+    assert re.search(r"^  tuned_mix$", completed.stdout, re.M), "tune --help lists it"
+    assert "tune: mix must have a tuned table, got none" in completed.stderr

@@ -138,8 +138,8 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return hip_program.build(HIP, ["gfx942", "gfx950"], tmp_path_factory.mktemp("program"))
 
 
-def run(*words: str | Path, **env: str) -> subprocess.CompletedProcess[str]:
-    return rfops("run", *map(str, words), **env)
+def run(*text: str | Path, **env: str) -> subprocess.CompletedProcess[str]:
+    return rfops("run", *map(str, text), **env)
 
 
 def row(text: str, kernel: str) -> list[str]:
@@ -153,34 +153,34 @@ def row(text: str, kernel: str) -> list[str]:
 
 def test_a_program_of_hipcc(program: Path) -> None:
     """As it is; its events measure the time that the report has."""
-    done = run("--part", "MI308X", "--", program)
-    assert done.returncode == 0, done.stderr
-    value, us = done.stdout.split()
+    completed = run("--part", "MI308X", "--", program)
+    assert completed.returncode == 0, completed.stderr
+    value, us = completed.stdout.split()
     assert value == str(127 * 8)
-    total, low, high, share, launches, bound, *_ = row(done.stderr, "twice")
+    total, low, high, share, launches, bound, *_ = row(completed.stderr, "twice")
     assert float(total) == pytest.approx(float(us), abs=0.011)
     assert float(low) < float(total) < float(high)
     assert (share, launches, bound) == ("100.0%", "3", "launch")
-    assert "on MI308X, estimated, not measured" in done.stderr
-    assert "twice(float*, int); vmcnt" in done.stderr
-    _, work = (line for line in done.stderr.splitlines() if "twice(float*, int)" in line)
+    assert "on MI308X, estimated, not measured" in completed.stderr
+    assert "twice(float*, int); vmcnt" in completed.stderr
+    _, work = (line for line in completed.stderr.splitlines() if "twice(float*, int)" in line)
     assert work.split()[:4] == ["6", "90", str(3 * 512), str(3 * 512)]
-    again = run("--part", "MI300X", "--", program)
-    assert "on MI300X" in again.stderr
-    assert float(row(again.stderr, "twice")[0]) < float(total), "a faster clock"
+    repeated = run("--part", "MI300X", "--", program)
+    assert "on MI300X" in repeated.stderr
+    assert float(row(repeated.stderr, "twice")[0]) < float(total), "a faster clock"
 
 
 def test_why(program: Path) -> None:
-    done = run("--timing", "--arch", "gfx950", "--", program)
-    assert "twice(float*, int): its longest launch" in done.stderr
-    assert re.search(r"^ +\d+\.\d% +0x[\da-f]+  s_waitcnt vmcnt\(0\)", done.stderr, re.M)
+    completed = run("--timing", "--arch", "gfx950", "--", program)
+    assert "twice(float*, int): its longest launch" in completed.stderr
+    assert re.search(r"^ +\d+\.\d% +0x[\da-f]+  s_waitcnt vmcnt\(0\)", completed.stderr, re.M)
     assert "its longest launch" not in run("--arch", "gfx950", "--", program).stderr
 
 
 def test_findings(program: Path) -> None:
-    done = run("--check", "--arch", "gfx942", "--", program, "b")
-    assert done.returncode == 0
-    assert re.search(r"check: \d findings?\n  LDS race: broken\(float\*\) at 0x", done.stderr)
+    completed = run("--check", "--arch", "gfx942", "--", program, "b")
+    assert completed.returncode == 0
+    assert re.search(r"check: \d findings?\n  LDS race: broken\(float\*\) at 0x", completed.stderr)
     clean = run("--check", "--arch", "gfx942", "--", program)
     assert "check: nothing found" in clean.stderr
     assert "check:" not in run("--arch", "gfx942", "--", program).stderr
@@ -189,24 +189,28 @@ def test_findings(program: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "how, status, told",
+    "options, status, message",
     [("s", 7, "exit status 7"), ("a", 134, "ended by SIGABRT"), ("f", 9, "failed:\n  kernel _Z5")],
 )
-def test_the_exit_status_is_the_programs(program: Path, how: str, status: int, told: str) -> None:
+def test_the_exit_status_is_the_programs(
+    program: Path, options: str, status: int, message: str
+) -> None:
     """And what was launched until then is told."""
-    done = run("--arch", "gfx950", "--", program, how)
-    assert done.returncode == status and told in done.stderr
-    assert row(done.stderr, "twice")[4] in ("3", "4")
-    assert done.stdout or how == "a"
-    assert ("rfops run --check names the instruction" in done.stderr) == (how == "a")
+    completed = run("--arch", "gfx950", "--", program, options)
+    assert completed.returncode == status and message in completed.stderr
+    assert row(completed.stderr, "twice")[4] in ("3", "4")
+    assert completed.stdout or options == "a"
+    assert ("rfops run --check names the instruction" in completed.stderr) == (options == "a")
 
 
 def test_children(program: Path) -> None:
     """That were forked, or started by a shell; with options that look like ours."""
-    done = run("--arch", "gfx950", "--", program, "c")
-    assert "4 launches in 2 processes" in done.stderr
-    done = run("--arch", "gfx950", "--", "sh", "-c", f"{program} && {program} --timing; exit 5")
-    assert "6 launches in 2 processes" in done.stderr and done.returncode == 5
+    completed = run("--arch", "gfx950", "--", program, "c")
+    assert "4 launches in 2 processes" in completed.stderr
+    completed = run(
+        "--arch", "gfx950", "--", "sh", "-c", f"{program} && {program} --timing; exit 5"
+    )
+    assert "6 launches in 2 processes" in completed.stderr and completed.returncode == 5
 
 
 def test_a_launch_that_never_ended(tmp_path: Path) -> None:
@@ -225,30 +229,32 @@ int main() {
 }
 """
     program = hip_program.build(source, ["gfx950"], tmp_path)
-    done = run("--arch", "gfx950", "--", program)
-    assert done.returncode == 128 + 14 and "ended by SIGALRM" in done.stderr
-    assert re.search(r"_Z7endlessPi: not done when process \d+ \(.*program\) ended", done.stderr)
+    completed = run("--arch", "gfx950", "--", program)
+    assert completed.returncode == 128 + 14 and "ended by SIGALRM" in completed.stderr
+    assert re.search(
+        r"_Z7endlessPi: not done when process \d+ \(.*program\) ended", completed.stderr
+    )
 
 
 def test_a_script_with_triton(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     words = ("--part", "MI308X", "--timing", "--", sys.executable, script, "--arch", "x")
-    done = run(*words, TRITON_CACHE_DIR=str(tmp_path))
-    assert done.returncode == 0, done.stderr
-    first, refused = done.stdout.splitlines()
+    completed = run(*words, TRITON_CACHE_DIR=str(tmp_path))
+    assert completed.returncode == 0, completed.stderr
+    first, refused = completed.stdout.splitlines()
     assert first == "True gfx942 80 --arch x"
     assert "torch.cuda.CUDAGraph needs a GPU of torch's own" in refused
-    assert "1 kernel, 4 launches in 1 process" in done.stderr
-    assert "on MI308X" in done.stderr
-    assert f"{script}:" in done.stderr, "Triton's debug lines"
+    assert "1 kernel, 4 launches in 1 process" in completed.stderr
+    assert "on MI308X" in completed.stderr
+    assert f"{script}:" in completed.stderr, "Triton's debug lines"
 
 
 @pytest.fixture(scope="module")
 def torch_cuda_results() -> dict[str, str]:
-    done = run("--arch", "gfx950", "--", sys.executable, torch_cuda_cases.__file__)
-    print(done.stderr)
-    results: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
+    completed = run("--arch", "gfx950", "--", sys.executable, torch_cuda_cases.__file__)
+    print(completed.stderr)
+    results: dict[str, str] = json.loads(completed.stdout.splitlines()[-1])
     return results
 
 
@@ -273,18 +279,20 @@ def test_a_script_with_flydsl(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(FLYDSL)
     cache = str(tmp_path / "flydsl")
-    done = run("--arch", "gfx942", "--", sys.executable, script, FLYDSL_RUNTIME_CACHE_DIR=cache)
-    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
-    assert "1 kernel, 1 launch in 1 process" in done.stderr and "MI300X" in done.stderr
+    completed = run(
+        "--arch", "gfx942", "--", sys.executable, script, FLYDSL_RUNTIME_CACHE_DIR=cache
+    )
+    assert (completed.returncode, completed.stdout) == (0, "True\n"), completed.stderr
+    assert "1 kernel, 1 launch in 1 process" in completed.stderr and "MI300X" in completed.stderr
 
 
 def test_a_python_that_uses_none_of_it(tmp_path: Path) -> None:
     """Nothing is imported for it, and its own sitecustomize runs."""
     (tmp_path / "sitecustomize.py").write_text("import sys\nsys.mine = 5\n")
     code = "import sys; print(sys.mine, 'torch' in sys.modules, 'rfops' in sys.modules)"
-    done = run("--", sys.executable, "-c", code, PYTHONPATH=str(tmp_path))
-    assert (done.returncode, done.stdout) == (0, "5 False False\n")
-    assert "no kernel was launched on the virtual GPU" in done.stderr
+    completed = run("--", sys.executable, "-c", code, PYTHONPATH=str(tmp_path))
+    assert (completed.returncode, completed.stdout) == (0, "5 False False\n")
+    assert "no kernel was launched on the virtual GPU" in completed.stderr
 
 
 def run_beside(folder: Path, code: str) -> subprocess.CompletedProcess[str]:
@@ -300,31 +308,31 @@ def test_a_python_without_rfops(tmp_path: Path) -> None:
     error = "raise ModuleNotFoundError(\"No module named 'rfops'\", name='rfops')\n"
     (package / "__init__.py").write_text(error)
     code = "import torch, triton; print(torch.ones(2).sum().item(), torch.cuda.is_available())"
-    done = run_beside(tmp_path, code)
-    assert (done.returncode, done.stdout) == (0, "2.0 False\n"), done.stderr
-    for what in ('device="cuda"', "Triton's kernels"):
-        assert f"rfops run: {what} cannot run here: ModuleNotFoundError" in done.stderr
-    assert f"; install rfops into {sys.prefix}\n" in done.stderr
+    completed = run_beside(tmp_path, code)
+    assert (completed.returncode, completed.stdout) == (0, "2.0 False\n"), completed.stderr
+    for label in ('device="cuda"', "Triton's kernels"):
+        assert f"rfops run: {label} cannot run here: ModuleNotFoundError" in completed.stderr
+    assert f"; install rfops into {sys.prefix}\n" in completed.stderr
 
 
 def test_a_torch_for_rocm_is_refused(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("class version:\n    hip = '7.1'\n")
-    done = run_beside(tmp_path, "import torch")
-    assert done.returncode == 1
-    assert "this torch is built for ROCm 7.1 and brings its own HIP runtime" in done.stderr
+    completed = run_beside(tmp_path, "import torch")
+    assert completed.returncode == 1
+    assert "this torch is built for ROCm 7.1 and brings its own HIP runtime" in completed.stderr
 
 
 def test_a_timeline_and_a_page(program: Path, tmp_path: Path) -> None:
     trace, html = tmp_path / "trace.json", tmp_path / "page.html"
-    done = run("--arch", "gfx950", "--trace", trace, "--html", html, "--", program)
-    assert f"rfops run: wrote {trace}\nrfops run: wrote {html}" in done.stderr
+    completed = run("--arch", "gfx950", "--trace", trace, "--html", html, "--", program)
+    assert f"rfops run: wrote {trace}\nrfops run: wrote {html}" in completed.stderr
     page = html.read_text(encoding="utf-8")
     assert "1. twice(float*, int)</h2>" in page and page.count("<svg") == 2
     assert "3 launches" in page
-    told = json.loads(trace.read_text())
+    message = json.loads(trace.read_text())
     # Of three launches alike the first is followed.
-    assert [launch["kernel"] for launch in told["otherData"]["launches"]] == ["_Z5twicePfi"]
-    assert any(s["ph"] == "X" and s["cat"] == "wave" for s in told["traceEvents"])
+    assert [launch["kernel"] for launch in message["otherData"]["launches"]] == ["_Z5twicePfi"]
+    assert any(s["ph"] == "X" and s["cat"] == "wave" for s in message["traceEvents"])
 
 
 def test_many_different_launches(tmp_path: Path) -> None:
@@ -340,16 +348,16 @@ int main() {
 """
     program = hip_program.build(source, ["gfx942"], tmp_path)
     html = tmp_path / "page.html"
-    done = run("--arch", "gfx942", "--html", html, "--", program)
-    assert "1 kernel, 50 launches in 1 process" in done.stderr
-    assert "of 25 different launches 20 are followed" in done.stderr
+    completed = run("--arch", "gfx942", "--html", html, "--", program)
+    assert "1 kernel, 50 launches in 1 process" in completed.stderr
+    assert "of 25 different launches 20 are followed" in completed.stderr
     page = html.read_text(encoding="utf-8")
     assert "Below are 20 launches; 5 different ones are left out" in page
     assert page.count("<h2 id=") == 20
 
 
 @pytest.mark.parametrize(
-    "words, status, told",
+    "words, status, message",
     [
         ((), 1, "expected a command behind --"),
         (("--", "/no/such/program"), 127, "rfops run: /no/such/program: No such file"),
@@ -360,7 +368,7 @@ int main() {
         (("--", "true"), 0, "no kernel was launched"),
     ],
 )
-def test_refusals(words: tuple[str, ...], status: int, told: str) -> None:
-    done = run(*words)
-    assert done.returncode == status and told in done.stderr, done.stderr
-    assert not done.stdout
+def test_refusals(words: tuple[str, ...], status: int, message: str) -> None:
+    completed = run(*words)
+    assert completed.returncode == status and message in completed.stderr, completed.stderr
+    assert not completed.stdout

@@ -124,8 +124,8 @@ def test_out_is_a_table_that_ops_take(write: Write, capsys: Capture) -> None:
     """It may be one of the files, and a third machine's table may come along."""
     files = [write("gemm_mxfp8.csv", {}), write("b.csv", B | {"us": 3}), write("c.csv", {"m": 9})]
     assert cli.main(["tune", "merge", *files, "-o", "gemm_mxfp8.csv"]) == 0
-    told = capsys.readouterr().out
-    assert told == (
+    message = capsys.readouterr().out
+    assert message == (
         "gemm_mxfp8.csv: 2 rows of gemm_mxfp8: 0 of gemm_mxfp8.csv, 1 of b.csv, 1 of c.csv\n"
     )
     with Path("gemm_mxfp8.csv").open(newline="") as stream:
@@ -200,13 +200,13 @@ REFUSED: dict[str, tuple[Callable[[Write], list[str]], str]] = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_refused(name: str, write: Write, capsys: Capture) -> None:
-    make, why = REFUSED[name]
+    make, reason = REFUSED[name]
     words = make(write)
-    before = Path(words[0]).read_bytes()
+    previous = Path(words[0]).read_bytes()
     out = [] if "-o" in words else ["-o", words[0]]
     assert cli.main(["tune", "merge", *words, *out]) == 1
-    assert why in capsys.readouterr().err
-    assert Path(words[0]).read_bytes() == before
+    assert reason in capsys.readouterr().err
+    assert Path(words[0]).read_bytes() == previous
 
 
 # ---------------------------------------------------------------- pandas
@@ -238,7 +238,9 @@ def test_pandas_is_only_for_tables(write: Write) -> None:
     """Not for `import rfops`, an op's call, or a command that shows no table."""
     write("a.csv", {})
     write("b.csv", {})
-    done = subprocess.run([sys.executable, "-c", CHILD], check=True, text=True, capture_output=True)
-    found = re.findall(r"^(.*): (True|False)$", done.stderr, re.M)
-    assert [what for what, imported in found if imported == "True"] == ["tune merge a.csv b.csv"]
-    assert len(found) == 9, done.stderr
+    completed = subprocess.run(
+        [sys.executable, "-c", CHILD], check=True, text=True, capture_output=True
+    )
+    match = re.findall(r"^(.*): (True|False)$", completed.stderr, re.M)
+    assert [label for label, imported in match if imported == "True"] == ["tune merge a.csv b.csv"]
+    assert len(match) == 9, completed.stderr

@@ -28,9 +28,20 @@ from support.engine_project import Project
 from support.warm_ops import OPS
 
 BF16 = torch.bfloat16
-GROUPED = ("a_q", "a_scale", "w", "w_scale", "sorted_token_ids", "expert_ids",
-           "num_tokens_post_padded", "num_valid_tokens", "top_k", "block_m", "out_dtype",
-           "a_div")  # fmt: skip
+GROUPED = (
+    "a_q",
+    "a_scale",
+    "w",
+    "w_scale",
+    "sorted_token_ids",
+    "expert_ids",
+    "num_tokens_post_padded",
+    "num_valid_tokens",
+    "top_k",
+    "block_m",
+    "out_dtype",
+    "a_div",
+)
 BAD: dict[str, Any] = {
     "None": None, "1.5": 1.5, "4.0": 4.0, "(1, 2)": (1, 2), "[3]": [3], "1e60": 1e60,
     "10^60": 10**60, "10^5000": 10**5000, "nan": math.nan, "'x'": "x", "True": True, "2^40": 2**40,
@@ -43,7 +54,7 @@ def named(op: str) -> dict[str, Any]:
     """A good call's arguments by name."""
     dense = dict(zip(("x", "w", "x_scale", "w_scale"), OPS["gemm_mxfp8"][0](), strict=True))
     batched = OPS["batched_gemm_a16w8_blockscale"][0]()
-    made: dict[str, Callable[[], dict[str, Any]]] = {
+    result: dict[str, Callable[[], dict[str, Any]]] = {
         "gemm_mxfp8": lambda: {**dense, "dtype": BF16},
         "batched_gemm_a16w8_blockscale": lambda: {
             **dict(zip(("x", "w", "w_scale"), batched, strict=True)), "dtype": BF16
@@ -66,7 +77,7 @@ def named(op: str) -> dict[str, Any]:
             "w_scale": dense["w_scale"], "out_dtype": BF16,
         },
     }  # fmt: skip
-    return made[op.removesuffix("_ref")]()
+    return result[op.removesuffix("_ref")]()
 
 
 INT, DTYPE, CONFIG, FLAG, MODE = "int", "dtype", "config", "flag", "rounding"
@@ -86,14 +97,18 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], dict[str, str]]] = {
     "grouped_gemm_mxfp8_ref": (rfops.grouped_gemm_mxfp8_ref, ROWS),
     "moe_align_block_size": (
         rfops.moe_align_block_size,
-        {"block_size": INT, "num_experts": INT, "pad_sorted_ids": FLAG,
-         "ignore_invalid_experts": FLAG},
+        {
+            "block_size": INT,
+            "num_experts": INT,
+            "pad_sorted_ids": FLAG,
+            "ignore_invalid_experts": FLAG,
+        },
     ),
     "quant_mxfp8": (rfops.quant_mxfp8, {"rounding": MODE}),
     "mla_decode": (rfops.mla_decode, {"qo_len": INT, "causal": FLAG, "config": CONFIG}),
     "mxfp8_gemv": (compat.mxfp8_gemv, {"out_dtype": DTYPE}),
     "compat.grouped_gemm_mxfp8": (compat.grouped_gemm_mxfp8, ROWS),
-}  # fmt: skip
+}
 CASES = [(name, argument) for name, (_, kinds) in FUNCTIONS.items() for argument in kinds]
 # What is good, or None for "not engaged", of BAD.
 FINE = {
@@ -133,15 +148,19 @@ def test_bad_values(name: str, argument: str, way: str) -> None:
 
 
 def test_numpys_integers_are_ints() -> None:
-    for name in ("grouped_gemm_mxfp8", "moe_align_block_size", "compat.grouped_gemm_mxfp8",
-                 "grouped_gemm_mxfp8_ref"):  # fmt: skip
+    for name in (
+        "grouped_gemm_mxfp8",
+        "moe_align_block_size",
+        "compat.grouped_gemm_mxfp8",
+        "grouped_gemm_mxfp8_ref",
+    ):
         function, kinds = FUNCTIONS[name]
         good = named(name.removeprefix("compat."))
-        wanted = function(**good)
+        expected = function(**good)
         for kind in (np.int64, np.uint8, np.int32):
-            ints = {at: kind(good[at]) for at in kinds if kinds[at] == INT}
-            got = function(**{**good, **ints})
-            for one, other in zip(got, wanted, strict=True):
+            ints = {offset: kind(good[offset]) for offset in kinds if kinds[offset] == INT}
+            actual = function(**{**good, **ints})
+            for one, other in zip(actual, expected, strict=True):
                 assert torch.equal(one, other)
 
 
@@ -194,22 +213,22 @@ def test_config_text(op: str, with_out: bool) -> None:
         args = (*args, BF16)
     if op == "gemm_a8w8_blockscale":
         args = (*args, "raw")
-    rest = (torch.full(shape, 7.0, dtype=BF16),) if with_out else ()
-    overload(*args, "", *rest)
+    remaining = (torch.full(shape, 7.0, dtype=BF16),) if with_out else ()
+    overload(*args, "", *remaining)
     for text in WRONG:
         message = (
             rf"^{op}: config must be '' for .*{NOTATION[op]}.*, got {re.escape(repr(text)[:20])}"
         )
         with pytest.raises(ValueError, match=message) as error:
-            overload(*args, text, *rest)
+            overload(*args, text, *remaining)
         assert len(str(error.value)) < 900
 
 
 def test_config_text_that_is_good() -> None:
     x, w, *scales = OPS["gemm_mxfp8"][0]()
     text = "gemv lanes=64 rows=2 steps=1 waves=1"
-    got = torch.ops.rfops.gemm_mxfp8(x, w, *scales, BF16, text)
-    assert torch.equal(got, rfops.gemm_mxfp8(x, w, *scales, config=GemvConfig(64, 2, 1, 1)))
+    actual = torch.ops.rfops.gemm_mxfp8(x, w, *scales, BF16, text)
+    assert torch.equal(actual, rfops.gemm_mxfp8(x, w, *scales, config=GemvConfig(64, 2, 1, 1)))
 
 
 # ---------------------------------------------------------------- a kernel's own arguments
@@ -221,17 +240,21 @@ def test_launch(project: Project) -> None:
     assert launcher.native() is not None or launcher.build(), "RFOPS_LOG=debug says why"
     x, out = torch.ones(64), torch.empty(64)
     for launch in (bound.launch, lambda *args: type(bound).launch(bound, *args)):
-        for at, name, expected, fine in (
-            (2, "a", "a number that a float of 32 bits holds",
-             {"1.5", "4.0", "nan", "True", "2^40", "-1", "np.float64", "np.bool"}),
+        for offset, name, expected, fine in (
+            (
+                2,
+                "a",
+                "a number that a float of 32 bits holds",
+                {"1.5", "4.0", "nan", "True", "2^40", "-1", "np.float64", "np.bool"},
+            ),
             (3, "n", "an int from -2147483648 to 2147483647", {"True", "-1"}),
             (0, "out", "a tensor or None", {"None", "tensor"}),
-        ):  # fmt: skip
+        ):
             for shown, bad in BAD.items():
                 if shown in fine:
                     continue
                 args = [out, x, 2.0, 64]
-                args[at] = bad
+                args[offset] = bad
                 with pytest.raises(
                     ValueError, match=f"^axpy: argument {name} must be {expected}, got"
                 ):
@@ -255,5 +278,5 @@ def test_a_symbolic_size_stays_one() -> None:
     env = ShapeEnv()
     with FakeTensorMode(shape_env=env, allow_non_fake_inputs=True):
         size = env.create_unbacked_symint()
-        got = rfops.grouped_gemm_mxfp8(*args[:7], size, *args[8:])
-    assert str(got.shape[0]) == str(size), "not a number"
+        actual = rfops.grouped_gemm_mxfp8(*args[:7], size, *args[8:])
+    assert str(actual.shape[0]) == str(size), "not a number"

@@ -15,8 +15,12 @@ from rfops.dispatch.kernel import Call, Kernel
 from rfops.dispatch.op import Op, ops
 from rfops.jit.arch import ARCHS
 
-KERNELS = [(name, kernel.name) for name, op in ops().items() for kernel in op.kernels.values()
-           if kernel.Config is not None]  # fmt: skip
+KERNELS = [
+    (name, kernel.name)
+    for name, op in ops().items()
+    for kernel in op.kernels.values()
+    if kernel.Config is not None
+]
 MOST = {"E": 512, "K": 8192, "top_k": 16, "B": 256, "T": 4, "page": 128}
 
 
@@ -41,16 +45,23 @@ def _call(rng: random.Random, op: Op, arch: str) -> Call | None:
     """A valid call of sizes alone, or None."""
     d = op.declaration
     given: dict[str, Any] = {name: _size(rng, name, op) for name in op.asked}
-    given |= {arg.name: _value(rng, arg) for arg in d.values
-              if arg.kind in ("bool", "word", "dtype") and rng.random() < 0.5}  # fmt: skip
+    given |= {
+        arg.name: _value(rng, arg)
+        for arg in d.values
+        if arg.kind in ("bool", "word", "dtype") and rng.random() < 0.5
+    }
     for name in op.more_sizes:  # as routed experts
         given.pop(name, None)
     if rng.random() < 0.3:
         given |= rng.choice([s for sets in op.shapes.values() for s in sets])
     is_fp8 = rng.random() < 0.3  # all that may be
-    given |= {f"{arg.name}_dtype": fp8_of(arch) if is_fp8 and fp8_of(arch) in arg.dtypes
-              else rng.choice(arg.dtypes)
-              for arg in d.tensors if arg.dtypes and (is_fp8 or rng.random() < 0.3)}  # fmt: skip
+    given |= {
+        f"{arg.name}_dtype": fp8_of(arch)
+        if is_fp8 and fp8_of(arch) in arg.dtypes
+        else rng.choice(arg.dtypes)
+        for arg in d.tensors
+        if arg.dtypes and (is_fp8 or rng.random() < 0.3)
+    }
     given |= {arg.name: True for arg in d.tensors if arg.optional and rng.random() < 0.2}
     try:
         c = op.call_of(arch, **given)

@@ -19,7 +19,7 @@ def test_equal_and_within_pass() -> None:
 
 
 @pytest.mark.parametrize(
-    ("got", "exact", "message"),
+    ("actual", "exact", "message"),
     [
         ([1.0, 2.0], [1.0, 3.5], r"1 of 2 .* worst at \(1,\): got 2\.0, expected 3\.5 within 1"),
         ([1.0, math.nan], [1.0, 1.0], r"worst at \(1,\): got nan.* only: \[\[1\]\]"),
@@ -28,9 +28,9 @@ def test_equal_and_within_pass() -> None:
         ([math.inf, 1.0], [1e30, 1.0], r"worst at \(0,\): got inf"),
     ],
 )
-def test_wrong_fails(got: list[float], exact: list[float], message: str) -> None:
+def test_wrong_fails(actual: list[float], exact: list[float], message: str) -> None:
     with pytest.raises(AssertionError, match=message):
-        assert_within(torch.tensor(got), torch.tensor(exact), 1.0)
+        assert_within(torch.tensor(actual), torch.tensor(exact), 1.0)
 
 
 def test_wrong_shape_fails() -> None:

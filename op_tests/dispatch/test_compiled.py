@@ -34,14 +34,14 @@ def test_fullgraph(case: Case, given: str) -> None:
     parameters = inspect.signature(function).parameters
     if given != "all":
         good = {name: value for name, value in good.items() if parameters[name].default is not None}
-    compiled = torch.compile(lambda **more: function(**more), fullgraph=True, backend="eager")
+    compiled = torch.compile(lambda **kwargs: function(**kwargs), fullgraph=True, backend="eager")
     written = {arg.name for arg in case.op.declaration.inputs if getattr(arg, "written", False)}
 
-    def call(how: Any) -> list[torch.Tensor]:
+    def call(options: Any) -> list[torch.Tensor]:
         fresh = {n: v.clone() if n in written and v is not None else v for n, v in good.items()}
-        return flat(how(**fresh))
+        return flat(options(**fresh))
 
-    wanted, got = call(function), call(compiled)
-    for one, other in zip(got, wanted, strict=True):
+    expected, actual = call(function), call(compiled)
+    for one, other in zip(actual, expected, strict=True):
         assert one.dtype == other.dtype and one.shape == other.shape
         assert torch.equal(one.contiguous().view(torch.uint8), other.contiguous().view(torch.uint8))

@@ -13,15 +13,37 @@ import rfops
 from rfops.dispatch.kernel import Kernel
 from rfops.dispatch.op import Op, ops
 
-TAKE_0 = {"lines", "x_first", "x_left", "pow2", "columns", "slots", "ring", "waves_per_eu", "kpack",
-          "fill", "matrix_instr_nonkdim"}  # fmt: skip
+TAKE_0 = {
+    "lines",
+    "x_first",
+    "x_left",
+    "pow2",
+    "columns",
+    "slots",
+    "ring",
+    "waves_per_eu",
+    "kpack",
+    "fill",
+    "matrix_instr_nonkdim",
+}
 # Grouping of workgroups does not depend on how many there are; the rest kernels hold against a
 # call's sizes and the chip's LDS, or Triton does.
 NO_END = {"group_m", "group_n", "warps", "stages", "least", "rows", "steps", "tile_k", "tile_m",
           "batches", "panels", "split_k", "warps_k", "workspace_mib", "block_m", "block_n",
           "block_k"}  # fmt: skip
-GIVEN = {"M": 64, "N": 4096, "K": 4096, "B": 4, "H": 16, "S": 512, "start": 0, "D": 2048,
-         "I": 1024, "E": 8, "rows": 64}  # fmt: skip
+GIVEN = {
+    "M": 64,
+    "N": 4096,
+    "K": 4096,
+    "B": 4,
+    "H": 16,
+    "S": 512,
+    "start": 0,
+    "D": 2048,
+    "I": 1024,
+    "E": 8,
+    "rows": 64,
+}
 
 
 def _call(op: Op, kernel: Kernel) -> Any:
@@ -29,14 +51,21 @@ def _call(op: Op, kernel: Kernel) -> Any:
     if op.name.startswith(("fused_moe", "moe_router", "grouped_topk", "topk")):
         given["K"] = 4
     if "fp8" in op.name or "a8w8" in op.name:
-        given |= {f"{arg.name}_dtype": "fp8" for arg in op.declaration.tensors
-                  if any(d.itemsize == 1 for d in arg.dtypes) and len(arg.dtypes) > 1}  # fmt: skip
+        given |= {
+            f"{arg.name}_dtype": "fp8"
+            for arg in op.declaration.tensors
+            if any(d.itemsize == 1 for d in arg.dtypes) and len(arg.dtypes) > 1
+        }
     nvidia = op.name == "batched_gemm_a16w8_blockscale" and kernel.name in ("rows", "staged")
     return op.call_of("sm_90" if nvidia else "gfx950", **given)
 
 
-CONFIGS = [(op.name, kernel.name) for op in ops().values() for kernel in op.kernels.values()
-           if dataclasses.is_dataclass(kernel.Config)]  # fmt: skip
+CONFIGS = [
+    (op.name, kernel.name)
+    for op in ops().values()
+    for kernel in op.kernels.values()
+    if dataclasses.is_dataclass(kernel.Config)
+]
 
 
 @pytest.mark.parametrize(("name", "kernel"), CONFIGS, ids=map(" ".join, CONFIGS))
@@ -47,9 +76,9 @@ def test_numbers_that_no_field_takes(name: str, kernel: str) -> None:
     for field, value in known.items():
         if not isinstance(value, int):
             continue
-        wrong = [-1] if field not in ("waves_per_eu", "kpack", "fill") else []
-        wrong += [0] * (field not in TAKE_0) + [1 << 20] * (field not in NO_END | TAKE_0)
-        for number in wrong:
+        mismatches = [-1] if field not in ("waves_per_eu", "kpack", "fill") else []
+        mismatches += [0] * (field not in TAKE_0) + [1 << 20] * (field not in NO_END | TAKE_0)
+        for number in mismatches:
             with pytest.raises(ValueError, match=rf"^{type(config).__name__}[(:]"):
                 type(config)(**(known | {field: number}))
 

@@ -56,8 +56,8 @@ def _like(op: Op, c: Call, rng: random.Random) -> Call | None:
     """Other sizes with the key of these; None where the op refuses them."""
     family = DynamicShapePlan(op, c, None)
     sizes = dict(c.sizes)
-    for at, _ in op.coarse_at:
-        name = op.declaration.sizes[at]
+    for offset, _ in op.coarse_at:
+        name = op.declaration.sizes[offset]
         unit = math.gcd(sizes[name], 128)
         sizes[name] = max(1, int(sizes[name] / unit * rng.uniform(0.85, 1.15))) * unit
     op.assume({k: v for k, v in sizes.items() if k in op.asked}, c.values)
@@ -79,13 +79,13 @@ def test_sizes_of_one_step_are_decided_alike(name: str, arch: str) -> None:
         other = None if c is None else _like(op, c, rng)
         if c is None or other is None:
             continue
-        made, mine = (
-            op.decide(one, DynamicShapePlan(op, one, None).router, None) for one in (c, other)
+        result, mine = (
+            op.decide(item, DynamicShapePlan(op, item, None).router, None) for item in (c, other)
         )
-        rules = {made[1], mine[1]}
+        rules = {result[1], mine[1]}
         if not rules <= {"envelope default", "first"}:
             continue  # a tuned row, or what is left: not shared
-        kernel, _, config = made
+        kernel, _, config = result
         is_taken = (
             kernel.unsupported_reason(other) is None
             and kernel.unsupported_config_reason(other, config) is None
@@ -185,8 +185,8 @@ def test_a_refusal_inside_a_step_is_found(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(gemv, "limits", "")
     monkeypatch.setattr(gemv, "unsupported_reason", lambda c: "an odd N" if c.N % 2 else None)
     assert len({family._key((1, n, 256)) for n in range(498, 503)}) == 1
-    got = _kernels(family, *((1, n, 256) for n in (498, 499, 500, 498, 501, 502)))
-    assert got == ["gemv", "mfma", "gemv", "gemv", "mfma", "gemv"]
+    actual = _kernels(family, *((1, n, 256) for n in (498, 499, 500, 498, 501, 502)))
+    assert actual == ["gemv", "mfma", "gemv", "gemv", "mfma", "gemv"]
 
 
 def test_a_variant_that_refuses_inside_a_step(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,18 +37,18 @@ def rows_of(name: str, file: Path) -> int:
             assert routing.config_text(config)
     for call in CALLS:
         if len(call) == len(tuned.sizes):
-            found = [table.find(arch, 256, call) for arch in ("gfx950", "gfx942", "sm_100")]
-            assert all(match is None or match.row in table.rows for match in found)
+            results = [table.find(arch, 256, call) for arch in ("gfx950", "gfx942", "sm_100")]
+            assert all(match is None or match.row in table.rows for match in results)
     return len(rows)
 
 
 def filled(table: bytes) -> bytes:
     """Of 8 lines at least: a short table's last row again, of other sizes."""
     lines = table.splitlines(keepends=True)
-    arch, cu_num, size, rest = lines[-1].split(b",", 3)
-    for at in range(len(lines), 8):
+    arch, cu_num, size, remaining = lines[-1].split(b",", 3)
+    for index in range(len(lines), 8):
         assert size.isdigit()
-        lines.append(b",".join([arch, cu_num, b"%d" % (9000 + at), rest]))
+        lines.append(b",".join([arch, cu_num, b"%d" % (9000 + index), remaining]))
     return b"".join(lines)
 
 
@@ -62,8 +62,8 @@ def test_tables(name: str, tmp_path: Path, rounds: int) -> None:
     file.write_bytes(shipped)
     assert rows_of(name, file) > 5
     rng, refused, rows = random.Random(f"{name} {rounds}"), 0, 0
-    for at in range(rounds):
-        file.write_bytes(mangle.csv_file(rng, shipped if at % 20 == 0 else head))
+    for index in range(rounds):
+        file.write_bytes(mangle.csv_file(rng, shipped if index % 20 == 0 else head))
         try:
             rows += rows_of(name, file)
         except ConfigError as error:

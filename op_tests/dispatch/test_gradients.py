@@ -57,49 +57,49 @@ def refusal(op: str, *names: str) -> str:
     return f"^{op}: there is no derivative, .* of {named}; call it under torch.no_grad.*detach"
 
 
-@pytest.mark.parametrize(("op", "at"), CASES)
-def test_backward_raises(op: str, at: int) -> None:
+@pytest.mark.parametrize(("op", "offset"), CASES)
+def test_backward_raises(op: str, offset: int) -> None:
     call, args = getattr(rfops, op), arguments(op)
-    wanted = call(*args)
-    args[at] = leaf(args[at])
+    expected = call(*args)
+    args[offset] = leaf(args[offset])
     for _ in range(2):
-        got = call(*args)
-        assert same_bytes(got, wanted)
-        with pytest.raises(REFUSED, match=refusal(op, FLOATS[op][at])):
-            first(got).float().sum().backward()
-    assert args[at].grad is None
+        actual = call(*args)
+        assert same_bytes(actual, expected)
+        with pytest.raises(REFUSED, match=refusal(op, FLOATS[op][offset])):
+            first(actual).float().sum().backward()
+    assert args[offset].grad is None
     for mode in (torch.no_grad, torch.inference_mode):
         with mode():
-            got = call(*args)
-        assert same_bytes(got, wanted) and not first(got).requires_grad
+            actual = call(*args)
+        assert same_bytes(actual, expected) and not first(actual).requires_grad
 
 
 @pytest.mark.parametrize("op", AT_ONCE)
 def test_the_call_raises(op: str) -> None:
-    for at, name in FLOATS[op].items():
+    for offset, name in FLOATS[op].items():
         args = arguments(op)
-        wanted = getattr(rfops, op)(*args)
-        args[at] = leaf(args[at])
+        expected = getattr(rfops, op)(*args)
+        args[offset] = leaf(args[offset])
         for _ in range(2):
             with pytest.raises(REFUSED, match=refusal(op, name)):
                 getattr(rfops, op)(*args)
         with torch.no_grad():
-            assert same_bytes(getattr(rfops, op)(*args), wanted)
+            assert same_bytes(getattr(rfops, op)(*args), expected)
 
 
 @pytest.mark.parametrize("op", LATER)
 def test_all_that_want_one_are_named(op: str) -> None:
-    args = [leaf(a) if at in FLOATS[op] else a for at, a in enumerate(arguments(op))]
-    got = getattr(rfops, op)(*args)
+    args = [leaf(a) if index in FLOATS[op] else a for index, a in enumerate(arguments(op))]
+    actual = getattr(rfops, op)(*args)
     with pytest.raises(REFUSED, match=refusal(op, *FLOATS[op].values())):
-        first(got).float().sum().backward()
+        first(actual).float().sum().backward()
 
 
 def test_through_torch_ops() -> None:
     x, w, *scales = arguments("gemm_mxfp8")
-    got = torch.ops.rfops.gemm_mxfp8(leaf(x), w, *scales, torch.float32, "")
+    actual = torch.ops.rfops.gemm_mxfp8(leaf(x), w, *scales, torch.float32, "")
     with pytest.raises(REFUSED, match=refusal("gemm_mxfp8", "x")):
-        got.sum().backward()
+        actual.sum().backward()
     payload, _ = torch.ops.rfops.quant_mxfp8(torch.ones(2, 32, requires_grad=True), "up")
     with pytest.raises(REFUSED, match=refusal("quant_mxfp8", "x")):
         payload.float().sum().backward()
@@ -110,11 +110,11 @@ def test_a_parameter_and_what_is_computed() -> None:
     x, w, *scales = arguments("batched_gemm_a16w8_blockscale")
     call = rfops.batched_gemm_a16w8_blockscale
     bias = torch.nn.Parameter(torch.zeros(1, dtype=x.dtype))
-    got = call(x + bias, torch.nn.Parameter(w), *scales)
+    actual = call(x + bias, torch.nn.Parameter(w), *scales)
     with pytest.raises(REFUSED, match=refusal("batched_gemm_a16w8_blockscale", "x", "w")):
-        got.float().sum().backward()
+        actual.float().sum().backward()
     frozen = call(x, torch.nn.Parameter(w, requires_grad=False), *scales)
-    assert not frozen.requires_grad and same_bytes(frozen, got)
+    assert not frozen.requires_grad and same_bytes(frozen, actual)
 
 
 @pytest.mark.parametrize("op", OPS)
@@ -144,11 +144,11 @@ def test_out_is_refused_at_once(op: str) -> None:
 @pytest.mark.parametrize("op", FLOATS)
 @pytest.mark.parametrize("transform", ["grad", "vjp", "jvp", "jacrev", "jacfwd", "vmap of grad"])
 def test_torch_func(op: str, transform: str) -> None:
-    func, (x, *rest) = torch.func, arguments(op)
+    func, (x, *remaining) = torch.func, arguments(op)
     x = x.float()  # torch.func has no tangents of float8; the op comes behind a conversion
 
     def call(x: torch.Tensor) -> torch.Tensor:
-        return first(getattr(rfops, op)(x.to(dtype), *rest)).float()
+        return first(getattr(rfops, op)(x.to(dtype), *remaining)).float()
 
     def total(x: torch.Tensor) -> torch.Tensor:
         return call(x).sum()
@@ -170,29 +170,29 @@ def test_vmap() -> None:
     """Row by row where an op has no rule of its own; a captured weight's gradient is not lost."""
     x, w, scale = arguments("batched_gemm_a16w8_blockscale")
     call, rows = rfops.batched_gemm_a16w8_blockscale, torch.stack([x, 2 * x])
-    wanted = torch.stack([call(row, w, scale) for row in rows])
-    assert torch.equal(torch.func.vmap(lambda x: call(x, w, scale))(rows), wanted)
+    expected = torch.stack([call(row, w, scale) for row in rows])
+    assert torch.equal(torch.func.vmap(lambda x: call(x, w, scale))(rows), expected)
     weight = leaf(w)
-    got = torch.func.vmap(lambda x: call(x, weight, scale))(rows)
+    actual = torch.func.vmap(lambda x: call(x, weight, scale))(rows)
     with pytest.raises(REFUSED, match=refusal("batched_gemm_a16w8_blockscale", "w")):
-        got.float().sum().backward()
+        actual.float().sum().backward()
     stack = torch.randn(3, 5, 64)
     batched = torch.func.vmap(quant_mxfp8, in_dims=1)(stack)
-    for got, wanted in zip(batched, quant_mxfp8(stack.movedim(1, 0)), strict=True):
-        assert same_bytes(got, wanted)
+    for actual, expected in zip(batched, quant_mxfp8(stack.movedim(1, 0)), strict=True):
+        assert same_bytes(actual, expected)
 
 
 @pytest.mark.parametrize("op", OPS)
 def test_a_dual_tensor_is_refused(op: str) -> None:
     """It looks like any other: requires_grad is False."""
     args, call = arguments(op), getattr(rfops, op)
-    at = {"grouped_gemm_mxfp8": 12, "gemm_a8w8_blockscale": 2}.get(op, 0)
+    offset = {"grouped_gemm_mxfp8": 12, "gemm_a8w8_blockscale": 2}.get(op, 0)
     for _ in range(2):
-        wanted = call(*args)
+        expected = call(*args)
     with forward_ad.dual_level():
-        assert same_bytes(call(*args), wanted), "no tangent"
-        args[at] = forward_ad.make_dual(args[at], args[at].clone())
-        with pytest.raises(REFUSED, match=refusal(op, FLOATS[op][at])):
+        assert same_bytes(call(*args), expected), "no tangent"
+        args[offset] = forward_ad.make_dual(args[offset], args[offset].clone())
+        with pytest.raises(REFUSED, match=refusal(op, FLOATS[op][offset])):
             call(*args)
 
 
@@ -207,23 +207,25 @@ def test_a_compiled_backward_raises(op: str) -> None:
     compiled = torch.compile(
         lambda *args: first(call(*args)).float() * 2, backend="aot_eager", fullgraph=True
     )
-    wanted = 2 * first(call(*args)).float()
-    assert torch.equal(compiled(*args), wanted) and not compiled(*args).requires_grad
+    expected = 2 * first(call(*args)).float()
+    assert torch.equal(compiled(*args), expected) and not compiled(*args).requires_grad
     for dynamic in (False, True):
         if dynamic:
             torch._dynamo.mark_dynamic(args[0], 0)
         x = leaf(args[0])
-        got = compiled(x, *args[1:])
-        assert torch.equal(got, wanted)
+        actual = compiled(x, *args[1:])
+        assert torch.equal(actual, expected)
         with pytest.raises(REFUSED, match=refusal(op, FLOATS[op][0])):
-            got.sum().backward()
+            actual.sum().backward()
 
 
 def test_out_in_a_compiled_function() -> None:
-    x, *rest = arguments("gemm_mxfp8")
+    x, *remaining = arguments("gemm_mxfp8")
     out = torch.empty(2, 24, dtype=torch.bfloat16)
-    compiled = torch.compile(lambda x: rfops.gemm_mxfp8(x, *rest, out=out) * 2, backend="aot_eager")
-    assert torch.equal(compiled(x), 2 * rfops.gemm_mxfp8(x, *rest))
+    compiled = torch.compile(
+        lambda x: rfops.gemm_mxfp8(x, *remaining, out=out) * 2, backend="aot_eager"
+    )
+    assert torch.equal(compiled(x), 2 * rfops.gemm_mxfp8(x, *remaining))
     with pytest.raises(REFUSED, match=refusal("gemm_mxfp8", "x")):
         compiled(leaf(x))
 
@@ -279,10 +281,10 @@ def test_a_plan_is_not_found_where_a_gradient_is_wanted(plans: Plans) -> None:
 
 def test_metadata_that_cannot_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another layout of torch's tensors: no word tells, or two do. All tensors are asked then."""
-    assert min(found := modes._metadata()) > 0
+    assert min(result := modes._metadata()) > 0
     with torch.inference_mode(), Recorder() as mode:
-        assert modes._metadata() == found, "whatever is on when the launcher is loaded"
+        assert modes._metadata() == result, "whatever is on when the launcher is loaded"
     assert not mode.seen
     for words in ([7] * 8, [0] * 8):
-        monkeypatch.setattr(modes, "_words", lambda *_, words=words: words)
+        monkeypatch.setattr(modes, "_read_words", lambda *_, words=words: words)
         assert modes._metadata() == (0, 0)

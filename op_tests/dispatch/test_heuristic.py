@@ -14,8 +14,9 @@ from rfops.jit.arch import ARCH_SPECS
 from support.calls import default_config, default_moe, dense_call, grouped_call
 
 CHIP = ARCH_SPECS["gfx950"]
-WORK = Work(groups=256, waves=4, bytes=6e7, w_bytes=2.3e5, x_bytes=1e3, cycles=2400, waits=1,
-            registers=64)  # fmt: skip
+WORK = Work(
+    groups=256, waves=4, bytes=6e7, w_bytes=2.3e5, x_bytes=1e3, cycles=2400, waits=1, registers=64
+)
 
 
 def us(chip: Any = CHIP, **changes: Any) -> float:
@@ -46,21 +47,35 @@ def test_order_of_preference() -> None:
     """No idle wave, least time, fewest waves, fewest registers; else as they stand."""
     table = Columns(["idle", "slow", "many waves", "many registers", "best", "as good"])
     work = replace(
-        WORK, groups=np.array([1, 1, 256, 128, 128, 128]), waves=np.array([1, 1, 1, 1, 1, 1]),
-        registers=np.array([8, 8, 8, 64, 32, 32]), bytes=0, w_bytes=0, x_bytes=0, cycles=0,
-        waits=np.array([1, 9, 1, 1, 1, 1]), more_us=0,
+        WORK,
+        groups=np.array([1, 1, 256, 128, 128, 128]),
+        waves=np.array([1, 1, 1, 1, 1, 1]),
+        registers=np.array([8, 8, 8, 64, 32, 32]),
+        bytes=0,
+        w_bytes=0,
+        x_bytes=0,
+        cycles=0,
+        waits=np.array([1, 9, 1, 1, 1, 1]),
+        more_us=0,
         idle=np.array([True, False, False, False, False, False]),
-    )  # fmt: skip
+    )
     assert table.ranked(work.costs(replace(CHIP, dispatch_cycles=0))) == [
-        "best", "as good", "many registers", "many waves", "slow", "idle"
-    ]  # fmt: skip
+        "best",
+        "as good",
+        "many registers",
+        "many waves",
+        "slow",
+        "idle",
+    ]
 
 
 def test_every_hip_kernel_of_a_gemm_goes_by_it() -> None:
     hip = [k for op in ops().values() for k in op.kernels.values() if k.is_hip and k.Config]
     assert {kernel.name for kernel in hip if isinstance(kernel, Ranked)} >= {"gemv", "mfma", "moe"}
-    for c, op in ((dense_call(4, 2304, 6144), "gemm_mxfp8"),
-                  (grouped_call(4, 1536, 6144, 128, 4, 4), "grouped_gemm_mxfp8")):  # fmt: skip
+    for c, op in (
+        (dense_call(4, 2304, 6144), "gemm_mxfp8"),
+        (grouped_call(4, 1536, 6144, 128, 4, 4), "grouped_gemm_mxfp8"),
+    ):
         for kernel in ops()[op].kernels.values():
             if isinstance(kernel, Ranked):
                 ranked = list(kernel.candidates(c))
@@ -79,23 +94,23 @@ def test_every_hip_kernel_of_a_gemm_goes_by_it() -> None:
 def test_variants_of_the_published_layers(n: int, k: int, configs: list[str]) -> None:
     """Of M = 1, 2, 4 the GEMV's, of 8 and 16 the matrix cores': their counters were compared."""
     kernels = ("gemv", "gemv", "gemv", "mfma", "mfma")
-    found = [
+    results = [
         default_config(name, m, n, k) for name, m in zip(kernels, (1, 2, 4, 8, 16), strict=True)
     ]
-    assert [" ".join(map(str, vars(config).values())) for config in found] == configs
+    assert [" ".join(map(str, vars(config).values())) for config in results] == configs
 
 
 def test_variants_of_the_published_experts() -> None:
     def found(n: int, k: int) -> list[str]:
-        made = (default_moe(n, k, 128, m, 16) for m in (1, 4, 16))
-        return [" ".join(map(str, vars(config).values())) for config in made]
+        result = (default_moe(n, k, 128, m, 16) for m in (1, 4, 16))
+        return [" ".join(map(str, vars(config).values())) for config in result]
 
     assert found(1536, 6144) == ["16 1 3 8", "16 2 3 8", "16 4 2 4"]
     assert found(6144, 768) == ["16 2 3 1", "16 2 3 1", "16 4 2 1"]
 
 
 def test_prebuilt_variants_are_those_of_the_first_shapes() -> None:
-    made = prebuilt("gemm_mxfp8", "gemv", M=(1, 2, 17))("gfx950")
+    result = prebuilt("gemm_mxfp8", "gemv", M=(1, 2, 17))("gfx950")
     layers = ((2304, 6144), (6144, 2048), (1536, 6144), (6144, 1536))
-    wanted = [default_config("gemv", m, n, k).defines(m) for n, k in layers for m in (1, 2)]
-    assert [dict(pairs) for pairs in dict.fromkeys(tuple(d.items()) for d in wanted)] == made
+    expected = [default_config("gemv", m, n, k).defines(m) for n, k in layers for m in (1, 2)]
+    assert [dict(pairs) for pairs in dict.fromkeys(tuple(d.items()) for d in expected)] == result

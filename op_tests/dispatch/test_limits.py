@@ -62,7 +62,7 @@ LIMITS: list[tuple[str, str, dict[str, Any], int, str]] = [
     ("fused_moe_fp8", "triton", {"M": 2**26 - 256, "w1_dtype": "fp8", "R": 7, "K": 7}, 1, SLOTS),
     ("fused_moe_mxfp4", "triton", {"M": 2**26 - 256, "E": 8, "R": 7, "K": 7}, 1, SLOTS),
     ("fused_moe_mxfp8", "triton", {"E": 2**21 - 16, "R": 2**21 - 17, "M": 512, "K": 7}, 1, SLOTS),
-]  # fmt: skip
+]
 # Arguments that no kernel takes.
 OF_OPS: list[tuple[str, dict[str, Any], int, str]] = [
     ("moe_align_block_size", {"rows": 2**29 - 16 * 64, "E": 64, "block_size": 16}, 1, "topk_ids"),
@@ -73,22 +73,26 @@ OF_OPS: list[tuple[str, dict[str, Any], int, str]] = [
 ]
 
 
-def _pair(op: Op, arch: str, given: dict[str, Any], step: int) -> tuple[Call, Call]:
+def _pair(op: Op, arch: str, arguments: dict[str, Any], step: int) -> tuple[Call, Call]:
     """At the limit, and a step before."""
-    first = next(iter(given))
+    first = next(iter(arguments))
     small = {name: 8 if name in "BEK" and "E" in op.declaration.sizes else 64 for name in op.asked}
-    given = small | {name: value for name, value in given.items()}
-    return op.call_of(arch, **given), op.call_of(arch, **(given | {first: given[first] - step}))
+    arguments = small | {name: value for name, value in arguments.items()}
+    return op.call_of(arch, **arguments), op.call_of(
+        arch, **(arguments | {first: arguments[first] - step})
+    )
 
 
-@pytest.mark.parametrize(("name", "kernel", "given", "step", "words"), LIMITS, ids=str)
+@pytest.mark.parametrize(("name", "kernel", "arguments", "step", "text"), LIMITS, ids=str)
 def test_a_kernel_ends_at_its_limit(
-    name: str, kernel: str, given: dict[str, Any], step: int, words: str
+    name: str, kernel: str, arguments: dict[str, Any], step: int, text: str
 ) -> None:
     own = ops()[name].kernels[kernel]
-    at, before = _pair(ops()[name], "sm_90" if kernel == "staged" else "gfx950", given, step)
-    assert words in str(own.unsupported_reason(at))
-    assert words not in str(own.unsupported_reason(before))
+    offset, previous = _pair(
+        ops()[name], "sm_90" if kernel == "staged" else "gfx950", arguments, step
+    )
+    assert text in str(own.unsupported_reason(offset))
+    assert text not in str(own.unsupported_reason(previous))
 
 
 @pytest.mark.parametrize("name", ["fused_moe", "fused_moe_fp8", "fused_moe_mxfp4"])
@@ -103,13 +107,15 @@ def test_triton_ends_before_the_layout_that_it_calls(name: str) -> None:
         assert (align.unsupported_reason(inner, *inner.sizes.values()) is None) == is_taken
 
 
-@pytest.mark.parametrize(("name", "given", "step", "words"), OF_OPS, ids=str)
-def test_an_op_ends_at_its_limit(name: str, given: dict[str, Any], step: int, words: str) -> None:
+@pytest.mark.parametrize(("name", "arguments", "step", "text"), OF_OPS, ids=str)
+def test_an_op_ends_at_its_limit(
+    name: str, arguments: dict[str, Any], step: int, text: str
+) -> None:
     op = ops()[name]
-    at, before = _pair(op, "gfx950", given, step)
-    refused = op.unsupported_reason(at, *at.sizes.values())
-    assert refused is not None and refused[0] == words
-    assert op.unsupported_reason(before, *before.sizes.values()) is None
+    offset, previous = _pair(op, "gfx950", arguments, step)
+    refused = op.unsupported_reason(offset, *offset.sizes.values())
+    assert refused is not None and refused[0] == text
+    assert op.unsupported_reason(previous, *previous.sizes.values()) is None
 
 
 GEMMS = [(name, kernel) for name, op in ops().items() if "gemm" in name for kernel in op.kernels]
@@ -161,9 +167,9 @@ def test_the_rows_of_a_workgroup_end_at_2_gib(name: str, kernel: str, bits: int)
         ({"K": k, "M": 4, "N": 64}, step, f"{rows} rows of "),
         ({"N": -(-(2**30) // rows), "M": 4, "K": 1024}, 1, f"{rows} rows of out"),
     ):
-        at, before = _pair(ops()[name], "gfx950", given | fp8, back)
-        assert words in str(own.unsupported_reason(at)), given
-        assert words not in str(own.unsupported_reason(before)), given
+        offset, previous = _pair(ops()[name], "gfx950", given | fp8, back)
+        assert words in str(own.unsupported_reason(offset)), given
+        assert words not in str(own.unsupported_reason(previous)), given
 
 
 # Op, tile, bytes of a stage's operands, and of what is widened where no instruction takes FP4.

@@ -290,16 +290,16 @@ NO_RUNS: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("what", NO_RUNS)
-def test_a_variant_that_returns_no_run(config: Path, what: str) -> None:
+@pytest.mark.parametrize("label", NO_RUNS)
+def test_a_variant_that_returns_no_run(config: Path, label: str) -> None:
     """Said when the plan is made, by the call and by `prepare`, before anything is launched."""
-    made, message = NO_RUNS[what]
+    result, message = NO_RUNS[label]
 
     class Wrong(Extremes):
         def variant(self, c: Call, config: Any) -> Any:
             prepare = self.op.bind(c.device, None, c.arch).prepare
             two = prepare((64, 1, 1), "low x", sources={"high": "low"})
-            return made(prepare((64, 1, 1), "low high x"), two)
+            return result(prepare((64, 1, 1), "low high x"), two)
 
     text = "x: f32[M, N]\n-> low: f32[M]\n-> high: f32[M]"
     kernel = Wrong(compile_ops(MODULE, config=config)(extremes))
@@ -346,19 +346,21 @@ def test_two_results(config: Path) -> None:
         kernels=(Extremes(compile_ops(MODULE, config=config)(extremes)),),
     )
     x = random(5, 33)
-    wanted = x.amin(1), x.amax(1)
+    expected = x.amin(1), x.amax(1)
     for _ in range(2):
-        for given in ((None, None), (torch.empty(5), None), (None, torch.empty(5)), wanted):
-            got = op.call(x, *(None if g is None else torch.full_like(g, math.nan) for g in given))
-            assert all(map(torch.equal, got, wanted))
+        for given in ((None, None), (torch.empty(5), None), (None, torch.empty(5)), expected):
+            actual = op.call(
+                x, *(None if g is None else torch.full_like(g, math.nan) for g in given)
+            )
+            assert all(map(torch.equal, actual, expected))
     low, high = torch.empty(5), torch.empty(5)
-    assert op.call(x, low, high)[1] is high and torch.equal(high, wanted[1])
+    assert op.call(x, low, high)[1] is high and torch.equal(high, expected[1])
     with pytest.raises(ValueError, match=r"high must not overlap low|low must not overlap high"):
         op.call(x, low, low)
     torch.library.opcheck(getattr(torch.ops.rfops, op.name).default, (x,))
     torch.library.opcheck(getattr(torch.ops.rfops, f"{op.name}_out").default, (x, low, high))
     compiled = torch.compile(lambda x: op_call(op, x, None, low)[0] + 1, backend="aot_eager")
-    assert torch.equal(compiled(x), wanted[0] + 1) and torch.equal(low, wanted[1])
+    assert torch.equal(compiled(x), expected[0] + 1) and torch.equal(low, expected[1])
     with pytest.raises(ValueError, match=r"N must be positive, got N=0"):
         op.call(random(3, 0), None, None)
 
@@ -390,11 +392,11 @@ def test_any_leading_dimensions(config: Path) -> None:
     for shape in ((33,), (5, 33), (2, 3, 33), (6, 33), (2, 3, 33), (0, 33), (2, 0, 33)):
         x = random(*shape)
         peak = x.abs().amax(-1)
-        wanted = (x / peak.unsqueeze(-1), peak)
+        expected = (x / peak.unsqueeze(-1), peak)
         for given in ((None, None), (None, torch.full_like(peak, math.nan))):
-            got = op.call(x, *given)
-            assert [t.shape for t in got] == [t.shape for t in wanted]
-            assert all(map(torch.equal, got, wanted)) and given[1] in (None, got[1])
+            actual = op.call(x, *given)
+            assert [t.shape for t in actual] == [t.shape for t in expected]
+            assert all(map(torch.equal, actual, expected)) and given[1] in (None, actual[1])
     x = random(2, 3, 33)
     torch.library.opcheck(getattr(torch.ops.rfops, op.name).default, (x,))
     outs = torch.empty(2, 3, 33), torch.empty(2, 3)
@@ -527,11 +529,11 @@ def test_scratch_memory_is_a_threads_and_a_streams_own(monkeypatch: pytest.Monke
     monkeypatch.setattr(workspace, "_arenas", {})
     cpu = torch.device("cpu")
     scratch = Workspace(cpu, ((2, 5), torch.float32), (3, torch.int64), zeros=9)
-    ours, again, theirs = scratch(), scratch(), []
+    ours, repeated, theirs = scratch(), scratch(), []
     thread = threading.Thread(target=lambda: theirs.append(scratch()))
     thread.start()
     thread.join()
-    assert ours is again and [t.shape for t in ours] == [(2, 5), (3,), (9,)]
+    assert ours is repeated and [t.shape for t in ours] == [(2, 5), (3,), (9,)]
     assert [t.dtype for t in ours] == [torch.float32, torch.int64, torch.int32]
     assert not set(addresses(theirs[0])) & set(addresses(ours)) and not ours[2].any()
     spans = sorted((t.data_ptr(), t.data_ptr() + t.nbytes) for t in (*ours, *theirs[0]))
@@ -571,10 +573,10 @@ def test_scratch_memory_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_launch_that_fails_leaves_zeros() -> None:
     """Its successor would take them for workgroups that have arrived."""
     scratch = Workspace(torch.device("cpu"), (4, torch.float32), zeros=3)
-    seen = []
+    recorded_calls = []
 
     def launch(fails: bool, _parts: torch.Tensor, counts: torch.Tensor) -> None:
-        seen.append(counts.tolist())
+        recorded_calls.append(counts.tolist())
         if fails:
             counts.fill_(2)
             raise RuntimeError("half-way")
@@ -583,7 +585,7 @@ def test_a_launch_that_fails_leaves_zeros() -> None:
     for fails in (False, True, False):
         with pytest.raises(RuntimeError) if fails else contextlib.nullcontext():
             run(fails)  # type: ignore[arg-type]
-    assert seen == [[0, 0, 0]] * 3
+    assert recorded_calls == [[0, 0, 0]] * 3
 
 
 def test_large_scratch_memory_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -635,8 +637,8 @@ def test_in_place(config: Path) -> None:
         op_call(op, cache, x, slots)
         return cache * 2
 
-    got = torch.compile(twice, backend="aot_eager", fullgraph=True)(cache.zero_())
-    assert torch.equal(got, 2 * expected)
+    actual = torch.compile(twice, backend="aot_eager", fullgraph=True)(cache.zero_())
+    assert torch.equal(actual, 2 * expected)
 
 
 def find_starts(starts: torch.Tensor, count: torch.Tensor, group: torch.Tensor, n: u32) -> None:
@@ -669,8 +671,8 @@ def test_metadata_that_the_caller_keeps(config: Path, monkeypatch: pytest.Monkey
         with monkeypatch.context() as patch:
             patch.setattr(torch, "empty", lambda *_args, **_more: pytest.fail("allocates"))
             assert op.call(starts, count, group) is None
-        wanted = torch.searchsorted(group, torch.arange(64, dtype=torch.int32))
-        assert torch.equal(starts, wanted.int()) and count.tolist() == [groups[-1] + 1]
+        expected = torch.searchsorted(group, torch.arange(64, dtype=torch.int32))
+        assert torch.equal(starts, expected.int()) and count.tolist() == [groups[-1] + 1]
     for args, message in (
         ((starts[:32], count, group), r"starts must be a \[64\] tensor, got \[32\]"),
         ((starts, starts[:1], group), "starts must not overlap count"),
@@ -781,7 +783,7 @@ def test_weights_in_another_layout_are_a_type(config: Path) -> None:
         return op_call(op, x, *unwrap(w), None)
 
     x, w = random(70), random(70, seed=1)
-    packed = shuffled(w.flip(0), "reversed", known=("reversed",))
+    packed = shuffled(w.flip(0), "reversed", layouts=("reversed",))
     for _ in range(2):
         for given in (w, packed, packed.to("cpu")):
             assert torch.equal(public(x, given), x * w)
@@ -792,7 +794,7 @@ def test_weights_in_another_layout_are_a_type(config: Path) -> None:
     with pytest.raises(ValueError, match="w_layout must be raw or reversed, got '16x16'"):
         public(x, Shuffled(w, "16x16"))
     with pytest.raises(ValueError, match="layout must be one of reversed, got '8x8'"):
-        shuffled(w, "8x8", known=("reversed",))
+        shuffled(w, "8x8", layouts=("reversed",))
     assert packed.shape == w.shape and packed.device == w.device and packed.dtype == w.dtype
     assert "reversed" in repr(packed)
 
@@ -822,8 +824,15 @@ def test_the_notation() -> None:
     assert two.leader(two.results[0]).name == "w", "not x, nor the a that is of N without a star"
     starred = Declaration.parse("x: f32[*M, K]\n-> y: f32[*M]\n-> n: i32[1]")
     assert starred.sizes == ("M", "K") and starred.patterns == ()
-    for wrong in ("x", "x: f33[M]", "x: f32[M+1]", "x: f32[M] @", "x: a b", "x: f32[K^32]",
-                  "x: f32[M]\n-> y: f32[M] new\n-> z: f32[M]"):  # fmt: skip
+    for wrong in (
+        "x",
+        "x: f33[M]",
+        "x: f32[M+1]",
+        "x: f32[M] @",
+        "x: a b",
+        "x: f32[K^32]",
+        "x: f32[M]\n-> y: f32[M] new\n-> z: f32[M]",
+    ):
         with pytest.raises(ValueError):
             Declaration.parse(wrong)
 

@@ -52,16 +52,16 @@ def parse_config(backend: str, text: str, row: Row | None = None) -> Any:
 
 
 def decision(m: int, n: int = 480, k: int = 640, **chip: object) -> tuple[str, str]:
-    chosen = route(m, n, k, **chip)  # type: ignore[arg-type]
-    return chosen.rule, chosen.backend
+    selected = route(m, n, k, **chip)  # type: ignore[arg-type]
+    return selected.rule, selected.backend
 
 
 def test_exact_row(overlay: Write) -> None:
     overlay({"config": "m_tiles=1 n_tiles=2 steps=1 waves=3 split=1"})
-    chosen = route(8, 480, 640)
-    assert (chosen.rule, chosen.backend) == ("exact row", "mfma")
-    assert chosen.row is not None and "says: take mfma" in chosen.why
-    config = parse_config(chosen.backend, chosen.config, chosen.row)
+    selected = route(8, 480, 640)
+    assert (selected.rule, selected.backend) == ("exact row", "mfma")
+    assert selected.row is not None and "says: take mfma" in selected.why
+    config = parse_config(selected.backend, selected.config, selected.row)
     assert (config.n_tiles, config.waves) == (2, 3)
     assert decision(8, n=481)[0] == decision(8, k=672)[0] == "envelope default"
 
@@ -97,15 +97,15 @@ def test_an_own_bucket_comes_before_an_exact_row_of_another_chip(overlay: Write)
 
 @pytest.mark.parametrize(("m", "backend"), [(1, "gemv"), (4, "gemv"), (5, "mfma"), (16, "mfma")])
 def test_envelope_default(m: int, backend: str) -> None:
-    chosen = route(m, 480, 640)
-    assert (chosen.rule, chosen.backend, chosen.row) == ("envelope default", backend, None)
-    assert chosen.config == "" and "no row" in chosen.why
+    selected = route(m, 480, 640)
+    assert (selected.rule, selected.backend, selected.row) == ("envelope default", backend, None)
+    assert selected.config == "" and "no row" in selected.why
 
 
 def test_untuned_large_m_needs_a_row(overlay: Write) -> None:
-    chosen = route(17, 480, 640)
-    assert (chosen.rule, chosen.backend) == ("Triton", "triton")
-    assert chosen.why == "M=17 is above 16 and has no row" == chosen.refused["mfma"]
+    selected = route(17, 480, 640)
+    assert (selected.rule, selected.backend) == ("Triton", "triton")
+    assert selected.why == "M=17 is above 16 and has no row" == selected.refused["mfma"]
     overlay({"m": 20})
     assert decision(17) == ("nearest row", "mfma")
     assert decision(2000, n=480) == ("Triton", "triton")
@@ -116,33 +116,45 @@ def test_untuned_large_m_needs_a_row(overlay: Write) -> None:
 def test_envelope_comes_before_the_table(overlay: Write) -> None:
     """A row cannot make a kernel take what it does not take."""
     file = overlay(
-        {"m": 20, "kernel": "gemv"}, {"arch": "gfx942", "cu_num": 304}, {"m": 9, "kernel": "gemv"},
+        {"m": 20, "kernel": "gemv"},
+        {"arch": "gfx942", "cu_num": 304},
+        {"m": 9, "kernel": "gemv"},
         {"m": 24},
-    )  # fmt: skip
-    chosen = route(20, 480, 640)
-    assert (chosen.rule, chosen.backend) == ("nearest row", "mfma")
-    assert f"{file.name}:2 is nearer, but gemv: M=20 is not within 1 to 16" in chosen.why
-    chosen = route(8, 480, 640, arch="gfx942", cu_num=304)
-    assert (chosen.rule, chosen.backend) == ("Triton", "triton")
-    assert "no kernel for gfx942" in chosen.refused["mfma"]
-    chosen = route(9, 480, 640, torch.float32)
-    assert chosen.backend == "mfma" and "writes bfloat16, not float32" in chosen.refused["gemv"]
+    )
+    selected = route(20, 480, 640)
+    assert (selected.rule, selected.backend) == ("nearest row", "mfma")
+    assert f"{file.name}:2 is nearer, but gemv: M=20 is not within 1 to 16" in selected.why
+    selected = route(8, 480, 640, arch="gfx942", cu_num=304)
+    assert (selected.rule, selected.backend) == ("Triton", "triton")
+    assert "no kernel for gfx942" in selected.refused["mfma"]
+    selected = route(9, 480, 640, torch.float32)
+    assert selected.backend == "mfma" and "writes bfloat16, not float32" in selected.refused["gemv"]
 
 
 UNFIT = {  # the op, the row, the shape, what is said of the row and why
     "shape": (
-        "gemm_mxfp8", {"m": 20, "kernel": "gemv"}, {"m": 20, "n": 480, "k": 640},
-        "gemv does not take m=20 n=480 k=640 on gfx950", "M=20 is not within 1 to 16",
+        "gemm_mxfp8",
+        {"m": 20, "kernel": "gemv"},
+        {"m": 20, "n": 480, "k": 640},
+        "gemv does not take m=20 n=480 k=640 on gfx950",
+        "M=20 is not within 1 to 16",
     ),
     "config": (
         "fused_moe_mxfp4",
-        {"m": 4, "d": 256, "i": 256, "e": 8, "k": 2, "kernel": "hip",
-         "config": "m_tiles=4 up_n=4 up_k=1 down_n=4 down_k=1 ring=1"},
+        {
+            "m": 4,
+            "d": 256,
+            "i": 256,
+            "e": 8,
+            "k": 2,
+            "kernel": "hip",
+            "config": "m_tiles=4 up_n=4 up_k=1 down_n=4 down_k=1 ring=1",
+        },
         {"m": 4, "d": 256, "i": 256, "e": 8, "k": 2},
         "hip m_tiles=4 up_n=4 up_k=1 down_n=4 down_k=1 ring=1 does not take m=4 d=256",
         "a ring wants all of MXFP4 weights shuffled",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", UNFIT)
@@ -154,9 +166,9 @@ def test_an_own_row_that_does_not_fit_is_said(
     file, op = overlay(row, op=name), ops()[name]
     sizes = {size.upper(): value for size, value in shape.items()}
     for _ in range(2):
-        chosen = op.route(op.call_of("gfx950", **sizes))
-        assert chosen.row is None
-        assert f"{file.name}:2 is for the shape, but" in chosen.why and reason in chosen.why
+        decision = op.route(op.call_of("gfx950", **sizes))
+        assert decision.row is None
+        assert f"{file.name}:2 is for the shape, but" in decision.why and reason in decision.why
     (record,) = [r for r in caplog.records if "passed over" in r.getMessage()]
     said = record.getMessage()
     assert record.levelname == "WARNING"
@@ -175,11 +187,11 @@ def test_a_shipped_row_holds_where_an_own_one_does_not_fit(
     not."""
     key = {"cu_num": 256, "n": 2304, "k": 6144}
     overlay({**key, "m": 16, "kernel": "gemv"}, {**key, "m": 32, "kernel": "gemv"})
-    chosen = route(16, 2304, 6144)
-    assert chosen.row is not None and chosen.row.is_own and chosen.backend == "gemv"
-    chosen = route(32, 2304, 6144)
-    assert chosen.row is not None and not chosen.row.is_own
-    assert (chosen.rule, chosen.backend) == ("exact row", "mfma")
+    selected = route(16, 2304, 6144)
+    assert selected.row is not None and selected.row.is_own and selected.backend == "gemv"
+    selected = route(32, 2304, 6144)
+    assert selected.row is not None and not selected.row.is_own
+    assert (selected.rule, selected.backend) == ("exact row", "mfma")
     (record,) = [r for r in caplog.records if "passed over" in r.getMessage()]
     assert "M=32 is not within 1 to 16" in record.getMessage()
 
@@ -217,21 +229,24 @@ def test_an_own_row_that_fits_is_not_spoken_of(
 def test_a_row_says_triton(overlay: Write) -> None:
     overlay(
         {"kernel": "triton"},
-        {"m": 16, "kernel": "triton",
-         "config": "method=scaled block_m=16 block_n=32 block_k=256 splits=2"},
-    )  # fmt: skip
-    chosen = route(8, 480, 640)
-    assert (chosen.rule, chosen.backend, chosen.config) == ("exact row", "triton", "")
-    chosen = route(16, 480, 640)
-    config = parse_config(chosen.backend, chosen.config, chosen.row)
+        {
+            "m": 16,
+            "kernel": "triton",
+            "config": "method=scaled block_m=16 block_n=32 block_k=256 splits=2",
+        },
+    )
+    selected = route(8, 480, 640)
+    assert (selected.rule, selected.backend, selected.config) == ("exact row", "triton", "")
+    selected = route(16, 480, 640)
+    config = parse_config(selected.backend, selected.config, selected.row)
     assert (config.method, config.block_n, config.splits) == ("scaled", 32, 2)
 
 
 def test_torch_is_last(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton_launch, "missing", lambda: "Triton is not installed")
-    chosen = route(20, 480, 640)
-    assert (chosen.rule, chosen.backend) == ("torch", "torch")
-    assert chosen.why.endswith("triton: Triton is not installed")
+    selected = route(20, 480, 640)
+    assert (selected.rule, selected.backend) == ("torch", "torch")
+    assert selected.why.endswith("triton: Triton is not installed")
     assert decision(2) == ("envelope default", "gemv")
 
 
@@ -246,9 +261,9 @@ def test_beyond_2_gib() -> None:
 
 @pytest.mark.parametrize("arch", ["sm_90", "sm_100"])
 def test_nvidia_takes_triton(arch: str) -> None:
-    chosen = route(1, 2304, 6144, arch=arch, cu_num=132)
-    assert (chosen.rule, chosen.backend) == ("Triton", "triton")
-    assert f"no kernel for {arch}" in chosen.refused["gemv"]
+    selected = route(1, 2304, 6144, arch=arch, cu_num=132)
+    assert (selected.rule, selected.backend) == ("Triton", "triton")
+    assert f"no kernel for {arch}" in selected.refused["gemv"]
 
 
 def test_chip_of_an_nvidia_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,14 +276,19 @@ def test_chip_of_an_nvidia_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_chip_of_the_virtual_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its part's compute units, unless that is one of another architecture."""
-    found = {}
-    for arch, part in (("gfx942", ""), ("gfx942", "MI308X"), ("gfx942", "MI300A"),
-                       ("gfx950", "MI308X"), ("gfx950", "MI350X")):  # fmt: skip
+    results = {}
+    for arch, part in (
+        ("gfx942", ""),
+        ("gfx942", "MI308X"),
+        ("gfx942", "MI300A"),
+        ("gfx950", "MI308X"),
+        ("gfx950", "MI350X"),
+    ):
         monkeypatch.setenv("RFOPS_VGPU_ARCH", arch)
         monkeypatch.setenv("RFOPS_VGPU_PART", part)
-        found[arch, part] = routing.chip(torch.device("cpu"))
-    assert [units for _, units in found.values()] == [304, 80, 228, 256, 256]
-    assert [arch for arch, _ in found.values()] == [arch for arch, _ in found]
+        results[arch, part] = routing.chip(torch.device("cpu"))
+    assert [units for _, units in results.values()] == [304, 80, 228, 256, 256]
+    assert [arch for arch, _ in results.values()] == [arch for arch, _ in results]
 
 
 def test_chip_of_an_amd_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -286,8 +306,8 @@ def test_chip_of_an_amd_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def grouped(m: int, n: int, k: int, e: int, a_div: int, weight: bool) -> tuple[str, str]:
-    chosen = grouped_route(m, n, k, e, 4, a_div, weight)
-    return chosen.rule, chosen.backend
+    selected = grouped_route(m, n, k, e, 4, a_div, weight)
+    return selected.rule, selected.backend
 
 
 @pytest.mark.parametrize(
@@ -347,7 +367,7 @@ def test_conflicts(
     file = overlay(
         {"origin": first, "kernel": "gemv"}, {"m": 2}, {"origin": second, "kernel": "triton"}
     )
-    before, when = file.read_bytes(), file.stat().st_mtime_ns
+    previous, when = file.read_bytes(), file.stat().st_mtime_ns
     later = ORIGINS.index(second) >= ORIGINS.index(first)
     monkeypatch.setattr(log.get(), "propagate", True)
     assert decision(8) == ("exact row", "triton" if later else "gemv")
@@ -357,14 +377,14 @@ def test_conflicts(
     held, dropped = (4, 2) if later else (2, 4)
     assert f"line {held} holds, by {rule}" in conflict and f"line {dropped} (" in conflict
     assert sum("decide differently" in message for message in caplog.messages) == 1
-    assert (file.read_bytes(), file.stat().st_mtime_ns) == (before, when)
+    assert (file.read_bytes(), file.stat().st_mtime_ns) == (previous, when)
 
 
 def test_rows_that_agree_are_no_conflict(overlay: Write) -> None:
     overlay({"us": 3}, {"us": 4, "origin": "measured"})
     assert TABLES["gemm_mxfp8"].load().conflicts == ()
-    chosen = route(8, 480, 640)
-    assert chosen.row is not None and chosen.row.origin == "measured"
+    selected = route(8, 480, 640)
+    assert selected.row is not None and selected.row.origin == "measured"
 
 
 def test_the_users_rows_replace_shipped_ones(overlay: Write) -> None:
@@ -428,8 +448,8 @@ def test_wrong_header(header: str, column: str, overlay: Write) -> None:
 
 def test_empty_lines_are_nothing(overlay: Write) -> None:
     overlay("\n" + line() + "\n\n")
-    chosen = route(8, 480, 640)
-    assert chosen.row is not None and chosen.row.line == 3
+    selected = route(8, 480, 640)
+    assert selected.row is not None and selected.row.line == 3
 
 
 def test_columns_may_stand_in_any_order(overlay: Write) -> None:
@@ -468,8 +488,8 @@ def test_a_corrupt_table_is_no_error_of_the_import(overlay: Write) -> None:
         "try: rfops.gemm_mxfp8(x, x, s, s)\n"
         "except rfops.ConfigError as e: print(e)"
     )
-    done = python(code, check=True)
-    assert f"{file}, line 2, column cu_num" in done.stdout
+    completed = python(code, check=True)
+    assert f"{file}, line 2, column cu_num" in completed.stdout
 
 
 # ---------------------------------------------------------------- untuned shapes
@@ -548,8 +568,20 @@ def test_why_grouped(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_why_of_routed_experts(capsys: pytest.CaptureFixture[str]) -> None:
     """Of 257 experts one is shared, which counts among the eight and one that a token has."""
-    shape = ("--m", "16", "--d", "7168", "--i", "256", "--e", "257", "--w-layout", "16x16",
-             "--scale-layout", "32x8")  # fmt: skip
+    shape = (
+        "--m",
+        "16",
+        "--d",
+        "7168",
+        "--i",
+        "256",
+        "--e",
+        "257",
+        "--w-layout",
+        "16x16",
+        "--scale-layout",
+        "32x8",
+    )
     out = why(capsys, "fused_moe_mxfp4", *shape, "--k", "8", "--r", "256")
     assert "rule        exact row" in out and "e=257 k=9: hip" in out, out
     assert "exact row" not in why(capsys, "fused_moe_mxfp4", *shape, "--k", "8")
@@ -633,9 +665,9 @@ def test_the_shipped_tables_are_sound(name: str, caplog: pytest.LogCaptureFixtur
             op = ops()[name]
             sizes = (1 if size is None else size for size in row.sizes)
             given = dict(zip(op.table, sizes, strict=True))
-            chosen = op.route(op.call_of(row.arch, row.cu_num, **given, **LIKE.get(name, {})))
-            assert (chosen.backend, chosen.config) == (row.kernel, row.config), row
-            assert chosen.row is row and chosen.rule == "exact row"
+            decision = op.route(op.call_of(row.arch, row.cu_num, **given, **LIKE.get(name, {})))
+            assert (decision.backend, decision.config) == (row.kernel, row.config), row
+            assert decision.row is row and decision.rule == "exact row"
     assert not caplog.records and not any(row.is_own for row in table.rows)
 
 
@@ -710,11 +742,13 @@ def test_supports() -> None:
 
 
 def test_a_row_takes_effect_in_a_call(
-    overlay: Write, monkeypatch: pytest.MonkeyPatch, gfx950: torch.device,
+    overlay: Write,
+    monkeypatch: pytest.MonkeyPatch,
+    gfx950: torch.device,
     request: pytest.FixtureRequest,
-) -> None:  # fmt: skip
+) -> None:
     """The kernel that ran is the row's: its grid has a workgroup for each row of w."""
-    monkeypatch.setattr(OP, "plans", OP.plans.fresh())
+    monkeypatch.setattr(OP, "plans", OP.plans.new_table())
     config = routing.config_text(GemvConfig(lanes=64, rows=1, steps=1, waves=2))
     overlay({"m": 1, "n": 24, "k": 64, "kernel": "gemv", "config": config})
     launches: list[tuple[object, ...]] = []
@@ -746,8 +780,8 @@ for m in (1, 1, 3):
 """
     said = {}
     for level in ("dispatch", "info"):
-        done = python(code, check=True, RFOPS_LOG=level)
-        lines = [line for line in done.stderr.splitlines() if "by the rule" in line]
+        completed = python(code, check=True, RFOPS_LOG=level)
+        lines = [line for line in completed.stderr.splitlines() if "by the rule" in line]
         said[level] = [line for line in lines if line.startswith("rfops: gemm_mxfp8")]
         assert len(lines) - len(said[level]) == 3 * (level == "dispatch"), "of quant_mxfp8"
     start = "rfops: gemm_mxfp8 M={} N=16 K=64 on gfx950: gemv, by the rule 'envelope default'"

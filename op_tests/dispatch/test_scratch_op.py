@@ -110,12 +110,12 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModuleType]:
 def op(scratch: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Op:
     monkeypatch.delenv("RFOPS_CONFIGS", raising=False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    made: Op = scratch.OP
-    return made
+    result: Op = scratch.OP
+    return result
 
 
-def run(words: str, capsys: pytest.CaptureFixture[str], status: int = 0) -> str:
-    assert cli.main(words.split()) == status, capsys.readouterr().err
+def run(text: str, capsys: pytest.CaptureFixture[str], status: int = 0) -> str:
+    assert cli.main(text.split()) == status, capsys.readouterr().err
     return capsys.readouterr().out
 
 
@@ -124,8 +124,8 @@ def test_call_guards_and_plans(op: Op, scratch: ModuleType) -> None:
     out = torch.full_like(x, float("nan"))
     assert op.call(x, scale, out, None) is out
     torch.testing.assert_close(out, scratch.reference(x, scale))
-    again = op.call(x, scale, None, None)  # by the plan
-    torch.testing.assert_close(again, out)
+    repeated = op.call(x, scale, None, None)  # by the plan
+    torch.testing.assert_close(repeated, out)
     assert op.call(x[:0], scale[:0], None, None).shape == (0, 64)
     with pytest.raises(ValueError, match=r"scratch_scale: scale must be a \[M=3\] tensor"):
         op.call(x, torch.randn(4), None, None)
@@ -141,8 +141,8 @@ def test_call_guards_and_plans(op: Op, scratch: ModuleType) -> None:
 
 
 def test_opcheck(op: Op) -> None:
-    made = torch.ops.rfops.scratch_scale
-    torch.library.opcheck(made.default, (torch.randn(2, 64), torch.randn(2), ""))
+    result = torch.ops.rfops.scratch_scale
+    torch.library.opcheck(result.default, (torch.randn(2, 64), torch.randn(2), ""))
 
 
 def test_why(op: Op, capsys: pytest.CaptureFixture[str]) -> None:

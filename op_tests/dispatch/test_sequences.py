@@ -219,7 +219,7 @@ def test_a_part_of_its_own(through: str, monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.parametrize("part", ["MI300X", "MI308X", "MI355X"])
 def test_plans_of_another_part(through: str, part: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    plans = ops()["gemm_mxfp8"].plans.fresh()
+    plans = ops()["gemm_mxfp8"].plans.new_table()
     monkeypatch.setenv("RFOPS_VGPU_PART", "MI350X")
     plans.add("plan", torch.ones(3))
     assert plans.find(torch.ones(3)) == "plan"
@@ -229,7 +229,7 @@ def test_plans_of_another_part(through: str, part: str, monkeypatch: pytest.Monk
 
 def test_values_are_told_apart_by_their_bits(through: str) -> None:
     """0.0 equals -0.0 and is another value; a NaN equals nothing and is found nevertheless."""
-    plans = ops()["gemm_mxfp8"].plans.fresh()
+    plans = ops()["gemm_mxfp8"].plans.new_table()
     plans.add("plan", 0.0, torch.ones(3))
     assert plans.find(0.0, torch.ones(3)) == "plan"
     assert plans.find(-0.0, torch.ones(3)) is None
@@ -240,7 +240,7 @@ def test_values_are_told_apart_by_their_bits(through: str) -> None:
 
 def test_values_that_numpy_made(through: str) -> None:
     """np.float64(0.0) is a float too, and equals its negative."""
-    plans = ops()["gemm_mxfp8"].plans.fresh()
+    plans = ops()["gemm_mxfp8"].plans.new_table()
     plans.add("plan", np.float64(0.0), torch.ones(3))
     assert plans.find(np.float64(-0.0), torch.ones(3)) is None
 

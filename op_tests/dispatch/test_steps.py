@@ -166,9 +166,12 @@ def test_steps_share_a_workspace_and_temporaries(kernels: dict[str, CompiledOp])
 def test_steps_that_fail_leave_zeros(kernels: dict[str, CompiledOp]) -> None:
     temporaries = {"half": (100, torch.float32)}
     run = run_steps(
-        CPU, ("out", "x", "y"), steps_of(kernels, failing=True), zeros={"counts": 4},
+        CPU,
+        ("out", "x", "y"),
+        steps_of(kernels, failing=True),
+        zeros={"counts": 4},
         temporaries=temporaries,
-    )  # fmt: skip
+    )
     assert isinstance(run, Launches)
     tensors = run.tensors(torch.empty(100), X, Y)
     counts = dict(zip(run.names, tensors, strict=True))["counts"]

@@ -35,11 +35,18 @@ class Marked(torch.Tensor):
 
 def values_of_wrong_types(good: torch.Tensor) -> dict[str, Any]:
     return {
-        "an int": 3, "a float": 1.5, "a str": "x", "a list": [1.0, 2.0], "a tuple": (),
-        "an empty list": [], "a list of lists": [[0, 1], [1, 0]],
-        "a list of tensors": [good], "numpy's array": np.zeros((2, 2), np.float32),
-        "a dtype": torch.float32, "a class": torch.Tensor,
-    }  # fmt: skip
+        "an int": 3,
+        "a float": 1.5,
+        "a str": "x",
+        "a list": [1.0, 2.0],
+        "a tuple": (),
+        "an empty list": [],
+        "a list of lists": [[0, 1], [1, 0]],
+        "a list of tensors": [good],
+        "numpy's array": np.zeros((2, 2), np.float32),
+        "a dtype": torch.float32,
+        "a class": torch.Tensor,
+    }
 
 
 def strange_tensors(good: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
@@ -76,48 +83,48 @@ def warm(
 ) -> tuple[Case, list[Any]]:
     """A call that has a plan, from which a strange argument must differ."""
     case = request.param
-    monkeypatch.setattr(case.op, "plans", case.op.plans.fresh())
+    monkeypatch.setattr(case.op, "plans", case.op.plans.new_table())
     args = arguments(case)
     case.op.call(*args)
     return case, args
 
 
-def assert_refused(case: Case, args: list[Any], name: str, what: str) -> None:
+def assert_refused(case: Case, args: list[Any], name: str, label: str) -> None:
     for mode in (contextlib.nullcontext(), Watch()):
         with mode, pytest.raises(ValueError) as error:
             case.op.call(*args)
-            pytest.fail(f"{case} {name}: {what} is taken")
+            pytest.fail(f"{case} {name}: {label} is taken")
         text = str(error.value)
         head = f"{case.op.name}: {name}"
-        assert text.startswith(head) and " must be " in text and ", got " in text, (what, text)
-        assert "; " in text and len(text) < 400, (what, text)
+        assert text.startswith(head) and " must be " in text and ", got " in text, (label, text)
+        assert "; " in text and len(text) < 400, (label, text)
 
 
 def test_wrong_types(warm: tuple[Case, list[Any]]) -> None:
     case, args = warm
-    for at, place, arg, tensor in tensors_of(case.op, args):
+    for offset, position, arg, tensor in tensors_of(case.op, args):
         bad = values_of_wrong_types(tensor)
         if not arg.optional:
             bad["None"] = None
-        for what, value in bad.items():
-            if place <= 0:
-                assert_refused(case, replaced(args, at, place, value), arg.name, what)
+        for label, value in bad.items():
+            if position <= 0:
+                assert_refused(case, replaced(args, offset, position, value), arg.name, label)
     for i, result in enumerate(case.op.declaration.passed):
-        for what, value in values_of_wrong_types(torch.zeros(2)).items():
+        for label, value in values_of_wrong_types(torch.zeros(2)).items():
             wrong = replaced(args, case.op.num_inputs + i, -1, value)
-            assert_refused(case, wrong, result.name, what)
+            assert_refused(case, wrong, result.name, label)
 
 
 def test_strange_tensors(warm: tuple[Case, list[Any]]) -> None:
     case, args = warm
-    for at, place, arg, tensor in tensors_of(case.op, args):
-        for what, value in strange_tensors(tensor):
-            given = replaced(args, at, place, value)
-            if what == "meta":  # torch's dispatcher answers with meta tensors
+    for offset, position, arg, tensor in tensors_of(case.op, args):
+        for label, value in strange_tensors(tensor):
+            given = replaced(args, offset, position, value)
+            if label == "meta":  # torch's dispatcher answers with meta tensors
                 with pytest.raises(ValueError, match=rf"{arg.name}\S* must be on"):
                     case.op.call(*given)
             else:
-                assert_refused(case, given, arg.name, what)
+                assert_refused(case, given, arg.name, label)
 
 
 def test_a_strange_result(warm: tuple[Case, list[Any]]) -> None:
@@ -127,10 +134,10 @@ def test_a_strange_result(warm: tuple[Case, list[Any]]) -> None:
     for i, (arg, result) in enumerate(zip(case.op.declaration.passed, results, strict=False)):
         given = replaced(args, case.op.num_inputs + i, -1, torch.empty_like(result))
         case.op.call(*given)  # so that there is a plan
-        for what, value in strange_tensors(result):
-            if what != "meta":
+        for label, value in strange_tensors(result):
+            if label != "meta":
                 wrong = replaced(args, case.op.num_inputs + i, -1, value)
-                assert_refused(case, wrong, arg.name, what)
+                assert_refused(case, wrong, arg.name, label)
 
 
 @pytest.mark.parametrize("case", FIRST, ids=str)
@@ -140,15 +147,16 @@ def test_a_subclass_is_the_tensor(case: Case) -> None:
 
     def call(given: list[Any]) -> list[torch.Tensor]:
         copies = [v.clone() if i in written and v is not None else v for i, v in enumerate(given)]
-        made = case.op.call(*copies)
-        return [made] if isinstance(made, torch.Tensor) else list(made or ())
+        result = case.op.call(*copies)
+        return [result] if isinstance(result, torch.Tensor) else list(result or ())
 
-    wanted = call(args)
-    for at, place, _arg, tensor in tensors_of(case.op, args):
-        got = call(replaced(args, at, place, tensor.as_subclass(Marked)))
-        for one, other in zip(got, wanted, strict=True):
-            assert torch.equal(one.as_subclass(torch.Tensor).view(torch.uint8),
-                               other.view(torch.uint8))  # fmt: skip
+    expected = call(args)
+    for offset, position, _arg, tensor in tensors_of(case.op, args):
+        actual = call(replaced(args, offset, position, tensor.as_subclass(Marked)))
+        for one, other in zip(actual, expected, strict=True):
+            assert torch.equal(
+                one.as_subclass(torch.Tensor).view(torch.uint8), other.view(torch.uint8)
+            )
 
 
 def test_the_negative_bit_is_found() -> None:
@@ -158,7 +166,7 @@ def test_the_negative_bit_is_found() -> None:
     with torch.inference_mode():
         tensors = torch.ones(3), torch._neg_view(torch.ones(3)), torch.ones(2, 2).T
     for tensor in (*tensors, torch._neg_view(torch.ones(4)), torch.ones(5, requires_grad=True)):
-        (word,) = modes._words(tensor._cdata + offset, 1)
+        (word,) = modes._read_words(tensor._cdata + offset, 1)
         assert bool(word & bit) == tensor.is_neg()
 
 
@@ -166,17 +174,17 @@ def test_the_negative_bit_is_found() -> None:
 def test_an_ambiguous_negative_bit_is_not_used(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """(0, 0): the native table then asks each tensor."""
     offset, _ = modes.negative_bit()
-    words, negated = modes._words, torch._neg_view
+    words, negated = modes._read_words, torch._neg_view
 
     def twice(address: int, count: int) -> list[int]:
-        found = words(address, count)
-        return [*found[:-1], found[offset // 8]]
+        result = words(address, count)
+        return [*result[:-1], result[offset // 8]]
 
     def on_another_device(tensor: torch.Tensor) -> torch.Tensor:
         return negated(tensor) if tensor.is_floating_point() else tensor.to("meta")
 
     if case == "the keys stand twice":
-        monkeypatch.setattr(modes, "_words", twice)
+        monkeypatch.setattr(modes, "_read_words", twice)
     else:
         monkeypatch.setattr(torch, "_neg_view", on_another_device)
     assert modes.negative_bit() == (0, 0)
@@ -199,10 +207,10 @@ def test_wrong_types_of_public_arguments(case: Case) -> None:
         bad = values_of_wrong_types(torch.zeros(2))
         if name in tensors and not tensors[name].optional:
             bad["None"] = None
-        for what, value in bad.items():
+        for label, value in bad.items():
             with pytest.raises(ValueError, match=rf"^{case.op.name}\w*: .* must be .*, got "):
                 function(**{**good, name: value})
-                pytest.fail(f"{name}: {what} is taken")
+                pytest.fail(f"{name}: {label} is taken")
 
 
 def test_every_op_has_a_public_function_or_stands_behind_one() -> None:

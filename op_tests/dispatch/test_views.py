@@ -50,22 +50,22 @@ def test_arguments_by_every_kernel(case: Case, arch: str) -> None:
 def assert_views(case: Case, every_kernel: bool) -> None:
     op, args = case.op, arguments(case)
     op.call(*args_of(op, args))  # the contiguous call is taken
-    wrong: list[str] = []
-    for at, place, arg, tensor in tensors_of(op, args):
-        if place > 0:  # of a table of tensors the first one stands for all
+    mismatches: list[str] = []
+    for at, position, arg, tensor in tensors_of(op, args):
+        if position > 0:  # of a table of tensors the first one stands for all
             continue
-        seen: set[str] = set()
+        recorded_calls: set[str] = set()
         for name, strides, offset in layouts(tensor.shape, tensor.itemsize):
             view = lay(tensor, strides, offset)
             try:
-                compared = _compare(op, args, at, place, view, every_kernel, seen)
-                _compare_call(op, args, at, place, lay(tensor, strides, offset, GUARD), compared)
+                compared = _compare(op, args, at, position, view, every_kernel, recorded_calls)
+                _compare_call(op, args, at, position, lay(tensor, strides, offset, GUARD), compared)
             except ValueError as error:
                 if not is_refusal(op, error):
-                    wrong.append(f"{arg.name} {name}: {error}")
+                    mismatches.append(f"{arg.name} {name}: {error}")
             except AssertionError as error:
-                wrong.append(f"{arg.name} {name} {list(view.stride())}: {error}")
-    assert not wrong, f"{case}:\n" + "\n".join(wrong)
+                mismatches.append(f"{arg.name} {name} {list(view.stride())}: {error}")
+    assert not mismatches, f"{case}:\n" + "\n".join(mismatches)
 
 
 def is_refusal(op: Op, error: ValueError) -> bool:
@@ -73,15 +73,20 @@ def is_refusal(op: Op, error: ValueError) -> bool:
 
 
 def _compare(
-    op: Op, args: Sequence[Any], at: int, place: int, view: torch.Tensor, every: bool,
+    op: Op,
+    args: Sequence[Any],
+    offset: int,
+    position: int,
+    view: torch.Tensor,
+    every: bool,
     seen: set[str],
-) -> list[torch.Tensor] | None:  # fmt: skip
+) -> list[torch.Tensor] | None:
     """The result of the route's kernel, if that was run. Raises ValueError for a refusal."""
-    strange = replaced(args, at, place, view)
-    plain = replaced(args, at, place, view.contiguous().clone())
+    strange = replaced(args, offset, position, view)
+    plain = replaced(args, offset, position, view.contiguous().clone())
     c, _ = op.check(tuple(strange))
     kernel, _, config = op.decide(c, None, None)
-    found = None
+    result = None
     for other in op.kernels.values():
         is_own = other.name == kernel.name
         # Triton compiles for each kind of stride: once an argument has to do by default.
@@ -89,26 +94,30 @@ def _compare(
         if other.unsupported_reason(c) or (not every and (not is_own or is_slow)):
             continue
         seen.add(other.name)
-        chosen = config if is_own else other.default(c)
+        selected = config if is_own else other.default(c)
         with checked():
-            got = run(op, other, chosen, strange)
-        assert_same(got, run(op, other, chosen, plain), other)
-        found = got if is_own else found
-    return found
+            actual = run(op, other, selected, strange)
+        assert_same(actual, run(op, other, selected, plain), other)
+        result = actual if is_own else result
+    return result
 
 
 def _compare_call(
-    op: Op, args: Sequence[Any], at: int, place: int, view: torch.Tensor,
-    wanted: list[torch.Tensor] | None,
-) -> None:  # fmt: skip
+    op: Op,
+    args: Sequence[Any],
+    offset: int,
+    position: int,
+    view: torch.Tensor,
+    expected: list[torch.Tensor] | None,
+) -> None:
     """The op itself, its plans forgotten, on a view with poison around it."""
-    if wanted is None:
+    if expected is None:
         return
     op.plans.clear()
-    given = args_of(op, replaced(args, at, place, view))
+    given = args_of(op, replaced(args, offset, position, view))
     results = flat(op.call(*given))
-    for got, want in zip(results, wanted, strict=False):
-        assert torch.equal(bits(got), bits(want)), "the call and its kernel differ"
+    for actual, want in zip(results, expected, strict=False):
+        assert torch.equal(bits(actual), bits(want)), "the call and its kernel differ"
 
 
 def args_of(op: Op, args: Sequence[Any]) -> list[Any]:
@@ -137,16 +146,18 @@ def checked() -> Iterator[None]:
     assert not c.findings, "\n".join(map(str, c.findings))
 
 
-def assert_same(got: list[torch.Tensor], want: list[torch.Tensor], kernel: Kernel) -> None:
-    for one, other in zip(got, want, strict=True):
+def assert_same(actual: list[torch.Tensor], want: list[torch.Tensor], kernel: Kernel) -> None:
+    for one, other in zip(actual, want, strict=True):
         if kernel.name in ("torch", "bmm") and one.is_floating_point():
             # BLAS sums in another order for other strides.
             close = torch.finfo(one.dtype).eps if one.itemsize < 4 else 2.0**-16
             difference = (one.double() - other.double()).norm()
             assert difference <= 4 * close * other.double().norm(), kernel.name
         else:
-            at = (bits(one) != bits(other)).nonzero()[:1].tolist()
-            assert not at, f"{kernel.name}: differs from the contiguous call from byte {at[0]} on"
+            offset = (bits(one) != bits(other)).nonzero()[:1].tolist()
+            assert not offset, (
+                f"{kernel.name}: differs from the contiguous call from byte {offset[0]} on"
+            )
 
 
 def flat(results: Any) -> list[torch.Tensor]:
@@ -163,13 +174,13 @@ def test_results(case: Case, arch: str) -> None:
     """What the caller gives for a result: expanded and overlapping ones are refused, others filled
     in, between their elements nothing is written."""
     op, args = case.op, arguments(case)
-    wanted = flat(op.call(*args_of(op, args)))
-    wrong = []
-    for i, (arg, want) in enumerate(zip(op.declaration.passed, wanted, strict=True)):
+    expected = flat(op.call(*args_of(op, args)))
+    mismatches = []
+    for i, (arg, want) in enumerate(zip(op.declaration.passed, expected, strict=True)):
         for name, strides, offset in layouts(want.shape, want.itemsize):
             out = lay(want, strides, offset, GUARD)
             storage = torch.empty(0, dtype=torch.uint8).set_(out.untyped_storage())
-            before = storage.clone()
+            previous = storage.clone()
             poison_places(out)
             given = args_of(op, args)
             given[op.num_inputs + i] = out
@@ -177,17 +188,19 @@ def test_results(case: Case, arch: str) -> None:
                 returned = flat(op.call(*given))[i]
             except ValueError as error:
                 if not is_refusal(op, error):
-                    wrong.append(f"{arg.name} {name}: {error}")
+                    mismatches.append(f"{arg.name} {name}: {error}")
                 continue
             if not has_own_places(want.shape, strides):
-                wrong.append(f"{arg.name} {name} {strides}: taken, though elements share places")
+                mismatches.append(
+                    f"{arg.name} {name} {strides}: taken, though elements share places"
+                )
             elif returned is not out or not torch.equal(bits(out), bits(want)):
-                wrong.append(f"{arg.name} {name} {strides}: another result")
+                mismatches.append(f"{arg.name} {name} {strides}: another result")
             else:
-                poison_places(out, before, storage)
-                if not torch.equal(storage, before):
-                    wrong.append(f"{arg.name} {name} {strides}: wrote beside its elements")
-    assert not wrong, f"{case}:\n" + "\n".join(wrong)
+                poison_places(out, previous, storage)
+                if not torch.equal(storage, previous):
+                    mismatches.append(f"{arg.name} {name} {strides}: wrote beside its elements")
+    assert not mismatches, f"{case}:\n" + "\n".join(mismatches)
 
 
 def poison_places(
@@ -210,8 +223,8 @@ def test_a_result_in_an_input(case: Case, arch: str) -> None:
     op, args = case.op, arguments(case)
     results = flat(op.call(*args_of(op, args)))
     for i, want in enumerate(results):
-        for at, place, arg, tensor in tensors_of(op, args):
-            if tensor.numel() == 0 or place > 0:
+        for offset, position, arg, tensor in tensors_of(op, args):
+            if tensor.numel() == 0 or position > 0:
                 continue
             size, own = want.numel() * want.itemsize, tensor.numel() * tensor.itemsize
             memory = torch.zeros(own + 2 * size + 64, dtype=torch.uint8)
@@ -221,9 +234,9 @@ def test_a_result_in_an_input(case: Case, arch: str) -> None:
             last = -(-own // 64) * 64 - 64  # a boundary within its last 64 bytes
             for start in {first, first + last}:
                 out = memory[start : start + size].view(want.dtype).view(want.shape)
-                given = args_of(op, replaced(args, at, place, inside))
+                given = args_of(op, replaced(args, offset, position, inside))
                 if getattr(arg, "written", False):
-                    given = replaced(args, at, place, inside)
+                    given = replaced(args, offset, position, inside)
                 given[op.num_inputs + i] = out
                 names = op.declaration.passed[i].name, arg.name  # either may be said
                 expected = rf"^{op.name}: ({'|'.join(names)}) must (not overlap|be)"
@@ -241,8 +254,8 @@ def test_checks_know_the_tensors_of_a_table(kernel: str, arch: str) -> None:
     case = next(case for case in cases() if case.op.name == "fused_moe_tables")
     op, args = case.op, arguments(case)
     c, _ = op.check(tuple(args))
-    at = [value.name for value in op.declaration.inputs].index("down")
-    given = replaced(args, at, 1, args[at][1][:-1].clone())
+    offset = [value.name for value in op.declaration.inputs].index("down")
+    given = replaced(args, offset, 1, args[offset][1][:-1].clone())
     launch = op.finish_run(c, op.prepare(kernel, c, op.kernels[kernel].default(c)))
     (result,) = op.make_results(c)
     with rfops.vgpu.check() as check:

@@ -31,9 +31,9 @@ class Op:
     args: tuple[Any, ...]
     out: torch.Tensor
 
-    def __call__(self, *args: Any, **more: Any) -> torch.Tensor:
+    def __call__(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         function: Callable[..., torch.Tensor] = getattr(rfops, self.name)
-        return function(*(args or self.args), **more)
+        return function(*(args or self.args), **kwargs)
 
     @property
     def registered(self) -> set[str]:
@@ -58,7 +58,7 @@ def warm(
 ) -> Iterator[Op]:
     """The op after two calls, with and without out; the second of each found its plan."""
     make, shape = OPS[request.param]
-    plans = ops()[request.param].plans.fresh()
+    plans = ops()[request.param].plans.new_table()
     monkeypatch.setattr(ops()[request.param], "plans", plans)
     op = Op(request.param, make(), torch.empty(shape, dtype=BF16))
     for _ in range(2):
@@ -76,9 +76,9 @@ def test_plans_that_were_replaced_do_not_take_the_call_back(
 ) -> None:
     """The launcher is built in the background, and makes all tables native in any order."""
     op = ops()["gemm_mxfp8"]
-    replaced = op.plans.fresh()
+    replaced = op.plans.new_table()
     monkeypatch.setattr(op, "plans", replaced)
-    monkeypatch.setattr(op, "plans", op.plans.fresh())
+    monkeypatch.setattr(op, "plans", op.plans.new_table())
     call = op.call
     nothing = {name: lambda *_args: None for name in ("add", "clear", "add_family", "caller")}
     replaced.use_native(SimpleNamespace(**nothing))
@@ -97,10 +97,10 @@ class Recorder(TorchDispatchMode):
 
 def test_a_dispatch_mode_sees_it(warm: Op) -> None:
     with Recorder() as recorder:
-        got = warm()
+        actual = warm()
         warm(out=warm.out)
     assert recorder.seen >= warm.registered
-    assert torch.equal(got, warm())
+    assert torch.equal(actual, warm())
 
 
 def test_a_function_mode_sees_it(warm: Op) -> None:
@@ -114,10 +114,10 @@ def test_a_function_mode_sees_it(warm: Op) -> None:
             return func(*args, **(kwargs or {}))
 
     with Mode():
-        got = warm()
+        actual = warm()
         warm(out=warm.out)
     assert seen >= warm.registered
-    assert torch.equal(got, warm())
+    assert torch.equal(actual, warm())
 
 
 def test_a_compiled_function_calls_it(warm: Op) -> None:
@@ -141,10 +141,12 @@ def test_fake_tensors_have_no_result(warm: Op) -> None:
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         fake = [mode.from_tensor(a) if isinstance(a, torch.Tensor) else a for a in warm.args]
         for args in (fake, warm.args):
-            got = warm(*args)
-            assert isinstance(got, torch._subclasses.FakeTensor) and got.shape == warm.out.shape
-    got = warm(*fake)
-    assert isinstance(got, torch._subclasses.FakeTensor), "outside of the mode as well"
+            actual = warm(*args)
+            assert (
+                isinstance(actual, torch._subclasses.FakeTensor) and actual.shape == warm.out.shape
+            )
+    actual = warm(*fake)
+    assert isinstance(actual, torch._subclasses.FakeTensor), "outside of the mode as well"
 
 
 def test_a_subclass_sees_it(warm: Op) -> None:
@@ -165,31 +167,33 @@ def test_a_subclass_sees_it(warm: Op) -> None:
 
 def test_vmap_does_not_pass_it_by(warm: Op, monkeypatch: pytest.MonkeyPatch) -> None:
     """Under a transform the op goes to torch, which runs it, batched or not, or refuses."""
-    seen = []
+    recorded_calls = []
     op = ops()[warm.name]
     dispatch = op._dispatch
-    monkeypatch.setattr(op, "_dispatch", lambda args: seen.append(args) or dispatch(args))
+    monkeypatch.setattr(op, "_dispatch", lambda args: recorded_calls.append(args) or dispatch(args))
 
     def captured(row: torch.Tensor) -> torch.Tensor:
-        seen.clear()
-        assert torch.equal(warm(), wanted)
+        recorded_calls.clear()
+        assert torch.equal(warm(), expected)
         return row
 
-    wanted = warm()
+    expected = warm()
     torch.func.vmap(captured)(torch.ones(3, 4))
-    assert seen, "went past torch"
+    assert recorded_calls, "went past torch"
 
 
 def test_a_plan_takes_the_launch_of_the_moment(warm: Op, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not the one it was made with: the native launcher may be built later, and where every launch
     goes through Python, the native one does too."""
-    seen: list[object] = []
+    recorded_calls: list[object] = []
     launch = BoundKernel.launch
-    monkeypatch.setattr(BoundKernel, "launch", lambda *args: seen.append(args) or launch(*args))
+    monkeypatch.setattr(
+        BoundKernel, "launch", lambda *args: recorded_calls.append(args) or launch(*args)
+    )
     launcher.slow_down(1)
     try:
         warm()
     finally:
         launcher.slow_down(-1)
     if warm.name != "batched_gemm_a16w8_blockscale":  # its kernels are Triton's
-        assert len(seen) == 1
+        assert len(recorded_calls) == 1

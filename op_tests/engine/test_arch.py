@@ -11,9 +11,9 @@ from rfops.jit.arch import ARCH_SPECS, ARCHS, MAX_WAVES, PART_CUS, REGISTERS, WA
 
 
 def field(block: str, key: str) -> int:
-    found = re.search(rf"\.{key} = (0x[\da-f]+|[\d' <]+),", block)
-    assert found is not None, key
-    return int(eval(found[1].replace("'", "")))
+    match = re.search(rf"\.{key} = (0x[\da-f]+|[\d' <]+),", block)
+    assert match is not None, key
+    return int(eval(match[1].replace("'", "")))
 
 
 @pytest.mark.parametrize("name", ARCHS)
@@ -33,8 +33,8 @@ def test_the_virtual_gpu_has_these_architectures() -> None:
     for name, block in blocks.items():
         row = ARCH_SPECS[name]
         keys = ("number", "elf_machine", "lds_bytes", "lds_banks")
-        wanted = (int(name[3:]), row.elf_machine, row.lds_bytes, row.lds_banks)
-        assert tuple(field(block, key) for key in keys) == wanted
+        expected = (int(name[3:]), row.elf_machine, row.lds_bytes, row.lds_banks)
+        assert tuple(field(block, key) for key in keys) == expected
         limits = tuple(field(block, key) for key in ("wave_lanes", "vgprs", "max_waves"))
         assert limits == (WAVE, REGISTERS, MAX_WAVES)
 
@@ -45,8 +45,8 @@ def test_device_code_has_the_same(name: str) -> None:
     (part,) = re.findall(rf"defined\(__{name}__\)\n(.*?)\n#", text, re.S)
     values = dict(re.findall(r"constexpr u32 (\w+) = (\d+);", part + text.split("#endif")[1]))
     row = ARCH_SPECS[name]
-    wanted = {"kLdsBytes": row.lds_bytes, "kLdsBanks": row.lds_banks, "kXcds": row.xcds}
-    assert {key: int(value) for key, value in values.items()} == wanted
+    expected = {"kLdsBytes": row.lds_bytes, "kLdsBanks": row.lds_banks, "kXcds": row.xcds}
+    assert {key: int(value) for key, value in values.items()} == expected
 
 
 def test_rows_are_whole() -> None:

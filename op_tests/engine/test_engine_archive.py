@@ -30,9 +30,9 @@ def plain(name: str, data: bytes, kind: bytes = tarfile.REGTYPE) -> Member:
     return info, data
 
 
-def packed(members: list[Member], **more: Any) -> bytes:
+def packed(members: list[Member], **kwargs: Any) -> bytes:
     sink = io.BytesIO()
-    with tarfile.open(fileobj=sink, mode="w", **more) as tar:
+    with tarfile.open(fileobj=sink, mode="w", **kwargs) as tar:
         for info, data in members:
             tar.addfile(info, io.BytesIO(data))
     return sink.getvalue()
@@ -45,29 +45,29 @@ def unpacked(data: bytes) -> list[Member]:
 
 def remade(members: list[Member], data: bytes | None = None, **changes: Any) -> list[Member]:
     """Its first entry with other metadata (and artifact), sealed and keyed as if it were whole."""
-    (info, text), (_, before) = members[:2]
+    (info, text), (_, previous) = members[:2]
     meta = {**json.loads(text), **changes}
-    data = before if data is None else data
+    data = previous if data is None else data
     if not {"size", "sha256"} & changes.keys():
         meta |= {"size": len(data), "sha256": digest(data)}
     meta["key"] = content_key(meta["build_key"], meta["deps"])
     meta["seal"] = seal(meta)
     arch, module, _, _ = info.name.split("/")
     folder = f"{arch}/{module}/{meta['key']}"
-    made = [plain(f"{folder}/meta.json", json.dumps(meta).encode())]
-    return [*made, plain(f"{folder}/{meta['output']}", data), *members[2:]]
+    result = [plain(f"{folder}/meta.json", json.dumps(meta).encode())]
+    return [*result, plain(f"{folder}/{meta['output']}", data), *members[2:]]
 
 
 @pytest.fixture(scope="module")
 def good(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """Two whole entries as they were exported."""
-    made = Project(tmp_path_factory.mktemp("good") / "project").write()
+    result = Project(tmp_path_factory.mktemp("good") / "project").write()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RFOPS_CACHE_DIR", str(made.cache))
-        patch.setenv("RFOPS_HIPCC", str(made.write_hipcc()))
-        assert made.build(BIAS=1) == made.build(BIAS=2) == "built"
-        assert transfer.export(made.root / "exported") == 2
-    return (made.root / "exported").read_bytes()
+        patch.setenv("RFOPS_CACHE_DIR", str(result.cache))
+        patch.setenv("RFOPS_HIPCC", str(result.write_hipcc()))
+        assert result.build(BIAS=1) == result.build(BIAS=2) == "built"
+        assert transfer.export(result.root / "exported") == 2
+    return (result.root / "exported").read_bytes()
 
 
 @pytest.fixture
@@ -90,10 +90,10 @@ def refuse(project: Project, good: bytes) -> Callable[..., str]:
         for existing in (False, True):
             if existing:
                 shutil.copytree(full, project.cache)
-            before = {p: p.stat().st_mtime_ns for p in project.root.rglob("*")}
+            previous = {p: p.stat().st_mtime_ns for p in project.root.rglob("*")}
             with pytest.raises(rfops.ConfigError, match=f"^cannot import {file}: ") as caught:
                 transfer.import_(file, limit)
-            assert {p: p.stat().st_mtime_ns for p in project.root.rglob("*")} == before
+            assert {p: p.stat().st_mtime_ns for p in project.root.rglob("*")} == previous
         shutil.rmtree(project.cache)
         lock._forget()
         assert len(str(caught.value)) < 1000
@@ -145,9 +145,12 @@ def test_a_bomb_that_no_manifest_names(
 
 
 def test_a_bomb_that_is_named(
-    project: Project, exported: list[Member], refuse: Callable[..., str],
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    project: Project,
+    exported: list[Member],
+    refuse: Callable[..., str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     data = gzip.compress(packed(remade(exported, bytes(20_000_000))), 1)
     read: list[int] = []
     chunk = gzip.GzipFile.read
@@ -213,19 +216,25 @@ def test_headers_of_headers(refuse: Callable[..., str]) -> None:
 
 
 KINDS = {
-    "hard link": tarfile.LNKTYPE, "symlink": tarfile.SYMTYPE, "fifo": tarfile.FIFOTYPE,
-    "char": tarfile.CHRTYPE, "block": tarfile.BLKTYPE, "folder": tarfile.DIRTYPE,
-    "sparse": tarfile.GNUTYPE_SPARSE, "contiguous": tarfile.CONTTYPE, "unknown": b"Z",
-}  # fmt: skip
+    "hard link": tarfile.LNKTYPE,
+    "symlink": tarfile.SYMTYPE,
+    "fifo": tarfile.FIFOTYPE,
+    "char": tarfile.CHRTYPE,
+    "block": tarfile.BLKTYPE,
+    "folder": tarfile.DIRTYPE,
+    "sparse": tarfile.GNUTYPE_SPARSE,
+    "contiguous": tarfile.CONTTYPE,
+    "unknown": b"Z",
+}
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_kinds(exported: list[Member], refuse: Callable[..., str], kind: str) -> None:
     (info, _), (second, _) = exported[:2]
-    for name, at in ((info.name, 0), (second.name, 1), (f"{names(exported)[0]}/more", 2)):
+    for name, offset in ((info.name, 0), (second.name, 1), (f"{names(exported)[0]}/more", 2)):
         special = [plain(name, b"", KINDS[kind])]
-        refuse(packed(exported[:at] + special + exported[at:]))
-        refuse(packed(exported[:at] + special + exported[at + 1 :]))
+        refuse(packed(exported[:offset] + special + exported[offset:]))
+        refuse(packed(exported[:offset] + special + exported[offset + 1 :]))
     refuse(packed([plain("gfx950", b"", KINDS[kind]), *exported]))
 
 
@@ -233,9 +242,12 @@ def test_sparse_of_pax(exported: list[Member], refuse: Callable[..., str]) -> No
     """A file of few bytes that reads as many."""
     info, _ = exported[1]
     info.pax_headers = {
-        "GNU.sparse.major": "0", "GNU.sparse.minor": "1", "GNU.sparse.map": "0,1",
-        "GNU.sparse.numblocks": "1", "GNU.sparse.size": "3200000000",
-    }  # fmt: skip
+        "GNU.sparse.major": "0",
+        "GNU.sparse.minor": "1",
+        "GNU.sparse.map": "0,1",
+        "GNU.sparse.numblocks": "1",
+        "GNU.sparse.size": "3200000000",
+    }
     refuse(packed(exported, format=tarfile.PAX_FORMAT))
 
 
@@ -255,13 +267,13 @@ def test_sparse_of_pax(exported: list[Member], refuse: Callable[..., str]) -> No
 )  # fmt: skip
 def test_names(exported: list[Member], refuse: Callable[..., str], name: str) -> None:
     folder, key = names(exported)
-    made = name.format(
+    result = name.format(
         folder=folder, FOLDER=folder.upper(), key=key, KEY=key.upper(), other=40 * "a"
     )
-    if made == f"{folder}/meta.json":
+    if result == f"{folder}/meta.json":
         pytest.fail("that is the right one")
-    refuse(packed([plain(made, exported[0][1]), *exported[1:]]))
-    refuse(packed([*exported, plain(made, exported[0][1])]))
+    refuse(packed([plain(result, exported[0][1]), *exported[1:]]))
+    refuse(packed([*exported, plain(result, exported[0][1])]))
 
 
 def test_twice(exported: list[Member], refuse: Callable[..., str]) -> None:

@@ -17,7 +17,7 @@ import rfops
 from rfops.jit.build import compile, explain, failures, recipe, toolchain
 from rfops.jit.build.spec import load_config
 from rfops.jit.cache import code_object, shelf
-from rfops.jit.policy.manifest import Wanted
+from rfops.jit.policy.manifest import BuildRequest
 from support.engine_project import Project
 
 DOUBLED = 2.0 * torch.arange(100, dtype=torch.float32)
@@ -64,13 +64,13 @@ def test_resources_are_those_of_the_assembler_text(project: Project, tmp_path: P
 
 def test_warm_load_in_a_new_process(project: Project) -> None:
     project.op().build("gfx950")
-    before = project.calls()
+    previous = project.calls()
     out = project.python("""
         op = project.op()
         print(project.run(op).sum().item(), op.bind("cpu").meta["cached"])
     """)
     assert out.split() == [str(DOUBLED.sum().item()), "True"]
-    assert project.calls() == before, "the compiler was called"
+    assert project.calls() == previous, "the compiler was called"
 
 
 def test_warm_load_without_hashing(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,9 +101,9 @@ def test_a_new_artifact_of_old_sources_is_not_hashed_for_ever(
 
 
 def rebuilt(project: Project, **defines: int) -> bool:
-    before = len(project.compiles())
-    fresh = project.op().build("gfx950", defines).fresh
-    assert fresh == (len(project.compiles()) > before)
+    previous = len(project.compiles())
+    fresh = project.op().build("gfx950", defines).is_new
+    assert fresh == (len(project.compiles()) > previous)
     return fresh
 
 
@@ -147,12 +147,12 @@ def test_why_flags_in_another_order_are_not_cached(project: Project) -> None:
     ):
         project.config.write_text(json.dumps({"axpy": {"srcs": ["axpy.hip"], "flags": flags}}))
         load_config.cache_clear()
-        why = explain.explain(Wanted("axpy", "gfx950", (), project.config))
+        reason = explain.explain(BuildRequest("axpy", "gfx950", (), project.config))
         if is_order is None:
             project.op().build("gfx950")
             continue
-        assert (order in why.differences) == is_order
-        assert any("-DB=2" in line for line in why.differences) != is_order
+        assert (order in reason.differences) == is_order
+        assert any("-DB=2" in line for line in reason.differences) != is_order
 
 
 @pytest.mark.parametrize(
@@ -224,24 +224,24 @@ def test_moving_the_checkout_does_not_rebuild(project: Project) -> None:
     rebuilt(project)
     moved = Project(project.root.parent / "elsewhere")
     shutil.copytree(project.root, moved.root)
-    assert not moved.op().build("gfx950").fresh
+    assert not moved.op().build("gfx950").is_new
 
 
 def test_defines_flags_and_arch_are_in_the_key(project: Project) -> None:
     assert rebuilt(project) and rebuilt(project, BIAS=3) and not rebuilt(project, BIAS=3)
     assert torch.equal(project.run(project.op(), BIAS=3), DOUBLED + 3)
-    assert project.op().build("gfx942").fresh
+    assert project.op().build("gfx942").is_new
     project.config.write_text(json.dumps({"axpy": {"srcs": ["axpy.hip"], "flags": ["-O2"]}}))
     build_config = project.root / "other.json"
     project.config.rename(build_config)
     op = rfops.jit.compile_ops("axpy", config=build_config)(project.op()._function)
-    assert op.build("gfx950").fresh
+    assert op.build("gfx950").is_new
 
 
 def test_order_of_defines_does_not_matter(project: Project) -> None:
     op = project.op()
-    assert op.build("gfx950", {"BIAS": 1, "A": 2}).fresh
-    assert not op.build("gfx950", {"A": 2, "BIAS": 1}).fresh
+    assert op.build("gfx950", {"BIAS": 1, "A": 2}).is_new
+    assert not op.build("gfx950", {"A": 2, "BIAS": 1}).is_new
     assert op.bind("cpu", {"BIAS": 1, "A": 2}) is op.bind("cpu", {"A": 2, "BIAS": 1})
 
 
@@ -266,7 +266,7 @@ def test_flags_from_the_environment_stay_out(
 ) -> None:
     """hipcc would append them, and the key would not know."""
     names = ["HIPCC_COMPILE_FLAGS_APPEND", "CPATH", "CPLUS_INCLUDE_PATH", "CCC_OVERRIDE_OPTIONS"]
-    project.write_hipcc(before=f"assert not set({names}) & set(os.environ)")
+    project.write_hipcc(prologue=f"assert not set({names}) & set(os.environ)")
     for name in names:
         monkeypatch.setenv(name, "-DRFOPS_BIAS=9")
     assert torch.equal(project.run(project.op()), DOUBLED)
@@ -280,7 +280,7 @@ def test_a_source_that_changes_during_the_build(project: Project) -> None:
         "new = text.replace('1.0f', '4.0f')\n"
         "if new != text: open(path, 'w').write(new)\n"
     )
-    project.write_hipcc(before=edit)
+    project.write_hipcc(prologue=edit)
     assert torch.equal(project.run(project.op()), 4 * DOUBLED)
     assert len(project.compiles()) == 2
 
@@ -290,7 +290,7 @@ def test_a_header_that_comes_before_another_during_the_build(project: Project) -
     first.parent.mkdir()
     text = "#define __global__ __attribute__((global))\n#define RFOPS_BIAS 7\n"
     after = f"lambda: open({str(first)!r}, 'w').write({text!r})"
-    project.write_hipcc(before=f"import atexit; atexit.register({after})")
+    project.write_hipcc(prologue=f"import atexit; atexit.register({after})")
     assert torch.equal(project.run(project.op()), DOUBLED + 7)
 
 
@@ -308,22 +308,25 @@ def test_broken_kernel(project: Project) -> None:
     assert error.log_path is not None and "'nothing'" in error.log_path.read_text()
     assert all(part in str(error) for part in ("axpy", error.command, "'nothing'"))
     project.source.write_text(KERNEL_WITH_ERROR.replace("nothing", "0"))
-    assert project.op().build("gfx950").fresh, "a failure stays"
+    assert project.op().build("gfx950").is_new, "a failure stays"
 
 
 KERNEL_WITH_ERROR = '#include "rfops_test/types.h"\nextern "C" __global__ void axpy() { nothing; }'
 
 
 def test_a_compiler_that_writes_no_code_object(project: Project) -> None:
-    project.write_hipcc(before="open(out, 'w').write('x'); open('deps.d', 'w').write('m: \\n')\n"
-                        "sys.exit(0)")  # fmt: skip
+    project.write_hipcc(
+        prologue="open(out, 'w').write('x'); open('deps.d', 'w').write('m: \\n')\nsys.exit(0)"
+    )
     with pytest.raises(rfops.BuildError, match="not a 64-bit little-endian ELF file"):
         project.op().build("gfx950")
     assert not list((project.cache / "v1" / "gfx950" / "axpy").glob("*/meta.json"))
 
 
 def test_a_compiler_that_writes_for_another_arch(project: Project) -> None:
-    project.write_hipcc(before="arch = 'gfx942'; front = [f.replace('950', '942') for f in front]")
+    project.write_hipcc(
+        prologue="arch = 'gfx942'; front = [f.replace('950', '942') for f in front]"
+    )
     with pytest.raises(rfops.BuildError, match="asked for gfx950, the compiler wrote gfx942"):
         project.op().build("gfx950")
 
@@ -375,7 +378,7 @@ def test_a_read_only_cache_serves(project: Project, monkeypatch: pytest.MonkeyPa
 
     for name in ("mkdir", "write_text", "rename", "replace", "touch"):
         monkeypatch.setattr(Path, name, refuse)
-    assert not project.op().build("gfx950").fresh
+    assert not project.op().build("gfx950").is_new
 
 
 # ---------------------------------------------------------------- several at once
@@ -384,7 +387,7 @@ def test_a_read_only_cache_serves(project: Project, monkeypatch: pytest.MonkeyPa
 @pytest.mark.sweep  # by forks, and so in a second: test_eight_processes_compile_once
 @pytest.mark.parametrize("count", [2, 4])
 def test_processes_at_once_build_once(project: Project, count: int) -> None:
-    project.write_hipcc(before="import time; time.sleep(0.5)")
+    project.write_hipcc(prologue="import time; time.sleep(0.5)")
     gate = project.root / "gate"
     code = f"""
         op = project.op()
@@ -416,7 +419,7 @@ def test_threads_at_once_build_once(project: Project) -> None:
 
 
 def test_a_waiter_gives_up(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    project.write_hipcc(before="import time; time.sleep(30)")
+    project.write_hipcc(prologue="import time; time.sleep(30)")
     process = project.start("project.op().build('gfx950')")
     try:
         while not project.compiles():
@@ -430,16 +433,16 @@ def test_a_waiter_gives_up(project: Project, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_killed_builder_frees_the_others(project: Project) -> None:
-    project.write_hipcc(before="import time; time.sleep(30)")
+    project.write_hipcc(prologue="import time; time.sleep(30)")
     process = project.start("project.op().build('gfx950')")
     while not project.compiles():
         time.sleep(0.01)
     process.kill()
     process.communicate()
-    before = (project.root / "version").read_text()
+    previous = (project.root / "version").read_text()
     project.write_hipcc()
-    project.set_version(before)
-    assert project.op().build("gfx950").fresh
+    project.set_version(previous)
+    assert project.op().build("gfx950").is_new
 
 
 # ---------------------------------------------------------------- parts

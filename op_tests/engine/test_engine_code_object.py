@@ -26,9 +26,11 @@ def test_arguments_and_target(elf: bytes) -> None:
     assert metadata.target.endswith("gfx950") and metadata.arch == "gfx950"
     assert list(metadata.kernels) == ["axpy"]
     assert metadata.kernels["axpy"].args == [
-        Argument(0, 8, "global_buffer"), Argument(8, 8, "global_buffer"),
-        Argument(16, 4, "by_value"), Argument(20, 4, "by_value"),
-    ]  # fmt: skip
+        Argument(0, 8, "global_buffer"),
+        Argument(8, 8, "global_buffer"),
+        Argument(16, 4, "by_value"),
+        Argument(20, 4, "by_value"),
+    ]
 
 
 HIDDEN = """

@@ -57,7 +57,7 @@ def test_manifests_are_checked_alike(
     file = tmp_path / "m.json"
     cases = [({"VEC": value}, "VEC") for value in VALUES if not isinstance(value, bytes | complex)]
     cases += [({name: 1}, "its name") for name in NAMES if isinstance(name, str)]
-    for defines, told in cases:
+    for defines, message in cases:
         entry = {"module": "axpy", "arch": "gfx950", "config": str(project.config)}
         try:
             text = json.dumps({"rfops_manifest": 1, "entries": [{**entry, "defines": defines}]})
@@ -66,7 +66,7 @@ def test_manifests_are_checked_alike(
         file.write_text(text)
         with pytest.raises(rfops.ConfigError, match=r"entries\[0\].defines: axpy: define ") as e:
             manifest.load(file)
-        assert told in str(e.value)
+        assert message in str(e.value)
         assert cli.main(["build", "--manifest", str(file)]) == 1
         assert "axpy: define" in capsys.readouterr().err
     assert not project.compiles()
@@ -85,9 +85,9 @@ def test_commands_are_checked_alike(
     project: Project, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     mark = tmp_path / "mark"
-    rest = ["--config", str(project.config), "-D", f"VEC={EVIL.format(mark=mark)}"]
+    remaining = ["--config", str(project.config), "-D", f"VEC={EVIL.format(mark=mark)}"]
     for command in (["build", "axpy"], ["why", "module", "axpy"], ["cache", "why", "axpy"]):
-        assert cli.main([*command, *rest]) == 1
+        assert cli.main([*command, *remaining]) == 1
         assert "axpy: define VEC: expected" in capsys.readouterr().err
     assert not mark.exists() and not project.compiles()
 
@@ -95,11 +95,17 @@ def test_commands_are_checked_alike(
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        ("a  b   'c' \"d\" $out ${x} $$ `id` $(id) ; | & > x # \\ é", None), ("", None),
-        ("{root}{rfops}{cc}", None), (True, "1"), (-(2**63), str(-(2**63))),
-        (2**64 - 1, str(2**64 - 1)), (0.5, "0.5"), (math.inf, "inf"), ("x" + 100 * "  y", None),
+        ("a  b   'c' \"d\" $out ${x} $$ `id` $(id) ; | & > x # \\ é", None),
+        ("", None),
+        ("{root}{rfops}{cc}", None),
+        (True, "1"),
+        (-(2**63), str(-(2**63))),
+        (2**64 - 1, str(2**64 - 1)),
+        (0.5, "0.5"),
+        (math.inf, "inf"),
+        ("x" + 100 * "  y", None),
     ],
-)  # fmt: skip
+)
 def test_what_the_compiler_gets(project: Project, value: Any, text: str | None) -> None:
     """To the letter, through ninja and its shell."""
     project.op().build("gfx950", {"VEC": value})
@@ -116,7 +122,7 @@ def test_settings_of_one_line(
 ) -> None:
     monkeypatch.setenv(name, f"{tmp_path}/a\n  command = touch {tmp_path}/mark")
     read: Callable[[str], object] = settings.path
-    read = {"CXX": settings.words, "RFOPS_CACHE_READ": settings.path_list}.get(name, read)
+    read = {"CXX": settings.word_list, "RFOPS_CACHE_READ": settings.path_list}.get(name, read)
     for use in (read, settings.text):
         with pytest.raises(rfops.ConfigError, match=rf"^{name}: .*\\n.* has a line end"):
             use(name)

@@ -172,8 +172,8 @@ def mangled(rng: random.Random) -> str:
     if rng.random() < 0.5:
         data = list(text)
         for _ in range(rng.randint(1, 4)):
-            at = rng.randrange(len(data))
-            data[at : at + rng.randint(0, 3)] = rng.choice(SPLINTERS)
+            offset = rng.randrange(len(data))
+            data[offset : offset + rng.randint(0, 3)] = rng.choice(SPLINTERS)
         return "".join(data)
     odd = rng.choice(ODD)
     body = json.loads(text)
@@ -185,8 +185,8 @@ def mangled(rng: random.Random) -> str:
 def test_mangled_configs_are_refused_with_their_place(tmp_path: Path) -> None:
     """ConfigError or a config: never an error from inside the engine."""
     rng, refused = random.Random(3), 0
-    for at in range(1000):
-        config = tmp_path / f"{at}.json"
+    for index in range(1000):
+        config = tmp_path / f"{index}.json"
         config.write_text(mangled(rng))
         try:
             load_config(config)

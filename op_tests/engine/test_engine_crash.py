@@ -62,11 +62,11 @@ def check(project: Project) -> None:
     entries = [folder for folder in project.shelf.glob("[0-9a-f]*") if folder.is_dir()]
     for folder in entries:
         shelf.read_entry(folder, (folder / "meta.json").read_bytes())
-    before = found(project)
-    assert before == "nothing" or entries
+    previous = found(project)
+    assert previous == "nothing" or entries
     assert Child.run(project.build).result() in ("built", "found")
     artifact = project.op().build("gfx950")
-    assert not artifact.fresh
+    assert not artifact.is_new
     assert artifact.file.read_bytes() == (project.root / "ready").read_bytes()
     left = [file.name for file in project.shelf.iterdir() if file.name.startswith(".stage")]
     assert not left, left
@@ -80,23 +80,23 @@ def kill_everywhere(project: Project, first: int, step: int, act: str = "build")
     lives to its end; how many were killed, and the operations of a whole one."""
     operate = {"build": project.build, "import": lambda: import_(project), "gc": gc}[act]
 
-    def run(at: int) -> int:
-        faulty_io.arm(kill_at=at)
+    def run(offset: int) -> int:
+        faulty_io.arm(kill_at=offset)
         operate()
         return faulty_io.count()
 
-    killed, at = 0, first
+    killed, offset = 0, first
     while True:
         fresh_cache(project)
         if act == "gc":
             Child.run(lambda: project.build(BIAS=1)).result()  # used by nobody then
-        done = Child.run(lambda at=at: run(at)).result()
-        if isinstance(done, Exception):
-            raise done
+        completed = Child.run(lambda offset=offset: run(offset)).result()
+        if isinstance(completed, Exception):
+            raise completed
         check(project)
-        if done is not None:
-            return [killed, done]
-        killed, at = killed + 1, at + step
+        if completed is not None:
+            return [killed, completed]
+        killed, offset = killed + 1, offset + step
 
 
 def import_(project: Project) -> None:
@@ -128,8 +128,8 @@ def test_killed_at_every_operation(quick: Project, library: Path, act: str) -> N
 def fail_everywhere(project: Project, error: int, first: int, step: int) -> dict[str, int]:
     """From an operation on all that need room fail: how often that was which error, or none."""
 
-    def run(at: int) -> tuple[str, int]:
-        faulty_io.arm(fail_from=at, error=error)
+    def run(offset: int) -> tuple[str, int]:
+        faulty_io.arm(fail_from=offset, error=error)
         try:
             return project.build(), faulty_io.count()
         except rfops.RfopsError as refusal:
@@ -147,14 +147,14 @@ def fail_everywhere(project: Project, error: int, first: int, step: int) -> dict
         return name, faulty_io.count()
 
     ends: Counter[str] = Counter()
-    for at in range(first, 1000, step):
+    for index in range(first, 1000, step):
         fresh_cache(project)
-        end = Child.run(lambda at=at: run(at)).result()
+        end = Child.run(lambda index=index: run(index)).result()
         if isinstance(end, Exception):
             raise end
         ends[end[0]] += 1
         check(project)
-        if end[1] < at:
+        if end[1] < index:
             return ends
     raise AssertionError("it never ended")
 
@@ -186,7 +186,7 @@ def test_a_lack_of_room_is_told_to_all_who_wait(
         return str(caught.value)
 
     monkeypatch.setattr(shelf, "fsync_folder", full)
-    project.write_hipcc(before=wait_for(project.note_arrivals(monkeypatch), 4))
+    project.write_hipcc(prologue=wait_for(project.note_arrivals(monkeypatch), 4))
     texts = [child.result() for child in [Child.run(outcome) for _ in range(4)]]
     assert len(set(texts)) == 1 and len(project.compiles()) == 1, texts
 
@@ -210,13 +210,13 @@ def test_a_limit_on_the_size_of_files(project: Project) -> None:
 
 @contextlib.contextmanager
 def read_only(folder: Path) -> Iterator[None]:
-    for place in (*folder.rglob("*"), folder):
-        place.chmod(0o555 if place.is_dir() else 0o444)
+    for path in (*folder.rglob("*"), folder):
+        path.chmod(0o555 if path.is_dir() else 0o444)
     try:
         yield
     finally:
-        for place in (folder, *folder.rglob("*")):
-            place.chmod(0o755)
+        for path in (folder, *folder.rglob("*")):
+            path.chmod(0o755)
 
 
 def as_nobody_special(function: Callable[[], Any]) -> Any:
@@ -240,15 +240,15 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def listing(folder: Path) -> list[tuple[str, int, int]]:
     """Every name with what a change of it or in it would change."""
-    places = sorted(folder.rglob("*"))
-    return [(str(p), p.stat().st_mtime_ns, p.stat().st_size) for p in places]
+    positions = sorted(folder.rglob("*"))
+    return [(str(p), p.stat().st_mtime_ns, p.stat().st_size) for p in positions]
 
 
 def test_a_read_only_cache_is_used_as_such(project: Project) -> None:
     """By its permissions, which count for root too here: it serves, and what it has not got is an
     error that says what to do."""
     project.build()
-    before = contents(project.cache)
+    previous = contents(project.cache)
     with read_only(project.cache):
         result = as_nobody_special(lambda: [project.run(project.op()).tolist(), project.build()])
         assert result == [[2.0 * i for i in range(100)], "found"]
@@ -261,7 +261,7 @@ def test_a_read_only_cache_is_used_as_such(project: Project) -> None:
         text = as_nobody_special(refusal)
     assert f"cannot write to the cache folder {project.shelf}" in text
     assert "Permission denied" in text and "RFOPS_CACHE_READ" in text
-    assert contents(project.cache) == before
+    assert contents(project.cache) == previous
 
 
 def test_a_read_only_cache_with_a_writable_one_in_front(
@@ -271,7 +271,7 @@ def test_a_read_only_cache_with_a_writable_one_in_front(
     project.build()
     behind = project.cache.rename(project.root / "system")
     monkeypatch.setenv("RFOPS_CACHE_READ", str(behind))
-    before = listing(behind)
+    previous = listing(behind)
 
     def use() -> list[str]:
         return [project.build(), project.build(BIAS=1), project.build(BIAS=1)]
@@ -279,7 +279,7 @@ def test_a_read_only_cache_with_a_writable_one_in_front(
     with read_only(behind):
         assert as_nobody_special(use) == ["found", "built", "found"]
     assert Child.run(use).result() == ["found", "found", "found"]
-    assert listing(behind) == before
+    assert listing(behind) == previous
 
 
 # ---------------------------------------------------------------- locks
@@ -318,7 +318,7 @@ def collect_without_locks(project: Project, error: int) -> list[list[int]]:
     finally:
         user.kill()
         user.result()
-    return [[done.in_use, done.removed] for done in (first, second)]
+    return [[completed.in_use, completed.removed] for completed in (first, second)]
 
 
 def test_what_was_used_today_stays_where_there_are_no_locks(quick: Project, library: Path) -> None:
@@ -335,7 +335,7 @@ def test_a_killed_builder_frees_those_who_wait(
     arrived, gate, began = (project.root / name for name in ("arrived", "gate", "began"))
     project.note_arrivals(monkeypatch)
     first = f"if not os.path.exists({str(began)!r}):\n    open({str(began)!r}, 'w')\n"
-    project.write_hipcc(before=first + textwrap.indent(wait_for(gate), "    "))
+    project.write_hipcc(prologue=first + textwrap.indent(wait_for(gate), "    "))
     builder = Child.run(project.build)
     while not began.exists():
         time.sleep(0.005)
@@ -354,5 +354,5 @@ def test_use_is_known_after_the_cache_was_removed(project: Project) -> None:
     project.build()
     shutil.rmtree(project.cache)
     assert project.build() == "built"
-    done = Child.run(lambda: collect.collect(0)).result()
-    assert (done.in_use, done.removed) == (1, 0) and project.build() == "found"
+    completed = Child.run(lambda: collect.collect(0)).result()
+    assert (completed.in_use, completed.removed) == (1, 0) and project.build() == "found"

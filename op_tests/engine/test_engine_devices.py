@@ -29,10 +29,10 @@ def mixed(null: NullHip, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
     @contextlib.contextmanager
     def device(index: int) -> Iterator[None]:
-        before = null.number("device")
+        previous = null.number("device")
         null.set("device", index)
         yield
-        null.set("device", before)
+        null.set("device", previous)
 
     def properties(index: int) -> Any:
         state.asked[index] += 1
@@ -56,9 +56,13 @@ def mixed(null: NullHip, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 @pytest.mark.parametrize("kind", ["native", "ctypes"])
 def test_each_gpu_gets_its_own(
-    kind: str, native: ModuleType, project: Project, null: NullHip, mixed: SimpleNamespace,
+    kind: str,
+    native: ModuleType,
+    project: Project,
+    null: NullHip,
+    mixed: SimpleNamespace,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     if kind == "ctypes":
         monkeypatch.setenv("RFOPS_LAUNCHER", "ctypes")
     op, x = project.op(), torch.ones(4)
@@ -70,15 +74,16 @@ def test_each_gpu_gets_its_own(
     for current in (0, 1):
         null.set("device", current)
         assert op.bind("cuda") is kernels[current] is op.bind(torch.device("cuda", current))
-        for at in (1, 0, 0, 1):
-            mixed.streams[at] += 0x100
-            kernels[at].launch((1, 1, 1), (64, 1, 1), (x, x, 1.0, 4))
-            assert null.stream == mixed.streams[at]
+        for offset in (1, 0, 0, 1):
+            mixed.streams[offset] += 0x100
+            kernels[offset].launch((1, 1, 1), (64, 1, 1), (x, x, 1.0, 4))
+            assert null.stream == mixed.streams[offset]
             assert null.number("device") == current
     assert null.number("launches") == 8 and mixed.asked == {0: 1, 1: 1}
     assert sorted(call[3] for call in project.compiles()) == [
-        "--offload-arch=gfx942", "--offload-arch=gfx950",
-    ]  # fmt: skip
+        "--offload-arch=gfx942",
+        "--offload-arch=gfx950",
+    ]
 
 
 def test_a_gpu_that_the_module_does_not_know(project: Project, mixed: SimpleNamespace) -> None:
@@ -97,7 +102,7 @@ def test_a_code_object_of_the_other_gpu(
     other = project.op().build("gfx942")
     op = project.op()
     monkeypatch.setattr(op, "build", lambda *_: other)
-    before = null.machines
+    previous = null.machines
     with pytest.raises(rfops.UnsupportedArch, match=r"axpy: no kernel for gfx950; .* gfx942"):
         op.bind("cuda:1")
-    assert null.machines == before
+    assert null.machines == previous

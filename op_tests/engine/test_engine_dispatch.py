@@ -35,9 +35,20 @@ from support.null_hip import NullHip
 
 
 def scalars(
-    out: torch.Tensor, a: i8, b: u8, c: i16, d: u16, e: i32, f: u32, g: i64, h: u64, i: f32,
-    j: f64, k: i8, last: torch.Tensor | None,
-) -> None: ...  # fmt: skip
+    out: torch.Tensor,
+    a: i8,
+    b: u8,
+    c: i16,
+    d: u16,
+    e: i32,
+    f: u32,
+    g: i64,
+    h: u64,
+    i: f32,
+    j: f64,
+    k: i8,
+    last: torch.Tensor | None,
+) -> None: ...
 
 
 # ---------------------------------------------------------------- the same as through ctypes
@@ -69,13 +80,15 @@ def test_every_scalar_has_the_bytes_of_ctypes(
     bound = compile_ops("axpy", config=project.config)(scalars).bind("cpu")
     out, last = torch.empty(12), torch.empty(1)
     for values in (VALUES, *ODD):
-        seen = []
+        recorded_calls = []
         for launch in (bound.launch, lambda *a: type(bound).launch(bound, *a)):
             for end in (last, None):
                 launch((1, 2, 3), (4, 5, 6), (out, *values, end), 7)
-                seen.append(null.kernarg)
-        assert seen[:2] == seen[2:] and seen[0] != seen[1], values
-        assert struct.unpack_from("<Q", seen[0])[0] == out.data_ptr()
+                recorded_calls.append(null.kernarg)
+        assert (
+            recorded_calls[:2] == recorded_calls[2:] and recorded_calls[0] != recorded_calls[1]
+        ), values
+        assert struct.unpack_from("<Q", recorded_calls[0])[0] == out.data_ptr()
     assert is_native(bound) and null.dims == ([1, 2, 3], [4, 5, 6])
 
 
@@ -96,22 +109,32 @@ def test_every_refusal_is_that_of_ctypes(
     zeros = (0,) * 8 + (0.0, 0.0, 0)
     good = (out, *zeros, None)
     cases: list[tuple[Any, ...]] = [
-        (one, one, (out, *zeros[:at], value, *zeros[at + 1 :], None)) for value, at in WRONG
+        (one, one, (out, *zeros[:offset], value, *zeros[offset + 1 :], None))
+        for value, offset in WRONG
     ]
     cases += [
-        (one, one, (out, *zeros)), (one, one, (*good, None)), (one, one, (3, *zeros, 0)),
-        (one, one, ()), (one, one, 5), ((1, 1), one, good), ((1, 1, -1), one, good),
-        ((1, 1, "x"), one, good), (one,), (), (one, one, good, 0, None, None),
-        (one, one, good, "x"), (one, one, good, 0, "x"),
-    ]  # fmt: skip
-    before = null.number("launches")
+        (one, one, (out, *zeros)),
+        (one, one, (*good, None)),
+        (one, one, (3, *zeros, 0)),
+        (one, one, ()),
+        (one, one, 5),
+        ((1, 1), one, good),
+        ((1, 1, -1), one, good),
+        ((1, 1, "x"), one, good),
+        (one,),
+        (),
+        (one, one, good, 0, None, None),
+        (one, one, good, "x"),
+        (one, one, good, 0, "x"),
+    ]
+    previous = null.number("launches")
     for args in cases:
-        wanted = refusal(lambda args=args: type(bound).launch(bound, *args))
-        assert refusal(lambda args=args: bound.launch(*args)) == wanted, args
+        expected = refusal(lambda args=args: type(bound).launch(bound, *args))
+        assert refusal(lambda args=args: bound.launch(*args)) == expected, args
         if args[1:2] == (one,) and args[0] == one and isinstance(args[-1], tuple):
-            assert wanted != "nothing", args
+            assert expected != "nothing", args
     assert "unexpected keyword" in refusal(lambda: bound.launch(one, one, args=(), no=1))
-    assert null.number("launches") == before
+    assert null.number("launches") == previous
 
 
 @pytest.mark.parametrize(
@@ -124,19 +147,19 @@ def test_sizes_that_hip_cannot_have(
     bound = project.op().bind("cpu")
     out, one = torch.empty(64), (64, 1, 1)
     args = (out, out, 1.0, 64)
-    before = null.number("launches")
-    got = "cannot be shown" if value == 10**5000 else str(value)
+    previous = null.number("launches")
+    actual = "cannot be shown" if value == 10**5000 else str(value)
     cases: list[tuple[tuple[Any, ...], str]] = [((one, one, args, value), "lds")]
-    for at in range(3):
-        dims = (*one[:at], value, *one[at + 1 :])
+    for index in range(3):
+        dims = (*one[:index], value, *one[index + 1 :])
         cases += [((dims, one, args), "grid"), ((one, dims, args), "block")]
     if value not in (2**32, 2**32 + 5):
         cases += [((one, one, args, 0, value), "stream")]
     for case, name in cases:
         text = refusal(lambda case=case: type(bound).launch(bound, *case))
-        assert text.startswith(f"ValueError: axpy: {name} must be ") and got in text, text
+        assert text.startswith(f"ValueError: axpy: {name} must be ") and actual in text, text
         assert refusal(lambda case=case: bound.launch(*case)) == text
-    assert is_native(bound) and null.number("launches") == before
+    assert is_native(bound) and null.number("launches") == previous
     most = 2**32 - 1
     for launch in (bound.launch, lambda *a: type(bound).launch(bound, *a)):
         launch((most, 0, 1), (1, most, 1), args, most, 2**64 - 1)
@@ -164,9 +187,11 @@ def test_what_is_not_plain_goes_through_python(
     parameter = torch.nn.Parameter(x)
     buffer = torch.nn.Buffer(x)
     for args in (
-        (parameter, buffer, 1, 4), (x, x[::2], numpy.float32(2), numpy.int64(4)),
-        (x, x, torch.tensor(2.0), 4), (x.requires_grad_(), x[1:], True, 4),
-    ):  # fmt: skip
+        (parameter, buffer, 1, 4),
+        (x, x[::2], numpy.float32(2), numpy.int64(4)),
+        (x, x, torch.tensor(2.0), 4),
+        (x.requires_grad_(), x[1:], True, 4),
+    ):
         bound.launch((1, 1, 1), (64, 1, 1), args)
         pointers = struct.unpack_from("<QQ", null.kernarg)
         assert pointers == (args[0].data_ptr(), args[1].data_ptr())
@@ -254,9 +279,9 @@ def test_the_checking_mode_sees_native_launches(native: ModuleType, project: Pro
     bound = project.op().bind("cpu")
     launch, x, out = bound.launch, torch.ones(64), torch.empty(64)
     assert is_native(bound)
-    with rfops.vgpu.check() as found:
+    with rfops.vgpu.check() as result:
         launch((2, 1, 1), (64, 1, 1), (out, x, 1.0, 65))
-    assert found.findings, "an access outside of a tensor went unseen"
+    assert result.findings, "an access outside of a tensor went unseen"
     launch((1, 1, 1), (64, 1, 1), (out, x, 1.0, 64))
 
 
@@ -271,10 +296,10 @@ def gpus(null: NullHip, monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNames
     @contextlib.contextmanager
     def device(index: int) -> Iterator[None]:
         state.entered += 1
-        before = null.number("device")
+        previous = null.number("device")
         null.set("device", index)
         yield
-        null.set("device", before)
+        null.set("device", previous)
 
     name = "gfx950:sramecc+:xnack-"
     fakes = {
@@ -294,9 +319,8 @@ def gpus(null: NullHip, monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNames
 
 @pytest.mark.parametrize("kind", ["native", "ctypes"])
 def test_the_device_is_set_only_when_it_is_another(
-    kind: str, native: ModuleType, project: Project, null: NullHip,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    kind: str, native: ModuleType, project: Project, null: NullHip, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if kind == "ctypes":
         monkeypatch.setenv("RFOPS_LAUNCHER", "ctypes")
     x = torch.ones(4)
@@ -305,8 +329,8 @@ def test_the_device_is_set_only_when_it_is_another(
         assert is_native(bound) == (kind == "native")
         state.entered = 0
 
-        def launch(**more: int) -> None:
-            bound.launch((1, 1, 1), (64, 1, 1), (x, x, 1.0, 4), **more)
+        def launch(**kwargs: int) -> None:
+            bound.launch((1, 1, 1), (64, 1, 1), (x, x, 1.0, 4), **kwargs)
 
         null.set("device", 1)
         launch()
@@ -363,11 +387,11 @@ def test_plans_without_a_hip_kernel_get_it(
     cached: bool, extension: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those of Triton's kernels, say: from the cache at the first plan, else when it is built."""
-    found = []
+    results = []
 
     def find() -> None:
-        if cached and not found:
-            found.append(1)
+        if cached and not results:
+            results.append(1)
             launcher._load(extension.__file__ or str(extension.__spec__.origin))
 
     monkeypatch.setenv("RFOPS_LAUNCHER", "auto")
@@ -388,16 +412,16 @@ def test_plans_without_a_hip_kernel_get_it(
     assert len(built) == (not cached)
 
 
-@pytest.mark.parametrize("why", ["frozen", "no jit"])
+@pytest.mark.parametrize("reason", ["frozen", "no jit"])
 def test_nothing_is_built_where_nothing_may_be(
-    why: str, project: Project, null: NullHip, monkeypatch: pytest.MonkeyPatch
+    reason: str, project: Project, null: NullHip, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bound, x = project.op().bind("cpu"), torch.ones(4)
     monkeypatch.setenv("RFOPS_LAUNCHER", "auto")
     monkeypatch.setattr(launcher, "build", lambda: pytest.fail("built"))
     monkeypatch.setattr(launcher, "_native", None)
     monkeypatch.setattr(launcher, "_launches", launcher._ENOUGH - 1)
-    if why == "no jit":
+    if reason == "no jit":
         monkeypatch.setenv("RFOPS_JIT", "0")
     else:
         rfops.freeze("warn")
@@ -445,13 +469,21 @@ def test_plans_know_what_was_decided(table: Callable[..., Plans]) -> None:
     assert plans.find(same, *args[1:]) == "plan", "another tensor like it"
     assert plans.find(torch.nn.Parameter(same, requires_grad=False), *args[1:]) == "plan"
     others: tuple[tuple[Any, ...], ...] = (
-        (torch.empty(4, 65), *args[1:]), (torch.empty(64, 4).T, *args[1:]),
-        (torch.empty(4, 128)[:, ::2], *args[1:]), (x.double(), *args[1:]), (x.int(), *args[1:]),
-        (torch.empty(257)[1:].view(4, 64), *args[1:]), (x.flatten(), *args[1:]),
-        (x, torch.float16, *args[2:]), (x, *args[1:3], 4, 0.5, "text"),
+        (torch.empty(4, 65), *args[1:]),
+        (torch.empty(64, 4).T, *args[1:]),
+        (torch.empty(4, 128)[:, ::2], *args[1:]),
+        (x.double(), *args[1:]),
+        (x.int(), *args[1:]),
+        (torch.empty(257)[1:].view(4, 64), *args[1:]),
+        (x.flatten(), *args[1:]),
+        (x, torch.float16, *args[2:]),
+        (x, *args[1:3], 4, 0.5, "text"),
         (x, *args[1:4], 0.25, "text"),
-        (x, *args[1:5], "other"), args[:-1], (*args, None), (*args[1:], x),
-    )  # fmt: skip
+        (x, *args[1:5], "other"),
+        args[:-1],
+        (*args, None),
+        (*args[1:], x),
+    )
     for other in others:
         assert plans.find(*other) is None, other
     assert (plans.hits, plans.misses, len(plans)) == (3, 1 + len(others), 1)
@@ -497,12 +529,12 @@ def test_plans_refuse_what_is_no_plain_tensor(table: Callable[..., Plans]) -> No
         fake = torch.ones(4)
     assert plans.find(fake) is None and not plans.add("plan", fake) and plans.find(fake) is None
     plans.add("plan", torch.ones(4))
-    seen = []
-    torch.func.vmap(lambda row: seen.append(plans.find(row)) or row)(torch.ones(3, 4))
-    torch.func.grad(lambda row: seen.append(plans.find(row)) or row.sum())(torch.ones(4))
+    recorded_calls = []
+    torch.func.vmap(lambda row: recorded_calls.append(plans.find(row)) or row)(torch.ones(3, 4))
+    torch.func.grad(lambda row: recorded_calls.append(plans.find(row)) or row.sum())(torch.ones(4))
     sparse = torch.ones(4).to_sparse()
     assert plans.find(sparse) is None and not plans.add("plan", sparse)
-    assert seen == [None, None], "a transform's tensor was taken for a plain one"
+    assert recorded_calls == [None, None], "a transform's tensor was taken for a plain one"
 
 
 def test_plans_of_cpu_tensors_are_of_an_architecture(
@@ -531,15 +563,15 @@ def test_plans_are_not_found_where_torch_has_to_see_the_call(table: Callable[...
 
     plans, x = table(), torch.ones(4)
     plans.add("plan", x)
-    seen: list[object] = []
+    recorded_calls: list[object] = []
     for mode in (TorchDispatchMode, TorchFunctionMode, torch._subclasses.FakeTensorMode):
         with mode():
-            seen.append(plans.find(x))
+            recorded_calls.append(plans.find(x))
         assert plans.find(x) == "plan"
     for transform in (torch.func.vmap, torch.func.grad, torch.func.functionalize):
-        transform(lambda row: seen.append(plans.find(x)) or row.sum())(torch.ones(3))
+        transform(lambda row: recorded_calls.append(plans.find(x)) or row.sum())(torch.ones(3))
         assert plans.find(x) == "plan"
-    assert seen == [None] * 6
+    assert recorded_calls == [None] * 6
 
 
 def test_an_overlapping_out_is_never_found(table: Callable[..., Plans]) -> None:
@@ -578,11 +610,11 @@ def test_plans_keep_what_they_compare_by_identity(table: Callable[..., Plans]) -
         pass
 
     plans = table()
-    for at in range(50):
+    for index in range(50):
         config = Config()
         assert plans.find(torch.empty(1), config) is None, "found by the address of a dead one"
-        plans.add(at, torch.empty(1), config)
-        assert plans.find(torch.empty(1), config) == at
+        plans.add(index, torch.empty(1), config)
+        assert plans.find(torch.empty(1), config) == index
         del config
     last = weakref.ref(kept := Config())
     plans.add("x", torch.empty(1), kept)
@@ -636,9 +668,15 @@ Sizes = tuple[int, int, int, int]
 
 def arguments(m: int = 2, k: int = 64, n: int = 5, r: int = 6) -> list[Any]:
     return [
-        torch.ones(m, k), torch.ones(n, k // 32), torch.ones(2, r // 2), torch.ones(7).int(),
-        torch.empty(m, n), r, torch.ones(3), "value",
-    ]  # fmt: skip
+        torch.ones(m, k),
+        torch.ones(n, k // 32),
+        torch.ones(2, r // 2),
+        torch.ones(7).int(),
+        torch.empty(m, n),
+        r,
+        torch.ones(3),
+        "value",
+    ]
 
 
 @pytest.fixture
@@ -658,17 +696,17 @@ def family(native: ModuleType) -> tuple[Plans, list[Sizes]]:
 
 def test_a_family_makes_plans_of_other_sizes(family: tuple[Plans, list[Sizes]]) -> None:
     plans, calls = family
-    wanted = [(2, 64, 5, 6), (1, 32, 1, 2), (300, 4096, 17, 10**6), (2, 64, 6, 6)]
-    for sizes in wanted:
+    expected = [(2, 64, 5, 6), (1, 32, 1, 2), (300, 4096, 17, 10**6), (2, 64, 6, 6)]
+    for sizes in expected:
         for _ in range(3):
             assert plans.find(*arguments(*sizes)) == sizes
-    assert calls == wanted, "each once"
-    assert (plans.hits, plans.misses, len(plans)) == (8, 1 + len(wanted), len(wanted))
+    assert calls == expected, "each once"
+    assert (plans.hits, plans.misses, len(plans)) == (8, 1 + len(expected), len(expected))
 
 
-def strange(at: int, value: Any) -> list[Any]:
+def strange(offset: int, value: Any) -> list[Any]:
     args = arguments()
-    args[at] = value
+    args[offset] = value
     return args
 
 
@@ -774,13 +812,13 @@ def test_families_are_not_asked_where_torch_has_to_see_the_call(
 
 def test_plans_that_a_family_makes_are_bounded(native: ModuleType) -> None:
     plans = Plans(**{**DECLARED, "capacity": 8})
-    made: list[weakref.ref[Any]] = []
+    result: list[weakref.ref[Any]] = []
 
     class Plan:
         pass
 
     def decide(*_: int) -> Plan:
-        made.append(weakref.ref(plan := Plan()))
+        result.append(weakref.ref(plan := Plan()))
         return plan
 
     for number in range(1000):  # families too
@@ -791,12 +829,12 @@ def test_plans_that_a_family_makes_are_bounded(native: ModuleType) -> None:
         args = arguments(m)
         args[7] = 999
         assert plans.find(*args) is not None and len(plans) <= 8
-    assert sum(plan() is not None for plan in made) == 8
+    assert sum(plan() is not None for plan in result) == 8
     args[7] = 0
     assert plans.find(*args) is None, "the oldest family has gone"
     plans.clear()
     gc.collect()
-    assert not any(plan() for plan in made) and plans.find(*args) is None
+    assert not any(plan() for plan in result) and plans.find(*args) is None
 
 
 def test_a_table_in_python_knows_no_families(
@@ -833,10 +871,13 @@ def test_missed_bars_are_said(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.sweep
 def test_the_bench_runs() -> None:
     bench = str(Path(bench_dispatch.__file__))
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, bench, "--quick"],
-        capture_output=True, text=True, check=False, env={**os.environ, "RFOPS_LOG": "warning"},
-    )  # fmt: skip
-    assert not done.stderr and done.returncode == ("MISSED" in done.stdout)
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "RFOPS_LOG": "warning"},
+    )
+    assert not completed.stderr and completed.returncode == ("MISSED" in completed.stdout)
     for row in ("native", "op", "growing", "library", "custom_op"):
-        assert f" {row} " in done.stdout
+        assert f" {row} " in completed.stdout

@@ -89,7 +89,7 @@ def test_killed_while_publishing(
 
 
 def test_killed_while_compiling(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    project.write_hipcc(before="import time; time.sleep(30)")
+    project.write_hipcc(prologue="import time; time.sleep(30)")
     child = Child.run(project.build)
     while not project.compiles():
         time.sleep(0.005)
@@ -136,17 +136,17 @@ def test_a_fork_during_a_build_can_build(project: Project) -> None:
 # ---------------------------------------------------------------- damaged
 
 
-def flip(file: Path, at: float) -> None:
+def flip(file: Path, offset: float) -> None:
     data = bytearray(file.read_bytes())
-    data[int(at * (len(data) - 1))] ^= 0x20
+    data[int(offset * (len(data) - 1))] ^= 0x20
     file.write_bytes(data)
 
 
 @pytest.mark.parametrize("name", ["module.hsaco", "meta.json"])
-@pytest.mark.parametrize("at", [0.0, 0.3, 0.77, 1.0])
-def test_a_flipped_bit(project: Project, name: str, at: float, log: Callable[[], str]) -> None:
+@pytest.mark.parametrize("offset", [0.0, 0.3, 0.77, 1.0])
+def test_a_flipped_bit(project: Project, name: str, offset: float, log: Callable[[], str]) -> None:
     artifact = project.op().build("gfx950")
-    flip(artifact.folder / name, at)
+    flip(artifact.folder / name, offset)
     assert project.build() == "built"
     assert log().count("damaged") == 1 and str(artifact.folder) in log()
     healthy(project)
@@ -244,19 +244,23 @@ def test_an_entry_under_another_key(project: Project) -> None:
 
 
 @contextlib.contextmanager
-def small_disk(place: Path, size: str) -> Iterator[None]:
-    place.mkdir()
-    done = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(place)],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    if done.returncode != 0:
-        pytest.skip(f"no right to mount a small disk ({done.stderr.strip()}); without one: "
-                    "test_no_room_from_any_operation_on in test_engine_crash.py")  # fmt: skip
+def small_disk(path: Path, size: str) -> Iterator[None]:
+    path.mkdir()
+    completed = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(path)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if completed.returncode != 0:
+        pytest.skip(
+            f"no right to mount a small disk ({completed.stderr.strip()}); without one: "
+            "test_no_room_from_any_operation_on in test_engine_crash.py"
+        )
     try:
         yield
     finally:
-        subprocess.run(["umount", "-l", str(place)], check=True)
+        subprocess.run(["umount", "-l", str(path)], check=True)
 
 
 @pytest.mark.parametrize("filled", [0, 1, 5, 9, 16])
@@ -265,12 +269,12 @@ def test_a_full_disk(project: Project, monkeypatch: pytest.MonkeyPatch, filled: 
     project.build()  # the compiler is known, as that must be kept somewhere too
     with small_disk(project.root / "small", "256k"):
         monkeypatch.setenv("RFOPS_CACHE_DIR", str(project.root / "small"))
-        place = project.root / "small" / "v1"
-        place.mkdir()
-        (place / "toolchains").mkdir()
+        path = project.root / "small" / "v1"
+        path.mkdir()
+        (path / "toolchains").mkdir()
         for record in (project.cache / "v1" / "toolchains").iterdir():
-            (place / "toolchains" / record.name).write_bytes(record.read_bytes())
-        filler = place / "filler"
+            (path / "toolchains" / record.name).write_bytes(record.read_bytes())
+        filler = path / "filler"
         with contextlib.suppress(OSError), filler.open("wb", buffering=0) as stream:
             while stream.write(b"x" * 4096):
                 pass
@@ -287,7 +291,7 @@ def test_a_full_disk(project: Project, monkeypatch: pytest.MonkeyPatch, filled: 
 
 
 def test_a_compiler_without_room(project: Project) -> None:
-    project.write_hipcc(before="open('/dev/full', 'w').write(10000 * 'x')")
+    project.write_hipcc(prologue="open('/dev/full', 'w').write(10000 * 'x')")
     with pytest.raises(rfops.BuildError, match=r"axpy: build failed: the disk is full: .* MB free"):
         project.build()
     project.write_hipcc()
@@ -318,20 +322,20 @@ def test_a_read_only_cache_behind_a_writable_one(
 ) -> None:
     project.build()
     behind = project.cache.rename(project.root / "system")
-    for place in (behind, *behind.rglob("*")):
-        place.chmod(0o555 if place.is_dir() else 0o444)
-    before = snapshot(behind)
+    for path in (behind, *behind.rglob("*")):
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    previous = snapshot(behind)
     monkeypatch.setenv("RFOPS_CACHE_READ", f"/absent:{behind}")
     assert project.build() == "found"
     assert project.build(BIAS=1) == "built"
     assert torch.equal(project.run(project.op(), BIAS=1), DOUBLED + 1)
-    assert snapshot(behind) == before
+    assert snapshot(behind) == previous
     monkeypatch.setattr(shelf, "_RECENT_NS", 0)
     project.build()  # stats are remembered in front
     monkeypatch.setattr(shelf, "digest", lambda _: pytest.fail("hashed"))
     assert project.build() == "found"
-    for place in (behind, *behind.rglob("*")):
-        place.chmod(0o755)
+    for path in (behind, *behind.rglob("*")):
+        path.chmod(0o755)
 
 
 def test_damage_behind_is_built_again_in_front(
@@ -360,7 +364,7 @@ def at_once(project: Project, monkeypatch: pytest.MonkeyPatch) -> AtOnce:
     arrived = project.note_arrivals(monkeypatch)
 
     def run(count: int, function: Callable[[], object], act: str = "") -> list[object]:
-        project.write_hipcc(before=wait_for(arrived, count) + act)
+        project.write_hipcc(prologue=wait_for(arrived, count) + act)
         return [child.result() for child in [Child.run(function) for _ in range(count)]]
 
     return run
@@ -378,10 +382,14 @@ def test_eight_processes_compile_once(project: Project, at_once: AtOnce) -> None
     [
         '{"pid": 4242, "host": "another-host", "since": 1.0}',
         f'{{"pid": {os.getpid()}, "host": "{os.uname().nodename}", "since": 1.0}}',  # reused
-        '{"pid": 1}', "4242\nanother-host", "[]", "\0" * 64, "",
+        '{"pid": 1}',
+        "4242\nanother-host",
+        "[]",
+        "\0" * 64,
+        "",
     ],
     ids=["another host", "reused pid", "no host", "no json", "a list", "zeros", "nothing"],
-)  # fmt: skip
+)
 def test_old_lock_files_mean_nothing(
     project: Project, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -407,7 +415,7 @@ def test_a_waiter_says_on_whom_it_waits(
             gate.touch()
         return describe(owner)
 
-    project.write_hipcc(before=wait_for(gate))
+    project.write_hipcc(prologue=wait_for(gate))
     child = Child.run(project.build)
     while not project.compiles():
         time.sleep(0.005)
@@ -461,7 +469,7 @@ def test_a_failure_is_tried_again_later(project: Project, monkeypatch: pytest.Mo
     project.source.write_text(BROKEN)
     assert outcome(project) == outcome(project)
     assert len(project.compiles()) == 1
-    monkeypatch.setattr(failures, "_MEANT_FOR", 0.0)
+    monkeypatch.setattr(failures, "_SHARED_SECONDS", 0.0)
     outcome(project)
     assert len(project.compiles()) == 2
 
@@ -487,7 +495,7 @@ def test_a_killed_compiler(project: Project, at_once: AtOnce) -> None:
     ],
 )
 def test_causes(project: Project, act: str, cause: str) -> None:
-    project.write_hipcc(before=act)
+    project.write_hipcc(prologue=act)
     with pytest.raises(rfops.BuildError) as caught:
         project.build()
     assert caught.value.cause.startswith(cause) and bool(caught.value.cause) == bool(cause)
@@ -500,7 +508,7 @@ def test_causes(project: Project, act: str, cause: str) -> None:
 def test_soak(project: Project) -> None:
     """200 rounds of builds, kills and damage, up to four processes each; never a stale result."""
     rng = random.Random(5)
-    project.write_hipcc(before="import time; time.sleep(0.02)")
+    project.write_hipcc(prologue="import time; time.sleep(0.02)")
     scale = 1.0
     for _ in range(200):
         act = rng.choice(("build", "kill", "damage", "edit", "edit", "clean"))

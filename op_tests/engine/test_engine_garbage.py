@@ -36,9 +36,12 @@ KINDS = {
     "in use": "v1/in-use",
 }
 COMMANDS = (
-    ("ls",), ("cache", "gc", "--max-size", "1G"), ("cache", "export", "exported"),
-    ("cache", "why", "axpy", "--config", "{config}"), ("cache", "import", "exported"),
-)  # fmt: skip
+    ("ls",),
+    ("cache", "gc", "--max-size", "1G"),
+    ("cache", "export", "exported"),
+    ("cache", "why", "axpy", "--config", "{config}"),
+    ("cache", "import", "exported"),
+)
 
 
 def fail_once(project: Project) -> None:
@@ -57,9 +60,12 @@ def fail_once(project: Project) -> None:
 @pytest.mark.parametrize("rounds", [40, pytest.param(400, marks=pytest.mark.sweep)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_garbage_in_a_file_of_the_cache(
-    quick: Project, kind: str, rounds: int, monkeypatch: pytest.MonkeyPatch,
+    quick: Project,
+    kind: str,
+    rounds: int,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     """Found or built again, and never what older sources gave."""
     rng = random.Random(f"{kind} {rounds}")
     monkeypatch.chdir(quick.root)
@@ -70,17 +76,17 @@ def test_garbage_in_a_file_of_the_cache(
     assert files, kind
     healthy = {file: file.read_bytes() for file in files}
     right = (quick.root / "ready").read_bytes()
-    for at in range(rounds):
+    for index in range(rounds):
         for file, data in healthy.items():
             file.parent.mkdir(parents=True, exist_ok=True)  # an entry that was swept away
             with contextlib.suppress(OSError):
-                every = mangle.FILES[at : at + 1]
+                every = mangle.FILES[index : index + 1]
                 file.write_bytes(every[0] if every else mangle.json_file(rng, data))
         toolchain._choose.cache_clear()  # as in a new process
-        edited = at % 4 == 0
+        edited = index % 4 == 0
         if edited:
-            quick.header.write_text(f"{SCALE}// {at}")
-        if at % 10 == 0:
+            quick.header.write_text(f"{SCALE}// {index}")
+        if index % 10 == 0:
             for command in COMMANDS:
                 assert cli.main([word.format(config=quick.config) for word in command]) in (0, 1)
         result = quick.build()
@@ -138,19 +144,19 @@ def test_importing_garbage(quick: Project, tmp_path: Path) -> None:
     transfer.export(file)
     exported, rng, refused = file.read_bytes(), random.Random(7), 0
     shutil.rmtree(quick.cache)
-    before = sorted(tmp_path.rglob("*"))
-    for at in range(120):
-        damaged = repacked(rng, exported) if at % 2 else mangle.splintered(rng, exported)
+    previous = sorted(tmp_path.rglob("*"))
+    for index in range(120):
+        damaged = repacked(rng, exported) if index % 2 else mangle.splintered(rng, exported)
         file.write_bytes(damaged)
         try:
             transfer.import_(file)
         except rfops.ConfigError as error:
             assert str(file) in str(error), error
             refused += 1
-        if at % 10 == 0:
+        if index % 10 == 0:
             assert quick.build() in ("built", "found")
         outside = [f for f in tmp_path.rglob("*") if not f.is_relative_to(quick.cache)]
-        assert sorted(outside) == before
+        assert sorted(outside) == previous
         shutil.rmtree(quick.cache, ignore_errors=True)
     assert 30 < refused < 120
 
@@ -159,14 +165,21 @@ def test_importing_garbage(quick: Project, tmp_path: Path) -> None:
 
 CONFIG = {
     "axpy": {
-        "srcs": ["axpy.hip"], "kind": "device", "archs": ["gfx942", "gfx950"], "flags": ["-O2"],
-        "output": "module.hsaco", "title": "axpy",
+        "srcs": ["axpy.hip"],
+        "kind": "device",
+        "archs": ["gfx942", "gfx950"],
+        "flags": ["-O2"],
+        "output": "module.hsaco",
+        "title": "axpy",
     },
     "library": {
-        "srcs": ["lib/*.cpp", "lib/more/x.cpp"], "kind": "host", "flags": ["-fPIC", "-I{root}"],
-        "link_flags": ["-shared"], "output": "libx.so",
+        "srcs": ["lib/*.cpp", "lib/more/x.cpp"],
+        "kind": "host",
+        "flags": ["-fPIC", "-I{root}"],
+        "link_flags": ["-shared"],
+        "output": "libx.so",
     },
-}  # fmt: skip
+}
 
 
 def recipe(spec: ModuleSpec) -> bytes:
@@ -175,7 +188,7 @@ def recipe(spec: ModuleSpec) -> bytes:
         units = [host_unit(spec, Toolchain("c++", ("c++",), "1"))]
     else:
         compilers = [Toolchain(name, ("cc",), "1") for name in ("hipcc", "zig")]
-        units = [device_unit(spec, arch, {}, one) for arch in spec.archs for one in compilers]
+        units = [device_unit(spec, arch, {}, item) for arch in spec.archs for item in compilers]
     steps = [
         ninja.Step(unit.argv(command), tuple(map(unit.expand, command.inputs)), command.output)
         for unit in units
@@ -190,27 +203,27 @@ def test_mangled_configs(project: Project, tmp_path: Path) -> None:
     for source in ("axpy.hip", "lib/one.cpp", "lib/more/x.cpp"):
         (tmp_path / source).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / source).touch()
-    rng, refused, made = random.Random(4), 0, 0
+    rng, refused, result = random.Random(4), 0, 0
     healthy = json.dumps(CONFIG).encode()
-    for at in range(1500):
-        config = tmp_path / f"{at}.json"
-        config.write_bytes(mangle.json_file(rng, healthy) if at else healthy)
+    for index in range(1500):
+        config = tmp_path / f"{index}.json"
+        config.write_bytes(mangle.json_file(rng, healthy) if index else healthy)
         try:
             for name in load_config(config):
                 spec = module_spec(name, config)
                 assert spec.sources() and recipe(spec) is not None
-                made += 1
+                result += 1
         except rfops.ConfigError as error:
             assert config.name in str(error) and len(str(error)) < 1000, error
             refused += 1
-    assert refused > 700 and made > 300
+    assert refused > 700 and result > 300
 
 
 def entries(project: Project) -> bytes:
     """A manifest with an entry of each kind."""
-    wanted = manifest.Wanted("axpy", "gfx950", (("BIAS", 3),), project.config)
-    triton = manifest.TritonWanted("rfops.triton.x:kernel", "gfx942", '{"name": "kernel"}')
-    known = [wanted, triton, manifest.Wanted("vgpu", "host")]
+    expected = manifest.BuildRequest("axpy", "gfx950", (("BIAS", 3),), project.config)
+    triton = manifest.TritonBuildRequest("rfops.triton.x:kernel", "gfx942", '{"name": "kernel"}')
+    known = [expected, triton, manifest.BuildRequest("vgpu", "host")]
     return json.dumps({"rfops_manifest": 1, "entries": [e.as_dict() for e in known]}).encode()
 
 
@@ -219,8 +232,8 @@ def test_mangled_manifests(project: Project, tmp_path: Path) -> None:
     rng, refused, asked = random.Random(5), 0, 0
     healthy = entries(project)
     file = tmp_path / "m.json"
-    for at in range(1500):
-        file.write_bytes(mangle.json_file(rng, healthy) if at else healthy)
+    for index in range(1500):
+        file.write_bytes(mangle.json_file(rng, healthy) if index else healthy)
         try:
             loaded = manifest.load(file)
         except rfops.ConfigError as error:
@@ -231,12 +244,12 @@ def test_mangled_manifests(project: Project, tmp_path: Path) -> None:
         for entry in loaded:
             str(entry).encode()
             json.dumps(entry.as_dict()).encode()
-            if isinstance(entry, manifest.Wanted) and entry.arch != "host":
+            if isinstance(entry, manifest.BuildRequest) and entry.arch != "host":
                 assert entry.command.encode()
                 with contextlib.suppress(rfops.RfopsError):
                     spec = module_spec(entry.module, entry.config)
-                    chosen = Toolchain("hipcc", ("cc",), "1")
-                    unit = device_unit(spec, entry.arch, dict(entry.defines), chosen)
+                    selected = Toolchain("hipcc", ("cc",), "1")
+                    unit = device_unit(spec, entry.arch, dict(entry.defines), selected)
                     assert unit.build_key and "\0" not in " ".join(unit.argv(unit.commands[0]))
                     asked += 1
     assert refused > 500 and asked > 100
@@ -249,12 +262,12 @@ def test_recording_into_a_mangled_manifest(
     rng = random.Random(6)
     healthy = entries(project)
     project.build()
-    for at in range(60):
-        file = tmp_path / f"{at}.json"
-        file.write_bytes(before := mangle.json_file(rng, healthy))
+    for index in range(60):
+        file = tmp_path / f"{index}.json"
+        file.write_bytes(previous := mangle.json_file(rng, healthy))
         monkeypatch.setenv("RFOPS_RECORD_MANIFEST", str(file))
         assert project.build() == "found"
         try:
             assert "axpy gfx950" in map(str, manifest.load(file))
         except rfops.ConfigError:
-            assert file.read_bytes() == before
+            assert file.read_bytes() == previous

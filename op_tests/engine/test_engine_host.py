@@ -56,9 +56,9 @@ def compiled(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list
     steps: list[str] = []
     run_steps = ninja.run_steps
 
-    def watched(title: str, wanted: list[ninja.Step], *rest: Any) -> str:
-        steps.extend(step.output for step in wanted if step.output.endswith(".o"))
-        return run_steps(title, wanted, *rest)
+    def watched(title: str, expected: list[ninja.Step], *remaining: Any) -> str:
+        steps.extend(step.output for step in expected if step.output.endswith(".o"))
+        return run_steps(title, expected, *remaining)
 
     monkeypatch.setattr(ninja, "run_steps", watched)
 
@@ -163,7 +163,7 @@ def test_a_build_goes_on_where_it_ended(
     folder: Path, compiled: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch, end: str
 ) -> None:
     """Failed or interrupted: what has been compiled by then is kept."""
-    show, wanted = ninja._StatusLine.show, (folder / "lib/two.cpp").read_text()
+    show, expected = ninja._StatusLine.show, (folder / "lib/two.cpp").read_text()
 
     def interrupt(self: ninja._StatusLine, status: str) -> None:
         show(self, status)
@@ -178,21 +178,24 @@ def test_a_build_goes_on_where_it_ended(
     with pytest.raises((rfops.BuildError, KeyboardInterrupt)):
         compiled()
     monkeypatch.setattr(ninja._StatusLine, "show", show)
-    (folder / "lib/two.cpp").write_text(wanted)
-    again = compiled()
-    assert len(again) < 3, again
-    assert end == "interrupt" or again == ["two"]
+    (folder / "lib/two.cpp").write_text(expected)
+    repeated = compiled()
+    assert len(repeated) < 3, repeated
+    assert end == "interrupt" or repeated == ["two"]
 
 
 def test_the_entry_says_how_it_was_built(folder: Path) -> None:
     artifact = build_host(module_spec("small", folder / "config.json"))
     assert artifact.folder.parent == folder / "cache" / "v1" / "host" / "small"
-    assert artifact.fresh and artifact.meta.compiler == host_toolchain().version
+    assert artifact.is_new and artifact.meta.compiler == host_toolchain().version
     read = {name for name, sha in artifact.meta.deps.items() if sha}
     assert read == {f"root/{name}" for name in SOURCES}
     assert {file.name for file in artifact.folder.iterdir()} == {
-        "libsmall.so", "meta.json", "build.log", "build.ninja",
-    }  # fmt: skip
+        "libsmall.so",
+        "meta.json",
+        "build.log",
+        "build.ninja",
+    }
 
 
 def test_the_level_of_the_cpu_is_in_the_key(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

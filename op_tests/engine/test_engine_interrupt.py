@@ -98,9 +98,12 @@ def test_ctrl_c_ends_a_kernel_without_end(
     """By KeyboardInterrupt; the device is usable after it. Whichever thread has the workgroup."""
     env = os.environ | {"RFOPS_LAUNCHER": launcher, "RFOPS_VGPU_THREADS": str(threads)}
     with subprocess.Popen(
-        [sys.executable, "-c", LAUNCH, str(spin), str(groups)], env=env, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    ) as process:  # fmt: skip
+        [sys.executable, "-c", LAUNCH, str(spin), str(groups)],
+        env=env,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "launching\n"
         time.sleep(0.3)  # into the launch, most likely: right without, too
@@ -113,9 +116,12 @@ def test_ctrl_c_ends_what_rfops_run_runs(spin: Path, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(LAUNCH)
     with subprocess.Popen(
-        [*COMMAND, "run", "--", sys.executable, str(script), str(spin), "1"], text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
-    ) as process:  # fmt: skip
+        [*COMMAND, "run", "--", sys.executable, str(script), str(spin), "1"],
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "launching\n"
         time.sleep(0.3)
@@ -127,12 +133,15 @@ def test_ctrl_c_ends_what_rfops_run_runs(spin: Path, tmp_path: Path) -> None:
 
 def test_ctrl_c_ends_a_build_and_its_compilers(project: Project) -> None:
     file = project.root / "hangs"
-    project.write_hipcc(before=HANG.format(file=str(file)))
+    project.write_hipcc(prologue=HANG.format(file=str(file)))
     words = ["build", "--config", str(project.config), "axpy", "--arch", "gfx950"]
     process = subprocess.Popen(
-        [*COMMAND, *words, "-D", "BIAS=1"], text=True, stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, start_new_session=True,
-    )  # fmt: skip
+        [*COMMAND, *words, "-D", "BIAS=1"],
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
     child = _wait_for(file)
     os.killpg(process.pid, signal.SIGINT)
     _, err = _finish(process)
@@ -158,7 +167,7 @@ def test_a_command_that_is_interrupted_says_so_in_a_line(
 def test_a_compiler_that_hangs_is_ended(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     """With what it has started; the error names command and limit."""
     file = project.root / "hangs"
-    project.write_hipcc(before=HANG.format(file=str(file)))
+    project.write_hipcc(prologue=HANG.format(file=str(file)))
     monkeypatch.setenv("RFOPS_COMPILE_TIMEOUT", "1")
     with pytest.raises(BuildError, match=r"ended after 1 s \(RFOPS_COMPILE_TIMEOUT\)") as failed:
         project.build()
@@ -170,18 +179,17 @@ def test_a_compiler_that_hangs_is_ended(project: Project, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(
-    ("before", "message"),
+    ("previous", "message"),
     [
         ("os.mkfifo(out); sys.exit(0)", "no regular file (p"),
         ("os.mkdir(out); sys.exit(0)", "no regular file (d"),
         ("sys.exit(0)", "reported success and wrote no"),
-        ("open(out, 'w'); os.mkfifo('deps.d'); sys.exit(0)",
-         "no regular file (p"),
+        ("open(out, 'w'); os.mkfifo('deps.d'); sys.exit(0)", "no regular file (p"),
         ("open(out, 'w'); sys.exit(0)", "reported success and wrote no"),
     ],
-)  # fmt: skip
-def test_what_is_no_output(project: Project, before: str, message: str) -> None:
-    project.write_hipcc(before=before)
+)
+def test_what_is_no_output(project: Project, previous: str, message: str) -> None:
+    project.write_hipcc(prologue=previous)
     with pytest.raises(BuildError) as failed:
         project.build()
     assert message in str(failed.value), failed.value

@@ -67,12 +67,16 @@ print(json.dumps({
 
 def run(code: str, **env: str) -> dict[str, object]:
     env.setdefault("PYTHONDONTWRITEBYTECODE", "")  # as users have it: compiled once, by the first
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False,
-        env={**os.environ, **env}, cwd="/",
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return dict(json.loads(done.stdout))
+    completed = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **env},
+        cwd="/",
+    )
+    assert completed.returncode == 0, completed.stderr
+    return dict(json.loads(completed.stdout))
 
 
 def test_import_is_cheap(figure: Callable[[str], None]) -> None:
@@ -83,9 +87,16 @@ def test_import_is_cheap(figure: Callable[[str], None]) -> None:
     assert result["processes"] == [] and result["devices"] == []
     assert not result["initialised"]
     for heavy in (
-        "pandas", "triton", "ninja", "subprocess", "ziglang", "numpy", "msgspec", "filelock",
+        "pandas",
+        "triton",
+        "ninja",
+        "subprocess",
+        "ziglang",
+        "numpy",
+        "msgspec",
+        "filelock",
         "elftools",
-    ):  # fmt: skip
+    ):
         assert heavy not in result["modules"], heavy  # type: ignore[operator]
     others = [m for m in result["modules"] if m.split(".")[0] != "rfops"]  # type: ignore[attr-defined]
     assert len(others) < 10, others
@@ -107,9 +118,14 @@ def test_first_call_in_a_new_process(figure: Callable[[str], None]) -> None:
     )
     assert result["processes"] == 0
     for heavy in (
-        "subprocess", "ninja", "triton", "filelock", "elftools", "rfops.jit.build.compile",
+        "subprocess",
+        "ninja",
+        "triton",
+        "filelock",
+        "elftools",
+        "rfops.jit.build.compile",
         "rfops.jit.build.failures",
-    ):  # fmt: skip
+    ):
         assert heavy not in result["modules"], heavy  # type: ignore[operator]
 
 
@@ -288,8 +304,8 @@ def test_it_is_quiet(tmp_path: Path, vgpu_path: Path) -> None:
     announced = "rfops: CPU tensors run on the virtual GPU (gfx950): right results, not GPU speed"
     lines = []
     for _ in range(2):
-        done = python(code, check=True, **env, RFOPS_LOG="")
-        lines.append(done.stderr.splitlines())
+        completed = python(code, check=True, **env, RFOPS_LOG="")
+        lines.append(completed.stderr.splitlines())
     cold, warm = lines
     assert warm == [announced]
     assert cold[0] == announced and len(cold) == 3, cold

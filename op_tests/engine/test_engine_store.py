@@ -30,9 +30,11 @@ DOUBLED = 2.0 * torch.arange(100, dtype=torch.float32)
 
 
 def test_a_cache_moves_to_another_checkout_and_user(
-    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    project: Project,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     """Another path for the sources, another cache, no compiler, an empty home."""
     for bias in range(3):
         project.build(BIAS=bias)
@@ -52,7 +54,7 @@ def test_a_cache_moves_to_another_checkout_and_user(
         assert f"{new} entries added" in (out := capsys.readouterr().out)
         assert f"{known} were there" in out
     assert torch.equal(other.run(other.op(), BIAS=2), DOUBLED + 2)
-    assert not other.op().build("gfx942").fresh
+    assert not other.op().build("gfx942").is_new
     names = tarfile.open(file).getnames()
     assert not any(name.startswith(("/", "..")) for name in names)
     assert str(project.root) not in gzip.decompress(file.read_bytes()).decode(errors="replace")
@@ -82,23 +84,23 @@ def test_export_while_others_import_and_remove(
     foreign.mkdir(parents=True)
     scandir = os.scandir
 
-    def gone(place: object = ".") -> object:
-        if ".import" in str(place):
-            raise FileNotFoundError(place)
-        return scandir(place)  # type: ignore[call-overload]
+    def gone(path: object = ".") -> object:
+        if ".import" in str(path):
+            raise FileNotFoundError(path)
+        return scandir(path)  # type: ignore[call-overload]
 
     monkeypatch.setattr(os, "scandir", gone)
-    whole, seen = archive.whole, list[Path]()
+    whole, recorded_calls = archive.verified_meta, list[Path]()
 
     def vanishing(folder: Path) -> object:
-        found = whole(folder)
-        seen.append(folder)
-        if len(seen) == 1:
+        result = whole(folder)
+        recorded_calls.append(folder)
+        if len(recorded_calls) == 1:
             shutil.rmtree(folder)
-        return found
+        return result
 
-    monkeypatch.setattr(archive, "whole", vanishing)
-    assert transfer.export(tmp_path / "cache") == 1 and len(seen) == 2
+    monkeypatch.setattr(archive, "verified_meta", vanishing)
+    assert transfer.export(tmp_path / "cache") == 1 and len(recorded_calls) == 2
 
 
 def member(tar: tarfile.TarFile, name: str, data: bytes = b"x", kind: bytes = b"") -> None:
@@ -115,11 +117,16 @@ KEY = 40 * "a"
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        ("../evil", b""), ("/etc/evil", b""), (f"gfx950/../{KEY}/x", b""), ("gfx950/axpy/x", b""),
-        (f"gfx950/axpy/{KEY}/../../x", b""), (f"gfx950/axpy/{KEY}/.x", b""),
-        (f"gfx950/axpy/{KEY}/link", tarfile.SYMTYPE), (f"gfx950/.axpy/{KEY}/x", b""),
+        ("../evil", b""),
+        ("/etc/evil", b""),
+        (f"gfx950/../{KEY}/x", b""),
+        ("gfx950/axpy/x", b""),
+        (f"gfx950/axpy/{KEY}/../../x", b""),
+        (f"gfx950/axpy/{KEY}/.x", b""),
+        (f"gfx950/axpy/{KEY}/link", tarfile.SYMTYPE),
+        (f"gfx950/.axpy/{KEY}/x", b""),
     ],
-)  # fmt: skip
+)
 def test_names_that_do_not_belong_into_a_cache(
     project: Project, tmp_path: Path, name: str, kind: bytes
 ) -> None:
@@ -197,8 +204,8 @@ def test_what_is_in_use_stays(four: Project) -> None:
     try:
         while lock_is_free(four, 2):
             time.sleep(0.01)
-        done = collect.collect(0)
-        assert biases(four) == {2} and (done.removed, done.in_use) == (3, 1)
+        completed = collect.collect(0)
+        assert biases(four) == {2} and (completed.removed, completed.in_use) == (3, 1)
     finally:
         user.kill()
         user.result()
@@ -222,7 +229,7 @@ def test_what_this_process_uses_stays(project: Project) -> None:
 
 def test_a_build_is_not_disturbed(project: Project) -> None:
     gate = project.root / "gate"
-    project.write_hipcc(before=wait_for(gate))
+    project.write_hipcc(prologue=wait_for(gate))
     child = Child.run(lambda: project.build(BIAS=1))
     while not project.compiles():
         time.sleep(0.005)
@@ -238,8 +245,8 @@ def test_leftovers_and_damage_go_at_any_size(four: Project) -> None:
     (four.shelf / f".stage-00000000-{stage}-x").mkdir()
     (four.shelf / ".gone-x").mkdir()
     next(four.shelf.glob("*/module.hsaco")).write_bytes(b"")
-    done = collect.collect(1 << 40)
-    assert done.removed == 1 and len(biases(four)) == 3
+    completed = collect.collect(1 << 40)
+    assert completed.removed == 1 and len(biases(four)) == 3
     assert not list(four.shelf.glob(".stage*")) and not list(four.shelf.glob(".gone*"))
 
 
@@ -260,10 +267,19 @@ def test_libraries_that_the_engine_did_not_build(four: Project) -> None:
         (folder / "build-x").mkdir(parents=True)
     os.utime(broken, (0, 0))
     total = collect.size_of(four.cache / "v1") + 10000
-    done = collect.collect(total)
-    assert not broken.exists() and building.exists() and (done.removed, done.in_use) == (1, 1)
-    done = collect.collect(total - 1)
-    assert not old.exists() and used.exists() and done.kept == total - 5000 and done.freed == 5000
+    completed = collect.collect(total)
+    assert (
+        not broken.exists()
+        and building.exists()
+        and (completed.removed, completed.in_use) == (1, 1)
+    )
+    completed = collect.collect(total - 1)
+    assert (
+        not old.exists()
+        and used.exists()
+        and completed.kept_bytes == total - 5000
+        and completed.freed == 5000
+    )
     assert biases(four) == {0, 1, 2, 3}
     assert collect.collect(0).removed == 5 and not used.exists() and building.exists()
 
@@ -344,7 +360,7 @@ def test_jobs_are_bounded_by_free_memory(
     log = project.root / "running"
     note = f"import atexit\ndef note(word): open({str(log)!r}, 'a').write(word)\n"
     begin = f"note('+')\n{wait_for(log, most)}atexit.register(note, '-')"
-    project.write_hipcc(before=note + begin)
+    project.write_hipcc(prologue=note + begin)
     monkeypatch.setattr(resources, "free_memory", lambda: int(gigabytes * 2**30))
     manifest = project.root / "m.json"
     entries = [

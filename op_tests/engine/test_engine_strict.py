@@ -63,10 +63,10 @@ def test_the_newest_compiler_of_the_cache_stands_in(
         project.build()
         project.build(BIAS=int(float(version)))
     no_compiler(project, monkeypatch)
-    versions = [found.headline[-3:] for found in toolchain.recorded("device")]
+    versions = [results.headline[-3:] for results in toolchain.recorded_compilers("device")]
     assert versions == ["1.0", "2.0"]
     assert project.op().build("gfx950").meta.compiler.endswith("1.0")
-    assert not toolchain.recorded("host")
+    assert not toolchain.recorded_compilers("host")
 
 
 def test_an_installed_compiler_is_not_stood_in_for(project: Project) -> None:
@@ -152,9 +152,11 @@ def run_triton(add: Any, n: int) -> None:
 
 
 def test_frozen_triton(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gfx950: object,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    gfx950: object,
     caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
+) -> None:
     """A kernel that its disk cache has runs; one that it has not is refused."""
     from support.triton_kernels import add
 
@@ -221,9 +223,11 @@ def test_frozen_gluon(tmp_path: Path) -> None:
     file = tmp_path / "gluon_twice.py"  # Triton reads a kernel's source
     file.write_text(GLUON)
     env = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path), "RFOPS_LOG": ""}
-    done = run(GLUON, [str(file)], env, check=True)
-    assert done.stderr.count("built after rfops.freeze(): Triton's kernel twice for gfx950") == 1
-    assert "Triton's kernel twice for gfx950" in done.stdout
+    completed = run(GLUON, [str(file)], env, check=True)
+    assert (
+        completed.stderr.count("built after rfops.freeze(): Triton's kernel twice for gfx950") == 1
+    )
+    assert "Triton's kernel twice for gfx950" in completed.stdout
 
 
 TRITON_LATER = """
@@ -243,8 +247,8 @@ print("watched")
 
 @pytest.mark.parametrize("jit", ["", "0"])
 def test_triton_is_watched_when_it_is_imported_later(jit: str) -> None:
-    done = python(TRITON_LATER, RFOPS_JIT=jit)
-    assert done.stdout == "watched\n", done.stderr
+    completed = python(TRITON_LATER, RFOPS_JIT=jit)
+    assert completed.stdout == "watched\n", completed.stderr
 
 
 # ---------------------------------------------------------------- manifest
@@ -267,7 +271,7 @@ def test_a_run_is_recorded_and_replayed(
     assert cli.main(["build", "--manifest", str(file)]) == 0
     monkeypatch.setenv("RFOPS_JIT", "0")
     assert {project.build(BIAS=b) for b in (1, 2, 3)} == {"found"}
-    assert not project.op().build("gfx942").fresh
+    assert not project.op().build("gfx942").is_new
 
 
 TRITON_KERNEL = """
@@ -356,8 +360,10 @@ def test_a_wrong_manifest(tmp_path: Path, text: str, message: str) -> None:
 
 
 def test_entries_survive_the_file(tmp_path: Path) -> None:
-    wanted = manifest.Wanted("a", "gfx942", (("B", True), ("T", "u32"), ("X", 0.5)), tmp_path)
+    expected = manifest.BuildRequest(
+        "a", "gfx942", (("B", True), ("T", "u32"), ("X", 0.5)), tmp_path
+    )
     file = tmp_path / "m.json"
-    file.write_text(json.dumps({"rfops_manifest": 1, "entries": [wanted.as_dict()]}))
-    assert manifest.load(file) == [wanted]
+    file.write_text(json.dumps({"rfops_manifest": 1, "entries": [expected.as_dict()]}))
+    assert manifest.load(file) == [expected]
     assert strict.may_build()

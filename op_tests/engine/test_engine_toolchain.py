@@ -46,8 +46,11 @@ def test_command_line_of_hipcc(project: Project) -> None:
     assert f"-I{rfops.jit.paths.INCLUDE}" in compile_
     depfile = compile_.index("-dependency-file")
     assert compile_[depfile - 1 : depfile + 3] == [
-        "-Xclang", "-dependency-file", "-Xclang", "deps.d",
-    ]  # fmt: skip
+        "-Xclang",
+        "-dependency-file",
+        "-Xclang",
+        "deps.d",
+    ]
 
 
 def test_hipcc_is_preferred_in_order(bare: Project, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,10 +63,10 @@ def test_hipcc_is_preferred_in_order(bare: Project, monkeypatch: pytest.MonkeyPa
     (rocm / "bin" / "hipcc").symlink_to(bare.hipcc)
     monkeypatch.setenv("ROCM_PATH", str(rocm))
     assert toolchain.device_toolchain("gfx950").argv == (str(rocm / "bin" / "hipcc"),)
-    chosen = bare.root / "chosen"
-    chosen.symlink_to(bare.hipcc)
-    monkeypatch.setenv("RFOPS_HIPCC", str(chosen))
-    assert toolchain.device_toolchain("gfx950").argv == (str(chosen),)
+    selected = bare.root / "chosen"
+    selected.symlink_to(bare.hipcc)
+    monkeypatch.setenv("RFOPS_HIPCC", str(selected))
+    assert toolchain.device_toolchain("gfx950").argv == (str(selected),)
 
 
 def test_a_compiler_that_lacks_the_arch(bare: Project, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,8 +74,12 @@ def test_a_compiler_that_lacks_the_arch(bare: Project, monkeypatch: pytest.Monke
     monkeypatch.setenv("PATH", f"{bare.hipcc.parent}:{os.environ['PATH']}")
     assert toolchain.device_toolchain("gfx942").name == "hipcc"
     assert toolchain.device_toolchain("gfx950").name == "zig"
-    reasons = [why for chosen, why in toolchain.survey("device", "gfx950") if chosen is None]
-    assert any("cannot build for gfx950" in why and "invalid target ID" in why for why in reasons)
+    reasons = [
+        reason for selected, reason in toolchain.survey("device", "gfx950") if selected is None
+    ]
+    assert any(
+        "cannot build for gfx950" in reason and "invalid target ID" in reason for reason in reasons
+    )
 
 
 def test_both_compilers_give_the_same_results(
@@ -105,20 +112,20 @@ def test_no_compiler_at_all(bare: Project, monkeypatch: pytest.MonkeyPatch) -> N
         toolchain.host_toolchain()
 
 
-@pytest.mark.parametrize("place", ["a checkout", "an installation"])
+@pytest.mark.parametrize("location", ["a checkout", "an installation"])
 def test_the_advice_is_a_command_that_works_there(
-    place: str, bare: Project, monkeypatch: pytest.MonkeyPatch
+    location: str, bare: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No index has rfops: its extra can be had from a checkout's folder, ziglang anywhere."""
     monkeypatch.setattr(toolchain, "_zig", lambda tool: None)
     monkeypatch.setattr(toolchain.paths, "ROOT", bare.root)
     advice = "pip install ziglang"
-    if place == "a checkout":
+    if location == "a checkout":
         (bare.root / "pyproject.toml").touch()
         advice = f"pip install -e '.[clang]' in {bare.root}"
     for kind, target in (("device", "gfx950"), ("host", toolchain.HOST_TARGET)):
         with pytest.raises(rfops.ToolchainNotFound) as caught:
-            toolchain.choose(kind, target, again=True)
+            toolchain.choose(kind, target, refresh=True)
         assert f"or: {advice}" in str(caught.value).splitlines()[-1]
 
 
@@ -130,7 +137,7 @@ def test_a_hipcc_that_does_not_start(project: Project, monkeypatch: pytest.Monke
     with pytest.raises(rfops.ToolchainNotFound, match=r"cannot build for gfx950: .*No such file"):
         project.op().build("gfx950")
     broken.write_text(project.hipcc.read_text())
-    assert project.op().build("gfx950").fresh, "a compiler that failed to start is asked again"
+    assert project.op().build("gfx950").is_new, "a compiler that failed to start is asked again"
 
 
 def test_the_compiler_behind_hipcc_is_watched(project: Project) -> None:
@@ -143,7 +150,7 @@ def test_the_compiler_behind_hipcc_is_watched(project: Project) -> None:
     project.op().build("gfx950")
     clang.write_text("22")
     project.set_version("clang version 22")
-    assert project.python("print(project.op().build('gfx950').fresh)").strip() == "True"
+    assert project.python("print(project.op().build('gfx950').is_new)").strip() == "True"
 
 
 @pytest.mark.parametrize("young", [True, False])
@@ -208,7 +215,7 @@ def test_a_wrapper_around_another_compiler(project: Project) -> None:
     project.hipcc.chmod(0o755)
     toolchain._choose.cache_clear()
     artifact = project.op().build("gfx950")
-    assert artifact.fresh and "wrapped" in artifact.meta.compiler
+    assert artifact.is_new and "wrapped" in artifact.meta.compiler
     assert "stand-in clang version 1.0" in artifact.meta.compiler
 
 
@@ -231,11 +238,11 @@ def test_level_flags_are_accepted(
     """Each level's flags by each host compiler that is here; the CPU need not have the level."""
     source = tmp_path / "empty.cpp"
     source.write_text("int f(int x) { return x + 1; }\n")
-    found = [(name, argv) for name, argv, _ in toolchain.host_candidates() if argv]
-    assert found
+    results = [(name, argv) for name, argv, _ in toolchain.host_candidates() if argv]
+    assert results
     for level in ("v4", "v3", ""):
         monkeypatch.setattr(cpu, "x86_level", lambda level=level: level)
-        for name, argv in found:
+        for name, argv in results:
             flags = cpu.level_flags(name == "zig")
             assert bool(flags) == bool(level)
             code, output = toolchain.run(
@@ -263,8 +270,8 @@ def test_environment_while_another_thread_changes_it(monkeypatch: pytest.MonkeyP
             return iter(names)
 
     monkeypatch.setattr(os, "environ", Leaving({**os.environ, "LEAVING": "1", "STAYS": "2"}))
-    found = toolchain.environment()
-    assert found["STAYS"] == "2" and "LEAVING" not in found
+    result = toolchain.environment()
+    assert result["STAYS"] == "2" and "LEAVING" not in result
 
 
 def test_records_are_read_only_by_who_asks_for_more(
@@ -277,8 +284,8 @@ def test_records_are_read_only_by_who_asks_for_more(
         asked.append(kind)
         return []
 
-    monkeypatch.setattr(toolchain, "recorded", recorded)
-    found = toolchain.usable("host", toolchain.HOST_TARGET)
-    assert next(found) == toolchain.choose("host", toolchain.HOST_TARGET) and not asked
-    assert next(found, None) is None and asked == ["host"]
+    monkeypatch.setattr(toolchain, "recorded_compilers", recorded)
+    result = toolchain.usable("host", toolchain.HOST_TARGET)
+    assert next(result) == toolchain.choose("host", toolchain.HOST_TARGET) and not asked
+    assert next(result, None) is None and asked == ["host"]
     assert len([*toolchain.usable("device", "gfx950")]) == 1 and asked == ["host"]

@@ -29,16 +29,16 @@ DOUBLED = 2.0 * torch.arange(100, dtype=torch.float32)
 def foreign(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
     """Makes a place another user's; without root's rights it only looks so."""
 
-    def change(place: Path) -> None:
+    def change(path: Path) -> None:
         if os.geteuid() == 0:
-            os.chown(place, OTHER, -1, follow_symlinks=False)
+            os.chown(path, OTHER, -1, follow_symlinks=False)
             return
-        same = place.lstat().st_ino
+        same = path.lstat().st_ino
         for name in ("stat", "lstat", "fstat"):
             real = getattr(os, name)
 
-            def seen(*args: object, real: Callable[..., os.stat_result] = real, **more: object):  # noqa: ANN202
-                info = real(*args, **more)
+            def seen(*args: object, real: Callable[..., os.stat_result] = real, **kwargs: object):  # noqa: ANN202
+                info = real(*args, **kwargs)
                 return os.stat_result([*info[:4], OTHER, *info[5:]]) if info[1] == same else info
 
             monkeypatch.setattr(os, name, seen)
@@ -47,20 +47,26 @@ def foreign(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
 
 
 PLACES = {
-    "cache": "", "layout": "v1", "arch": "v1/gfx950", "module": "v1/gfx950/axpy",
-    "index": "v1/gfx950/axpy/index", "record": "v1/gfx950/axpy/index/*.json",
-    "entry": "v1/gfx950/axpy/*[0-9a-f]", "meta": "v1/gfx950/axpy/*/meta.json",
-    "artifact": "v1/gfx950/axpy/*/module.hsaco", "compilers": "v1/toolchains",
+    "cache": "",
+    "layout": "v1",
+    "arch": "v1/gfx950",
+    "module": "v1/gfx950/axpy",
+    "index": "v1/gfx950/axpy/index",
+    "record": "v1/gfx950/axpy/index/*.json",
+    "entry": "v1/gfx950/axpy/*[0-9a-f]",
+    "meta": "v1/gfx950/axpy/*/meta.json",
+    "artifact": "v1/gfx950/axpy/*/module.hsaco",
+    "compilers": "v1/toolchains",
     "compiler": "v1/toolchains/*.json",
-}  # fmt: skip
+}
 
 
 def place_of(project: Project, name: str) -> Path:
     if not PLACES[name]:
         return project.cache
-    found = [p for p in project.cache.glob(PLACES[name]) if name != "entry" or len(p.name) == 40]
-    assert len(found) == 1, found
-    return found[0]
+    results = [p for p in project.cache.glob(PLACES[name]) if name != "entry" or len(p.name) == 40]
+    assert len(results) == 1, results
+    return results[0]
 
 
 def refused(project: Project, *words: str) -> str:
@@ -85,11 +91,11 @@ def test_what_others_may_write(
 ) -> None:
     monkeypatch.setattr(trust, "_own_group", lambda: -1)
     project.build()
-    place = place_of(project, name)
-    mode = stat.S_IMODE(place.stat().st_mode)
-    place.chmod(mode | bits)
-    who = "everybody" if bits & 0o002 else f"the group {place.stat().st_gid}"
-    words = f"{place} can be written by {who} (mode {mode | bits:04o})"
+    path = place_of(project, name)
+    mode = stat.S_IMODE(path.stat().st_mode)
+    path.chmod(mode | bits)
+    who = "everybody" if bits & 0o002 else f"the group {path.stat().st_gid}"
+    words = f"{path} can be written by {who} (mode {mode | bits:04o})"
     refused(project, words, f"`chmod -R go-w {project.cache}` if nobody has put anything there")
     monkeypatch.setenv("RFOPS_CACHE_TRUST", f"/elsewhere:{project.cache}")
     assert project.build() == "found", "who means it can have it"
@@ -104,10 +110,10 @@ def test_what_others_own(
     project: Project, name: str, foreign: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     project.build()
-    place = place_of(project, name)
-    foreign(place)
+    path = place_of(project, name)
+    foreign(path)
     mend = f"run as its owner, `chown -R {os.geteuid()} {project.cache}`"
-    refused(project, f"{place} belongs to uid {OTHER}, and what is in a cache is run as ", mend)
+    refused(project, f"{path} belongs to uid {OTHER}, and what is in a cache is run as ", mend)
     monkeypatch.setenv("RFOPS_CACHE_TRUST", str(project.cache.parent))
     assert project.build() == "found"
 
@@ -116,10 +122,10 @@ def test_what_others_own(
 @pytest.mark.parametrize("name", [name for name in PLACES if name != "cache"])
 def test_links_lead_elsewhere(project: Project, name: str, tmp_path: Path) -> None:
     project.build()
-    place = place_of(project, name)
-    place.rename(tmp_path / "moved")
-    place.symlink_to(tmp_path / "moved")
-    refused(project, f"{place} is a link", "put a folder in its place")
+    path = place_of(project, name)
+    path.rename(tmp_path / "moved")
+    path.symlink_to(tmp_path / "moved")
+    refused(project, f"{path} is a link", "put a folder in its place")
 
 
 def test_the_cache_can_be_a_link(project: Project, tmp_path: Path) -> None:
@@ -171,15 +177,15 @@ def test_a_link_of_somebody_else(
 ) -> None:
     """Where all may make links, as in /tmp, its owner leads it elsewhere whenever he likes."""
     project.build()
-    place = project.root / "tmp"
-    place.mkdir()
-    place.chmod(0o1777)
-    (place / "link").symlink_to("../cache")
-    monkeypatch.setenv("RFOPS_CACHE_DIR", str(place / "link"))
+    path = project.root / "tmp"
+    path.mkdir()
+    path.chmod(0o1777)
+    (path / "link").symlink_to("../cache")
+    monkeypatch.setenv("RFOPS_CACHE_DIR", str(path / "link"))
     assert project.build() == "found"
     trust._reached.clear()
-    foreign(place / "link")
-    with pytest.raises(rfops.ConfigError, match=f"{place}/link belongs to uid {OTHER}"):
+    foreign(path / "link")
+    with pytest.raises(rfops.ConfigError, match=f"{path}/link belongs to uid {OTHER}"):
         project.build()
 
 
@@ -219,8 +225,8 @@ def test_a_private_group(
     monkeypatch.setattr(grp, "getgrgid", lambda _: grp.struct_group((name, "x", gid, members)))
     trust._own_group.cache_clear()
     try:
-        for place in (project.cache, *project.cache.rglob("*")):
-            place.chmod(place.stat().st_mode | 0o020)
+        for path in (project.cache, *project.cache.rglob("*")):
+            path.chmod(path.stat().st_mode | 0o020)
         assert (trust._own_group() == gid) == own
         if own:
             assert project.build() == "found"
@@ -241,14 +247,19 @@ def test_an_acl_lets_others_write(project: Project, monkeypatch: pytest.MonkeyPa
     """Its mask stands where the group's bits are: a private group may hide a stranger."""
     project.build()
     monkeypatch.setattr(trust, "_own_group", lambda: project.cache.stat().st_gid)
-    place = place_of(project, "entry")
-    place.chmod(0o770)
+    path = place_of(project, "entry")
+    path.chmod(0o770)
     assert project.build() == "found"
-    entries = ((1, 7, 0xFFFFFFFF), (2, 7, OTHER), (4, 7, 0xFFFFFFFF), (16, 7, 0xFFFFFFFF),
-               (32, 0, 0xFFFFFFFF))  # fmt: skip
+    entries = (
+        (1, 7, 0xFFFFFFFF),
+        (2, 7, OTHER),
+        (4, 7, 0xFFFFFFFF),
+        (16, 7, 0xFFFFFFFF),
+        (32, 0, 0xFFFFFFFF),
+    )
     acl = struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in entries)
     try:
-        os.setxattr(place, "system.posix_acl_access", acl)
+        os.setxattr(path, "system.posix_acl_access", acl)
     except OSError:  # a filesystem without
         monkeypatch.setattr(os, "listxattr", lambda _: ["system.posix_acl_access"])
     refused(project, f"{place_of(project, 'entry')} can be written by those whom its ACL names")
@@ -272,9 +283,9 @@ def test_no_constructor_runs(project: Project, name: str, tmp_path: Path) -> Non
     project.config.write_text(json.dumps({"x": entry}))
     load_config.cache_clear()
     spec = load_config(project.config)["x"]
-    place = host.build_host(spec).folder / name
-    place.chmod(0o777)
-    with pytest.raises(rfops.ConfigError, match=f"{place} can be written by everybody"):
+    path = host.build_host(spec).folder / name
+    path.chmod(0o777)
+    with pytest.raises(rfops.ConfigError, match=f"{path} can be written by everybody"):
         launcher._load(str(host.build_host(spec).file))
     assert not (tmp_path / "ran").exists()
 
@@ -297,10 +308,10 @@ def test_an_object_that_others_may_write_is_not_linked(project: Project) -> None
 def test_what_zig_links(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its C++ runtime lies in a folder of the cache."""
     project.build()
-    place = project.cache / "v1" / "zig" / "o"
-    place.mkdir(parents=True, exist_ok=True)
-    place.chmod(0o777)
-    with pytest.raises(rfops.ConfigError, match=f"{place} can be written by everybody"):
+    path = project.cache / "v1" / "zig" / "o"
+    path.mkdir(parents=True, exist_ok=True)
+    path.chmod(0o777)
+    with pytest.raises(rfops.ConfigError, match=f"{path} can be written by everybody"):
         project.build(BIAS=1)
 
 
@@ -327,12 +338,12 @@ def test_what_is_loaded_is_what_was_checked(
     find = shelf.ArtifactCache.find
 
     def find_and_open(
-        self: shelf.ArtifactCache, *args: object, **more: object
+        self: shelf.ArtifactCache, *args: object, **kwargs: object
     ) -> shelf.Artifact | None:
-        found = find(self, *args, **more)  # type: ignore[arg-type]
-        if found is not None:
-            found.file.chmod(0o666)
-        return found
+        result = find(self, *args, **kwargs)  # type: ignore[arg-type]
+        if result is not None:
+            result.file.chmod(0o666)
+        return result
 
     project.build()
     monkeypatch.setattr(shelf.ArtifactCache, "find", find_and_open)
@@ -350,16 +361,16 @@ def test_an_entry_that_no_index_names(project: Project) -> None:
         project.build()
 
 
-@pytest.mark.parametrize("place", ["cache", "entry"])
+@pytest.mark.parametrize("path", ["cache", "entry"])
 def test_commands_refuse_it_too(
-    project: Project, place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    project: Project, path: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     project.build()
     transfer.export(tmp_path / "good")
-    place_of(project, place).chmod(0o777)
+    place_of(project, path).chmod(0o777)
     commands = [["cache", "export", str(tmp_path / "x")]]
     commands += [["why", "module", "axpy", "--config", str(project.config)]]
-    if place == "cache":
+    if path == "cache":
         commands += [
             ["cache", "gc", "--max-size", "0"],
             ["cache", "import", str(tmp_path / "good")],
@@ -385,15 +396,15 @@ def test_doctor_shows_it(
     assert f"(uid {os.geteuid()})" in root["owner"] and not problems
     calls = project.calls()
     for name in ("artifact", "module", "cache"):
-        place = place_of(project, name)
-        place.chmod(0o777)
+        path = place_of(project, name)
+        path.chmod(0o777)
         status, root, problems = doctor(capsys)
         assert status == 1 and root["trusted"] == "no", name
-        assert any(f"{place} can be written by everybody" in problem for problem in problems)
+        assert any(f"{path} can be written by everybody" in problem for problem in problems)
         assert cli.main(["doctor"]) == 1
         out = capsys.readouterr().out
         assert "trusted: no" in out and "problem: the cache" in out
-        place.chmod(0o700)
+        path.chmod(0o700)
     project.cache.chmod(0o777)
     assert project.calls() == calls, "a compiler was started"
     monkeypatch.setenv("RFOPS_CACHE_TRUST", str(project.cache))
@@ -406,9 +417,9 @@ def test_doctor_shows_it(
 
 @pytest.fixture
 def no_umask() -> Iterator[None]:
-    before = os.umask(0)
+    previous = os.umask(0)
     yield
-    os.umask(before)
+    os.umask(previous)
 
 
 def build_all_kinds(project: Project) -> None:
@@ -426,29 +437,29 @@ def build_all_kinds(project: Project) -> None:
 
 
 def modes(project: Project) -> dict[str, int]:
-    places = [project.cache, *project.cache.rglob("*")]
-    return {str(p.relative_to(project.root)): p.lstat().st_mode & 0o7777 for p in places}
+    positions = [project.cache, *project.cache.rglob("*")]
+    return {str(p.relative_to(project.root)): p.lstat().st_mode & 0o7777 for p in positions}
 
 
 def test_what_is_new_is_private(project: Project, no_umask: None) -> None:
     build_all_kinds(project)
-    found = modes(project)
-    assert len(found) > 15
-    for place, mode in found.items():
-        if (project.root / place).is_dir():
-            assert mode == 0o700, place
+    result = modes(project)
+    assert len(result) > 15
+    for path, mode in result.items():
+        if (project.root / path).is_dir():
+            assert mode == 0o700, path
         else:
-            assert not mode & 0o022, place
+            assert not mode & 0o022, path
     assert project.build() == "found"
 
 
 def test_a_umask_that_forbids_more_counts(project: Project) -> None:
-    before = os.umask(0o077)
+    previous = os.umask(0o077)
     try:
         build_all_kinds(project)
     finally:
-        os.umask(before)
-    assert not [place for place, mode in modes(project).items() if mode & 0o077]
+        os.umask(previous)
+    assert not [path for path, mode in modes(project).items() if mode & 0o077]
 
 
 def test_a_shared_cache_is_the_umasks(
@@ -457,10 +468,10 @@ def test_a_shared_cache_is_the_umasks(
     """So that the others of a group can add to it, and wait for each other's locks."""
     monkeypatch.setenv("RFOPS_CACHE_TRUST", str(project.cache))
     build_all_kinds(project)
-    found = modes(project)
-    for place, mode in found.items():
-        assert mode & 0o666 == 0o666, place
+    result = modes(project)
+    for path, mode in result.items():
+        assert mode & 0o666 == 0o666, path
     os.umask(0o027)
     project.build(BIAS=1)
-    for place in modes(project).keys() - found.keys():
-        assert not modes(project)[place] & 0o027, place
+    for path in modes(project).keys() - result.keys():
+        assert not modes(project)[path] & 0o027, path

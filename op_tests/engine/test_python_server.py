@@ -34,33 +34,40 @@ CODES = {
 @pytest.mark.parametrize("code", CODES.values(), ids=CODES)
 def test_it_is_what_a_new_process_is(code: str, tmp_path: Path) -> None:
     variables = {"NEW": "5", "TMPDIR": str(tmp_path)}
-    got = python(code, "a", 1, cwd=tmp_path, **variables)
+    actual = python(code, "a", 1, cwd=tmp_path, **variables)
     want = subprocess.run(
-        [sys.executable, "-c", code, "a", "1"], env={**os.environ, **variables}, cwd=tmp_path,
-        capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL,
-    )  # fmt: skip
-    assert got.returncode == want.returncode
-    assert got.stdout == want.stdout
-    assert got.stderr == want.stderr
+        [sys.executable, "-c", code, "a", "1"],
+        env={**os.environ, **variables},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        stdin=subprocess.DEVNULL,
+    )
+    assert actual.returncode == want.returncode
+    assert actual.stdout == want.stdout
+    assert actual.stderr == want.stderr
 
 
 def test_a_script_has_its_file_and_folder(tmp_path: Path) -> None:
     file = tmp_path / "script.py"
     code = "import sys; print(__file__, sys.path[0], sys.argv)"
-    done = run(code, [str(file), "a"], dict(os.environ))
-    assert done.stdout == f"{file} {tmp_path} {[str(file), 'a']}\n", done.stderr
+    completed = run(code, [str(file), "a"], dict(os.environ))
+    assert completed.stdout == f"{file} {tmp_path} {[str(file), 'a']}\n", completed.stderr
 
 
 def test_it_has_torch_and_nothing_of_ours() -> None:
-    done = python("import sys; print('torch' in sys.modules, 'rfops' in sys.modules)")
-    assert done.stdout == "True False\n"
+    completed = python("import sys; print('torch' in sys.modules, 'rfops' in sys.modules)")
+    assert completed.stdout == "True False\n"
 
 
 def test_what_is_read_at_a_start_gets_one() -> None:
-    done = python("import sys; print('torch' in sys.modules, sys.dont_write_bytecode)",
-                  PYTHONDONTWRITEBYTECODE="1")  # fmt: skip
+    completed = python(
+        "import sys; print('torch' in sys.modules, sys.dont_write_bytecode)",
+        PYTHONDONTWRITEBYTECODE="1",
+    )
     want = "PYTHONDONTWRITEBYTECODE" in os.environ
-    assert done.stdout == f"{want} True\n"
+    assert completed.stdout == f"{want} True\n"
 
 
 def test_a_process_that_does_not_end() -> None:

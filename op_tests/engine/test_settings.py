@@ -66,8 +66,8 @@ def test_defaults_are_valid(monkeypatch: pytest.MonkeyPatch) -> None:
         if setting.kind in ("int", "seconds"):
             assert settings.number(setting.name) >= 0
         elif setting.kind == "path":
-            found = settings.path(setting.name)
-            assert found is None or found.is_absolute()
+            results = settings.path(setting.name)
+            assert results is None or results.is_absolute()
         else:
             settings.text(setting.name)
 

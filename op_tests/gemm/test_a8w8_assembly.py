@@ -64,8 +64,8 @@ def test_column_major_of_gfx942(m: int, n: int) -> None:
     rows = (m + n) // 4
     assert counts["v_perm_b32"] == rows
     assert counts["buffer_load_dword"] == rows // 2 + m // 2 // 16, "and scales"
-    at = [i for i, line in enumerate(lines) if line.startswith("v_mfma")]
-    beside = counted(lines[at[0] : at[-1]])
+    offset = [i for i, line in enumerate(lines) if line.startswith("v_mfma")]
+    beside = counted(lines[offset[0] : offset[-1]])
     if m * n == 128 * 128:  # beside the matrix cores, not after them
         assert number(counts, "v_(?!mfma)") <= 2.3 * number(counts, "v_mfma"), counts
         assert number(beside, "v_perm") == rows

@@ -48,10 +48,10 @@ def test_is_within_its_tolerance(shape: tuple[int, int, int]) -> None:
     assert assert_correct_on_hopper(product(problem, emulated), problem, deviation) > 0.1
 
 
-def _one_ulp(scale: torch.Tensor, at: tuple[int, int]) -> torch.Tensor:
+def _one_ulp(scale: torch.Tensor, offset: tuple[int, int]) -> torch.Tensor:
     """One scale off by a unit of bfloat16's last place."""
     changed = scale.clone()
-    changed[at] *= 1 + 2.0**-7 / changed[at].abs()
+    changed[offset] *= 1 + 2.0**-7 / changed[offset].abs()
     return changed
 
 
@@ -84,9 +84,9 @@ def test_defects_are_seen(
 ) -> None:
     """Of one block of K, up to 56 of them."""
     problem, _, deviation = problem_of(*shape)
-    got = product(defect(problem))
+    actual = product(defect(problem))
     with pytest.raises(AssertionError, match=r"are wrong|deviations on average"):
-        assert_correct_on_hopper(got, problem, deviation)
+        assert_correct_on_hopper(actual, problem, deviation)
 
 
 @pytest.mark.parametrize("shape", SHAPES)

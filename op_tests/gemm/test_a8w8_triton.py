@@ -31,9 +31,9 @@ def arch(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
 @pytest.mark.parametrize(("config", "shape"), CASES)
 def test_values(config: A8W8TritonConfig, shape: tuple[int, int, int], arch: str) -> None:
     problem = random_problem(*shape, arch)
-    got = run("triton", problem, config)
-    assert_correct(got, problem)
-    assert torch.equal(got, run("triton", problem, config))
+    actual = run("triton", problem, config)
+    assert_correct(actual, problem)
+    assert torch.equal(actual, run("triton", problem, config))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
@@ -49,9 +49,9 @@ def test_any_strides(arch: str) -> None:
     out = torch.full((17, 140), math.nan, dtype=torch.bfloat16)
     call = OP.check((*turned.args, torch.bfloat16, "raw", out, None))[0]
     assert OP.route(call).backend == "triton"
-    got = run("triton", turned, A8W8TritonConfig(32, 64))
-    assert torch.equal(got, run("triton", problem, A8W8TritonConfig(32, 64)))
-    assert_correct(got, problem)
+    actual = run("triton", turned, A8W8TritonConfig(32, 64))
+    assert torch.equal(actual, run("triton", problem, A8W8TritonConfig(32, 64)))
+    assert_correct(actual, problem)
 
 
 @pytest.mark.parametrize(
@@ -74,8 +74,10 @@ def test_configs_that_do_not_fit() -> None:
     c = OP.call_of("gfx942", M=128, N=256, K=1024)
     large = A8W8TritonConfig(128, 256, stages=3)
     assert "LDS, gfx942 has 65536" in str(OP.kernels["triton"].unsupported_config_reason(c, large))
-    assert all(OP.kernels["triton"].unsupported_config_reason(c, one) is None
-               for one in OP.kernels["triton"].candidates(c))  # fmt: skip
+    assert all(
+        OP.kernels["triton"].unsupported_config_reason(c, item) is None
+        for item in OP.kernels["triton"].candidates(c)
+    )
 
 
 @pytest.mark.parametrize(

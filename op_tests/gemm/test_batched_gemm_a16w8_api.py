@@ -80,8 +80,11 @@ REFUSALS: dict[str, tuple[dict[str, object], str]] = {
     ),
     "w elsewhere": ({"w": zeros(2, 130, 200, dtype=OCP).to("meta")}, "w must be on cpu as x is"),
     "a batch of w of 2 GiB": (
-        {"w": torch.empty(HUGE + 2**25, dtype=torch.uint8).as_strided((2, 130, 200), (0, 2**24, 1))
-              .view(OCP)},
+        {
+            "w": torch.empty(HUGE + 2**25, dtype=torch.uint8)
+            .as_strided((2, 130, 200), (0, 2**24, 1))
+            .view(OCP)
+        },
         r"w must be smaller than 2 GiB a batch .*split it",
     ),
     "a result of 2 GiB a batch": (
@@ -113,7 +116,7 @@ REFUSALS: dict[str, tuple[dict[str, object], str]] = {
         {"dtype": torch.float32, "config": BmmConfig()},
         r"config must be .*rounds its sums to bfloat16, and the result is torch\.float32",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", REFUSALS)
@@ -202,9 +205,9 @@ def test_plans_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_registered_op(w_dtype: torch.dtype, one_device: torch.device) -> None:
     problem = random_problem(2, 3, 40, 100, w_dtype=OCP).to(one_device)
     w = problem.w.view(w_dtype)
-    got = torch.ops.rfops.batched_gemm_a16w8_blockscale(problem.x, w, problem.scale, BF16, "")
-    assert_correct(got, problem)
-    assert torch.equal(got, batched_gemm_a16w8_blockscale(problem.x, w, problem.scale))
+    actual = torch.ops.rfops.batched_gemm_a16w8_blockscale(problem.x, w, problem.scale, BF16, "")
+    assert_correct(actual, problem)
+    assert torch.equal(actual, batched_gemm_a16w8_blockscale(problem.x, w, problem.scale))
 
 
 @pytest.mark.parametrize("with_out", [False, True])
@@ -232,9 +235,9 @@ def test_fake_tensors() -> None:
     with FakeTensorMode():
         x = torch.empty(2, 3, 200, dtype=F16)
         w, scale = torch.empty(2, 130, 200, dtype=OCP), torch.empty(2, 2, 2)
-        got = batched_gemm_a16w8_blockscale(x, w, scale, F32)
-        assert got.shape == (2, 3, 130) and got.dtype == F32
-        assert batched_gemm_a16w8_blockscale(x, w, scale, F32, got) is got
+        actual = batched_gemm_a16w8_blockscale(x, w, scale, F32)
+        assert actual.shape == (2, 3, 130) and actual.dtype == F32
+        assert batched_gemm_a16w8_blockscale(x, w, scale, F32, actual) is actual
 
 
 def test_compile(one_device: torch.device) -> None:

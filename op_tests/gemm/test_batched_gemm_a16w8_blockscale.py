@@ -105,8 +105,15 @@ def test_published_shapes_all(b: int, m: int, n: int, k: int, device: torch.devi
     assert_correct(run(problem), problem)
 
 
-ODD = [(1, 1, 1, 1), (3, 2, 17, 5), (2, 1, 129, 127), (1, 5, 100, 129), (2, 17, 31, 300),
-       (5, 1, 40, 33), (1, 33, 130, 64)]  # fmt: skip
+ODD = [
+    (1, 1, 1, 1),
+    (3, 2, 17, 5),
+    (2, 1, 129, 127),
+    (1, 5, 100, 129),
+    (2, 17, 31, 300),
+    (5, 1, 40, 33),
+    (1, 33, 130, 64),
+]
 
 
 @pytest.mark.thin(3)
@@ -129,9 +136,9 @@ def test_dtypes(
     for w_dtype in formats:
         problem = random_problem(2, m, 40, 200, x_dtype, w_dtype).to(device)
         problem.scale /= 64  # float16 holds the result
-        got = run(problem, dtype=out_dtype)
-        assert got.dtype == out_dtype
-        assert_correct(got, problem)
+        actual = run(problem, dtype=out_dtype)
+        assert actual.dtype == out_dtype
+        assert_correct(actual, problem)
 
 
 # K and config of each kernel.
@@ -200,8 +207,8 @@ def test_nan_and_infinity_stay_in_their_places(m: int, one_device: torch.device)
 @pytest.mark.parametrize("shape", [(0, 3, 4, 5), (2, 0, 4, 5), (2, 3, 0, 5), (2, 3, 4, 0)])
 def test_empty(shape: tuple[int, int, int, int], one_device: torch.device) -> None:
     problem = random_problem(*shape).to(one_device)
-    got = run(problem)
-    assert torch.equal(got, torch.zeros_like(got))
+    actual = run(problem)
+    assert torch.equal(actual, torch.zeros_like(actual))
 
 
 # ---------------------------------------------------------------- strides
@@ -290,9 +297,9 @@ def test_configs(case: str, one_device: torch.device) -> None:
     """Variants that these shapes do not take by themselves; twice the same bits."""
     shape, config = CONFIGS[case]
     problem = random_problem(*shape).to(one_device)
-    got = run(problem, config)
-    assert_correct(got, problem, config)
-    assert torch.equal(got, run(problem, config))
+    actual = run(problem, config)
+    assert_correct(actual, problem, config)
+    assert torch.equal(actual, run(problem, config))
 
 
 # ---------------------------------------------------------------- shapes that change every call
@@ -302,11 +309,11 @@ def test_configs(case: str, one_device: torch.device) -> None:
 def checks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """One for each time that the guards look at a call; plans are those that know families."""
     assert launcher.native() is not None or launcher.build(), "RFOPS_LOG=debug says why"
-    seen: list[int] = []
+    recorded_calls: list[int] = []
     check = OP.check
-    monkeypatch.setattr(OP, "plans", OP.plans.fresh())
-    monkeypatch.setattr(OP, "check", lambda args: seen.append(1) or check(args))
-    return seen
+    monkeypatch.setattr(OP, "plans", OP.plans.new_table())
+    monkeypatch.setattr(OP, "check", lambda args: recorded_calls.append(1) or check(args))
+    return recorded_calls
 
 
 @pytest.mark.parametrize("turned", [False, True])
@@ -360,7 +367,7 @@ def no_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """What `staged` leaves to `tiles` fails."""
     for name in ("_prepare_tiles", "_prepare_one_block"):
         monkeypatch.setattr(kernels, name, lambda *_args: pytest.fail)
-    monkeypatch.setattr(OP, "plans", OP.plans.fresh())
+    monkeypatch.setattr(OP, "plans", OP.plans.new_table())
 
 
 @on_nvidia
@@ -371,9 +378,9 @@ def test_staged(case: str, x_dtype: torch.dtype, dtype: torch.dtype) -> None:
     shape, config = STAGED[case]
     problem = random_problem(*shape, x_dtype).to(torch.device("cuda"))
     problem.scale /= 64  # float16 holds the result
-    got = run(problem, config, dtype)
-    assert_correct(got, problem)
-    assert torch.equal(got, run(problem, config, dtype))
+    actual = run(problem, config, dtype)
+    assert_correct(actual, problem)
+    assert torch.equal(actual, run(problem, config, dtype))
 
 
 @on_nvidia
@@ -470,7 +477,7 @@ def staged_ptx(shape: tuple[int, int, int, int], config: StagedConfig, x_type: s
 def test_more_batches_than_a_grid_takes(
     one_device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(OP, "plans", OP.plans.fresh())
+    monkeypatch.setattr(OP, "plans", OP.plans.new_table())
     monkeypatch.setattr(kernels, "MAX_GRID", 2)
     problem = random_problem(7, 1, 20, 40).to(one_device)
     for config in (RowsConfig(16, 64, batches=2), TilesConfig(16, 16, 64), TilesConfig(16, 16, 32)):
@@ -480,7 +487,7 @@ def test_more_batches_than_a_grid_takes(
 def test_more_tiles_of_m_than_a_grid_takes(
     one_device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(OP, "plans", OP.plans.fresh())
+    monkeypatch.setattr(OP, "plans", OP.plans.new_table())
     monkeypatch.setattr(kernels, "MAX_GRID", 2)
     problem = random_problem(1, 40, 20, 40).to(one_device)
     assert_correct(run(problem, TilesConfig(16, 32, 64)), problem)
@@ -502,8 +509,8 @@ def test_weights_are_read_once(m: int, n: int, k: int, virtual: torch.dtype) -> 
     problem = random_problem(4, m, n, k, w_dtype=virtual)
     run(problem)  # compiled
     with rfops.vgpu.profile() as p:
-        got = run(problem)
-    assert_correct(got, problem)
+        actual = run(problem)
+    assert_correct(actual, problem)
     (launch,) = p.launches
     assert launch.as_dict()["vgpr_spills"] == launch.as_dict()["scratch_bytes_per_lane"] == 0
     wide = [count for name, count in launch.instructions.items() if name.endswith("_dwordx4")]
@@ -518,8 +525,8 @@ def test_weights_are_read_once(m: int, n: int, k: int, virtual: torch.dtype) -> 
 def test_nothing_to_find(m: int, virtual: torch.dtype) -> None:
     problem = random_problem(2, m, 100, 300, w_dtype=virtual)
     with rfops.vgpu.check() as c:
-        got = run(problem)
-    assert_correct(got, problem)
+        actual = run(problem)
+    assert_correct(actual, problem)
     assert not c.findings
 
 

@@ -72,8 +72,10 @@ def test_shipped_rows(arch: str) -> None:
 def test_measured_rows_beat_bmm() -> None:
     """What the table claims of the published shapes against torch.bmm on bf16 weights: no new
     table may claim less without this test saying so."""
-    over = {s: f["torch_bmm_us"] / f["us"] for s, f in
-            ((sizes, dict(row.figures)) for sizes, row in shipped("sm_90").items())}  # fmt: skip
+    over = {
+        s: f["torch_bmm_us"] / f["us"]
+        for s, f in ((sizes, dict(row.figures)) for sizes, row in shipped("sm_90").items())
+    }
     assert min(over[shape] for shape in PUBLISHED) >= 1 and over[LARGE] >= 0.9
     # Half the bytes, once the weights exceed the cache; M=32 draws so much power that clocks fall.
     for shape in STREAMED:
@@ -86,9 +88,9 @@ def test_measured_rows_beat_bmm() -> None:
 )
 def test_published_times(sizes: tuple[int, int, int, int], us: float) -> None:
     """As the reference's table states them, in microseconds."""
-    found = OP.published(batched_call(*sizes, "gfx950"))
-    assert found is not None and found[1] == "aiter pull request 2297 on MI350X"
-    assert found[0] == {"us": pytest.approx(us, rel=2e-3)}
+    result = OP.published(batched_call(*sizes, "gfx950"))
+    assert result is not None and result[1] == "aiter pull request 2297 on MI350X"
+    assert result[0] == {"us": pytest.approx(us, rel=2e-3)}
     assert OP.published(batched_call(*sizes, "gfx942")) is None
 
 
@@ -98,13 +100,13 @@ def test_published_times(sizes: tuple[int, int, int, int], us: float) -> None:
 def test_exact_row_comes_first(own: Write) -> None:
     near, exact = TilesConfig(32, 64, 128), TilesConfig(16, 64, 128)
     file = own(((7, 24, 700, 700), near), ((8, 20, 700, 700), exact))
-    chosen = route(8, 20, 700, 700, "gfx950")
-    assert (chosen.rule, chosen.config) == ("exact row", config_text(exact))
-    assert f"{file.name}:3" in chosen.why and "measured" in chosen.why
+    selected = route(8, 20, 700, 700, "gfx950")
+    assert (selected.rule, selected.config) == ("exact row", config_text(exact))
+    assert f"{file.name}:3" in selected.why and "measured" in selected.why
 
 
 @pytest.mark.parametrize(
-    ("sizes", "found"),
+    ("sizes", "result"),
     [
         ((8, 20, 700, 700), True),
         ((8, 11, 700, 700), True),
@@ -116,11 +118,11 @@ def test_exact_row_comes_first(own: Write) -> None:
         ((8, 20, 700, 350), False),
     ],
 )
-def test_nearest_row(sizes: tuple[int, int, int, int], found: bool, own: Write) -> None:
+def test_nearest_row(sizes: tuple[int, int, int, int], result: bool, own: Write) -> None:
     own(((8, 20, 700, 700), TilesConfig(16, 64, 128, warps=2)))
-    chosen = route(*sizes, "gfx950")
-    assert ("warps=2" in chosen.config) == found
-    assert chosen.rule in (("exact row", "nearest row") if found else ("envelope default",))
+    selected = route(*sizes, "gfx950")
+    assert ("warps=2" in selected.config) == result
+    assert selected.rule in (("exact row", "nearest row") if result else ("envelope default",))
 
 
 def test_a_row_that_does_not_take_the_call_is_passed_over(own: Write) -> None:
@@ -141,8 +143,8 @@ def test_a_row_of_nvidias_kernel_is_passed_over_on_amd(own: Write) -> None:
 
 def test_own_rows_replace_shipped_ones(own: Write) -> None:
     own((PUBLISHED[0], TilesConfig(16, 16, 64)))
-    chosen = route(*PUBLISHED[0], "gfx950")
-    assert chosen.config == config_text(TilesConfig(16, 16, 64)) and chosen.backend == "tiles"
+    selected = route(*PUBLISHED[0], "gfx950")
+    assert selected.config == config_text(TilesConfig(16, 16, 64)) and selected.backend == "tiles"
 
 
 def test_why() -> None:

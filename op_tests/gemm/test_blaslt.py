@@ -51,11 +51,20 @@ def include() -> list[Path]:
 @pytest.fixture(scope="session")  # two copies in one process would share their symbols
 def fake(include: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("fake") / "libhipblaslt.so"
-    words = [*toolchain.host_toolchain().argv, "-std=c++17", "-w", "-fPIC", "-shared", "-o",
-             str(file), "-D__HIP_PLATFORM_AMD__=1", *(f"-I{f}" for f in include),
-             str(HERE / "fake_blaslt.cpp")]  # fmt: skip
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[:3000]
+    words = [
+        *toolchain.host_toolchain().argv,
+        "-std=c++17",
+        "-w",
+        "-fPIC",
+        "-shared",
+        "-o",
+        str(file),
+        "-D__HIP_PLATFORM_AMD__=1",
+        *(f"-I{f}" for f in include),
+        str(HERE / "fake_blaslt.cpp"),
+    ]
+    completed = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert completed.returncode == 0, completed.stderr[:3000]
     return file
 
 
@@ -75,9 +84,9 @@ def opened(
         def timed(run: Callable[[], None], runs: int) -> list[float]:
             times = []
             for _ in range(runs):
-                before = clock()
+                previous = clock()
                 run()
-                times.append(clock() - before)
+                times.append(clock() - previous)
             return times
 
         return Library(fake, include, gfx, timed)
@@ -98,7 +107,7 @@ def test_the_best_first_and_why_not_the_others(
 ) -> None:
     """Of one that wants workspace each run is given it; times are medians by the script."""
     tuned = opened().tune(of, runs=3, device="cpu")
-    assert [one.solution for one in tuned.timed] == order
+    assert [item.solution for item in tuned.timed] == order
     assert tuned.timed[0].us == (2.0 if of is DENSE else 3.0)
     assert set(tuned.refused) == {"refuses", "greedy", "fails", "lies"}
     assert "status 3" in tuned.refused["refuses"] or "status" in tuned.refused["refuses"]
@@ -114,8 +123,11 @@ def test_a_pin_is_of_a_library_and_an_architecture(opened: Opened, tmp_path: Pat
         blaslt.pin(table, of, library, library.tune(of, 1, "cpu").timed[0], "a test")
     assert library.version == "1200-abc123"
     assert library.pin_of(DENSE, table) == "quick_dense" and library.pin_of(GROUP, table) == "quick"
-    others = [opened(SCRIPT.replace("1200", "1201")), opened(SCRIPT.replace("abc", "abd")),
-              opened(gfx="gfx950")]  # fmt: skip
+    others = [
+        opened(SCRIPT.replace("1200", "1201")),
+        opened(SCRIPT.replace("abc", "abd")),
+        opened(gfx="gfx950"),
+    ]
     for other in others:
         with pytest.raises(ConfigError, match="it has those of: 1200-abc123 on gfx942"):
             other.pin_of(DENSE, table)
@@ -133,14 +145,14 @@ def test_a_pinned_problem_runs(opened: Opened, of: Linear, tmp_path: Path) -> No
     table = tmp_path / "blaslt.csv"
     blaslt.pin(table, of, opened(), Timed("quick", 3.0), "a test")
     script = SCRIPT.splitlines()
-    again = opened("\n".join([*script[:3], *reversed(script[3:])]))
+    repeated = opened("\n".join([*script[:3], *reversed(script[3:])]))
     x, w, out = tensors(of)
-    again.pinned(of, table, x, w, out).run()
+    repeated.pinned(of, table, x, w, out).run()
     for a, b, y in zip(x, w, out, strict=True):
         torch.testing.assert_close(y, a @ b.T)
-    blaslt.pin(table, of, again, Timed("gone", 3.0), "a test")
+    blaslt.pin(table, of, repeated, Timed("gone", 3.0), "a test")
     with pytest.raises(ConfigError, match="1200-abc123 has no solution gone"):
-        again.pinned(of, table, x, w, out)
+        repeated.pinned(of, table, x, w, out)
 
 
 def test_sizes_of_a_group_from_the_device(opened: Opened) -> None:
@@ -165,11 +177,11 @@ def test_sizes_of_a_group_from_the_device(opened: Opened) -> None:
 def test_nothing_is_left(opened: Opened, fake: Path) -> None:
     library = opened()
     objects = ctypes.CDLL(str(fake)).fake_objects
-    before = objects()
+    previous = objects()
     problem = library.problem(GROUP, *tensors(GROUP))
-    assert objects() == before + 5 * 3
+    assert objects() == previous + 5 * 3
     del problem
-    assert objects() == before
+    assert objects() == previous
 
 
 def test_refusals(opened: Opened, include: list[Path], tmp_path: Path) -> None:

@@ -50,9 +50,16 @@ def sum_waves(out: Tensor, parts: Tensor, waves: u32) -> None: ...
 
 @compile_ops("device_library", config=CONFIG)
 def multiply_tile(
-    out: Tensor, x: Tensor, w: Tensor, x_scale: Tensor, w_scale: Tensor, m: u32, n: u32, k: u32,
+    out: Tensor,
+    x: Tensor,
+    w: Tensor,
+    x_scale: Tensor,
+    w_scale: Tensor,
+    m: u32,
+    n: u32,
+    k: u32,
     chunk: u32,
-) -> None: ...  # fmt: skip
+) -> None: ...
 
 
 @pytest.fixture(params=["gfx942", "gfx950"])
@@ -102,9 +109,9 @@ def test_loaders(kind: str, rows: int, arch: str) -> None:
     step = torch.zeros(most, 128, dtype=torch.uint8)
     step[:rows] = operand[:, 256:]
     # [tile, row, half, group of 16 bytes] in the order tile, group, row, half
-    wanted = step.view(-1, 16, 2, 4, 16).permute(0, 3, 1, 2, 4).reshape(-1, 64, 32)
-    got = _without_others(out, rows) if "columns" in kind else out
-    assert torch.equal(got, wanted)
+    expected = step.view(-1, 16, 2, 4, 16).permute(0, 3, 1, 2, 4).reshape(-1, 64, 32)
+    actual = _without_others(out, rows) if "columns" in kind else out
+    assert torch.equal(actual, expected)
     assert record.lds_conflict_cycles == 0
 
 
@@ -127,8 +134,8 @@ def test_promotion(blocks: int, arch: str) -> None:
     x_scale, w_scale = (torch.randn(n, blocks, generator=generator) for n in (16, 1))
     out = torch.full((16, 64), float("nan"))
     launch(promote_tiles, (1, 1), 64, out, x, w, x_scale, w_scale, k)
-    wanted = rfops.gemm_a8w8_blockscale_ref(x, w, x_scale, w_scale, torch.float64)
-    assert (out - wanted).abs().max() <= 1e-5 * wanted.abs().max()
+    expected = rfops.gemm_a8w8_blockscale_ref(x, w, x_scale, w_scale, torch.float64)
+    assert (out - expected).abs().max() <= 1e-5 * expected.abs().max()
 
 
 # ---------------------------------------------------------------- block_map.h
@@ -140,13 +147,17 @@ def test_blocks(m: int, n: int, arch: str) -> None:
     count = m * n * 3
     out = torch.full((count, 3), 99, dtype=torch.int32)
     launch(place_blocks, (count, 1), 64, out, m, n)
-    places = [tuple(row) for row in out.tolist()]
-    assert set(places) == {(a, b, c) for a in range(m) for b in range(n) for c in range(3)}
+    positions = [tuple(row) for row in out.tolist()]
+    assert set(positions) == {(a, b, c) for a in range(m) for b in range(n) for c in range(3)}
     if count > 64:
         for xcd in range(8):
-            own = places[xcd::8]
-            assert len({place[:2] for place in own}) <= len(own) // 3 + 2, "siblings are together"
-            assert len({place[0] // 4 for place in own}) <= 2, "a group of four along M, or two"
+            own = positions[xcd::8]
+            assert len({position[:2] for position in own}) <= len(own) // 3 + 2, (
+                "siblings are together"
+            )
+            assert len({position[0] // 4 for position in own}) <= 2, (
+                "a group of four along M, or two"
+            )
 
 
 # ---------------------------------------------------------------- split_reduce.h
@@ -177,8 +188,8 @@ def test_stores(m: int, n: int, offset: int, dtype: torch.dtype, arch: str) -> N
     out = memory[offset : offset + m * n].view(m, n)
     name = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}[dtype]
     launch(store_rows, (-(-n // 16), -(-m // 16)), 64, out, m, n, out=name)
-    wanted = torch.arange(m)[:, None] * 1000.0 + torch.arange(n)
-    assert torch.equal(out, wanted.to(dtype))
+    expected = torch.arange(m)[:, None] * 1000.0 + torch.arange(n)
+    assert torch.equal(out, expected.to(dtype))
     assert (memory[:offset] == -1).all() and (memory[offset + m * n :] == -1).all()
 
 
@@ -191,9 +202,9 @@ def test_stores_of_scattered_rows(n: int, offset: int, dtype: torch.dtype, arch:
     name = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}[dtype]
     rows = torch.tensor([3, 1], dtype=torch.int32)
     launch(store_each_row, (1, 2), 64, out, rows, n, out=name)
-    wanted = torch.full((4, n), -1.0)
-    wanted[1::2] = torch.tensor([[1000.0], [3000.0]]) + torch.arange(n)
-    assert torch.equal(out, wanted.to(dtype))
+    expected = torch.full((4, n), -1.0)
+    expected[1::2] = torch.tensor([[1000.0], [3000.0]]) + torch.arange(n)
+    assert torch.equal(out, expected.to(dtype))
     assert (memory[:offset] == -1).all() and (memory[offset + 4 * n :] == -1).all()
 
 
@@ -222,17 +233,24 @@ def test_waves_add_up_in_their_order(waves: int, arch: str) -> None:
 @pytest.mark.parametrize(
     ("rows", "chunk", "k"),
     [
-        (16, 128, 512), (16, 128, 96), (16, 128, 160), (8, 128, 256), (8, 128, 32), (8, 128, 416),
-        (16, 256, 768), (8, 256, 512), (8, 256, 768),
+        (16, 128, 512),
+        (16, 128, 96),
+        (16, 128, 160),
+        (8, 128, 256),
+        (8, 128, 32),
+        (8, 128, 416),
+        (16, 256, 768),
+        (8, 256, 512),
+        (8, 256, 768),
     ],
-)  # fmt: skip
+)
 def test_chunks(rows: int, chunk: int, k: int, m: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """K ends in each quarter of an MFMA and, folded, in each chunk; rows of x that are not there
     and what lies beyond K, NaN, count as zeros."""
     monkeypatch.setenv("RFOPS_VGPU_ARCH", "gfx950")
     generator = torch.Generator().manual_seed(k)
-    made = [rfops.quant_mxfp8(torch.randn(n, k, generator=generator)) for n in (m, rows)]
-    (x, x_scale), (w, w_scale) = made
+    result = [rfops.quant_mxfp8(torch.randn(n, k, generator=generator)) for n in (m, rows)]
+    (x, x_scale), (w, w_scale) = result
 
     def before_nan(tensor: Tensor) -> Tensor:
         room = torch.full((tensor.numel() + 1024,), 255, dtype=torch.uint8)
@@ -242,5 +260,5 @@ def test_chunks(rows: int, chunk: int, k: int, m: int, monkeypatch: pytest.Monke
     out = torch.full((m, rows), float("nan"))
     tensors = map(before_nan, (x, w, x_scale, w_scale))
     launch(multiply_tile, (1, 1), 64, out, *tensors, m, rows, k, chunk)
-    wanted = rfops.gemm_mxfp8_ref(x, w, x_scale, w_scale, torch.float64)
-    assert (out - wanted).abs().max() <= 1e-5 * wanted.abs().max()
+    expected = rfops.gemm_mxfp8_ref(x, w, x_scale, w_scale, torch.float64)
+    assert (out - expected).abs().max() <= 1e-5 * expected.abs().max()

@@ -52,11 +52,11 @@ def test_special_scales(kernel: str) -> None:
     problem.x_scale[1, 0], problem.x_scale[2, 1] = math.inf, -math.inf
     problem.x_scale[3, 0], problem.x_scale[4, 1] = 0.0, math.nan
     problem.w_scale[1, 1] = math.inf
-    got = run(kernel, problem, dtype=torch.float32)
-    assert got[1, :128].isinf().all() and got[2, :128].isinf().all()
-    assert got[0, 128:].isinf().all() and got[0, :128].isfinite().all()
-    assert got[3, :128].isfinite().all() and got[4].isnan().all()
-    assert_correct(got, problem)
+    actual = run(kernel, problem, dtype=torch.float32)
+    assert actual[1, :128].isinf().all() and actual[2, :128].isinf().all()
+    assert actual[0, 128:].isinf().all() and actual[0, :128].isfinite().all()
+    assert actual[3, :128].isfinite().all() and actual[4].isnan().all()
+    assert_correct(actual, problem)
 
 
 @pytest.mark.parametrize(("m", "n"), [(0, 5), (5, 0), (0, 0)])
@@ -68,12 +68,12 @@ def test_empty(m: int, n: int) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_the_op(dtype: torch.dtype) -> None:
     problem = random_problem(9, 150, 256, "gfx950")
-    got = rfops.gemm_a8w8_blockscale(*problem.args, dtype)
-    assert got.dtype == dtype
-    assert_correct(got, problem)
-    out = torch.full_like(got, math.nan)
+    actual = rfops.gemm_a8w8_blockscale(*problem.args, dtype)
+    assert actual.dtype == dtype
+    assert_correct(actual, problem)
+    out = torch.full_like(actual, math.nan)
     assert rfops.gemm_a8w8_blockscale(*problem.args, dtype, out) is out
-    assert torch.equal(out, got)
+    assert torch.equal(out, actual)
 
 
 def _changed(**change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Problem], Problem]:
@@ -86,18 +86,22 @@ def _changed(**change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Prob
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (_changed(x=lambda t: t.to(torch.float32).to(FNUZ)),
-         "w must be torch.float8_e4m3fnuz as x is, got torch.float8_e4m3fn; quantise both"),
+        (
+            _changed(x=lambda t: t.to(torch.float32).to(FNUZ)),
+            "w must be torch.float8_e4m3fnuz as x is, got torch.float8_e4m3fn; quantise both",
+        ),
         (_changed(x=lambda t: t.to(torch.float32)), "x must be float8_e4m3fn or float8_e4m3fnuz"),
-        (_changed(x=lambda t: t[:, :100], w=lambda t: t[:, :100]),
-         "K must be a positive multiple of 128, got K=100; pad x and w with zeros"),
+        (
+            _changed(x=lambda t: t[:, :100], w=lambda t: t[:, :100]),
+            "K must be a positive multiple of 128, got K=100; pad x and w with zeros",
+        ),
         (_changed(x=lambda t: t[:, :0], w=lambda t: t[:, :0]), "K must be a positive .* got K=0"),
         (_changed(w=lambda t: t[:, :128]), r"w must be a \[N, K=256\] tensor"),
         (_changed(x_scale=lambda t: t.to(torch.bfloat16)), "x_scale must be float32"),
         (_changed(x_scale=lambda t: t[:, :1]), r"x_scale must be a \[M=5, K/128=2\] tensor"),
         (_changed(w_scale=lambda t: t[:1]), r"w_scale must be a \[N/128=2, K/128=2\] tensor"),
     ],
-)  # fmt: skip
+)
 def test_refusals(change: Callable[[Problem], Problem], message: str) -> None:
     problem = change(random_problem(5, 130, 256, "gfx950"))
     with pytest.raises(ValueError, match=f"^gemm_a8w8_blockscale: {message}"):
@@ -124,8 +128,8 @@ def test_sizes_alone_have_the_architectures_fp8() -> None:
 @pytest.mark.parametrize("command", ["why", "profile"])
 @pytest.mark.parametrize("arch", ["gfx942", "gfx950"])
 def test_commands(command: str, arch: str, capsys: pytest.CaptureFixture[str]) -> None:
-    words = [command, "gemm_a8w8_blockscale", "--m", "4", "--n", "128", "--k", "256"]
-    assert cli.main([*words, "--arch", arch]) == 0
+    arguments = [command, "gemm_a8w8_blockscale", "--m", "4", "--n", "128", "--k", "256"]
+    assert cli.main([*arguments, "--arch", arch]) == 0
     text = capsys.readouterr().out
     assert "stream" in text and "torch" not in text.partition("not ")[0]
 

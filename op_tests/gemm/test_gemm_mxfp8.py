@@ -45,10 +45,10 @@ ALL_M = list(range(1, 17))
 SHAPE_M = [1, 4, 2, 3, 6, 5, 7, 16, 9, 64, 11, 8, 10, 12, 32]  # few rows for the largest shapes
 
 
-def gemv(problem: Problem, config: GemvConfig | None = None, **more: Any) -> torch.Tensor:
+def gemv(problem: Problem, config: GemvConfig | None = None, **kwargs: Any) -> torch.Tensor:
     """The op by its GEMV, whatever the route is: by default the variant that it takes itself."""
     config = config or default_config("gemv", len(problem.x), len(problem.w), problem.x.shape[1])
-    return gemm_mxfp8(*problem.args, config=config, **more)
+    return gemm_mxfp8(*problem.args, config=config, **kwargs)
 
 
 # ---------------------------------------------------------------- values
@@ -60,9 +60,9 @@ def test_every_m(m: int, gfx950: torch.device) -> None:
     """K beyond a whole number of steps, N beyond a whole number of tiles; the route's kernel, and
     the GEMV."""
     problem = random_problem(m, 37, 2080).to(gfx950)
-    got = gemm_mxfp8(*problem.args)
-    assert got.dtype == torch.bfloat16
-    assert_correct(got, problem)
+    actual = gemm_mxfp8(*problem.args)
+    assert actual.dtype == torch.bfloat16
+    assert_correct(actual, problem)
     config = default_config("gemv", m, 37, 2080)
     assert_correct(gemm_mxfp8(*problem.args, config=config), problem, config)
 
@@ -159,9 +159,9 @@ def test_extremes(
 ) -> None:
     problem = one_block(x_byte, w_byte, x_code, w_code).to(gfx950)
     exact = torch.tensor([[expected]])
-    for got in (gemv(problem).cpu(), gemm_mxfp8_ref(*problem.args).cpu()):
+    for actual in (gemv(problem).cpu(), gemm_mxfp8_ref(*problem.args).cpu()):
         torch.testing.assert_close(
-            got[:1, :1].float(), exact.bfloat16().float(), rtol=0, atol=0, equal_nan=True
+            actual[:1, :1].float(), exact.bfloat16().float(), rtol=0, atol=0, equal_nan=True
         )
 
 
@@ -179,12 +179,12 @@ def test_nan_stays_in_its_row_and_column(
     problem.w_scale[17, 0] = 255
     problem.x.view(torch.uint8)[4, :32] = 0x7F
     problem.w.view(torch.uint8)[25, :32] = 0xFF
-    got = gemv(problem.to(gfx950), config).cpu()
+    actual = gemv(problem.to(gfx950), config).cpu()
     expected = torch.zeros(6, 40, dtype=torch.bool)
     expected[[2, 4], :] = True
     expected[:, [17, 25]] = True
-    assert torch.equal(got.isnan(), expected)
-    assert_correct(got, problem, config)
+    assert torch.equal(actual.isnan(), expected)
+    assert_correct(actual, problem, config)
 
 
 # ---------------------------------------------------------------- memory
@@ -207,8 +207,8 @@ def test_writes_its_output_and_reads_its_inputs_only(
 @pytest.mark.parametrize(("m", "n"), [(0, 8), (4, 0), (0, 0)])
 def test_empty(m: int, n: int, gfx950: torch.device) -> None:
     problem = random_problem(m, n, 64).to(gfx950)
-    got = gemm_mxfp8(*problem.args)
-    assert got.shape == (m, n) and got.dtype == torch.bfloat16 and got.device == gfx950
+    actual = gemm_mxfp8(*problem.args)
+    assert actual.shape == (m, n) and actual.dtype == torch.bfloat16 and actual.device == gfx950
 
 
 # ---------------------------------------------------------------- refusals
@@ -363,9 +363,10 @@ def test_all_loads_are_in_flight_at_once(m: int, tmp_path: Path) -> None:
     lines = [line.split() for line in assembly.read_text().splitlines()]
     loads = [i for i, words in enumerate(lines) if words and words[0].startswith("buffer_load")]
     first = next(
-        i for i, words in enumerate(lines)
+        i
+        for i, words in enumerate(lines)
         if i > loads[0] and words and words[0] == "s_waitcnt" and "vmcnt" in " ".join(words)
-    )  # fmt: skip
+    )
     wide = [i for i in loads if lines[i][0] == "buffer_load_dwordx4" and i < first]
     assert len(wide) == config.steps * (m + config.rows)
     assert len(loads) == 2 * len(wide) and max(loads) < first
@@ -391,8 +392,8 @@ def test_real_linear(gfx950: torch.device) -> None:
     layer = first_feed_forward()
     (x, x_scale), (w, w_scale) = quant_mxfp8(layer.x), quant_mxfp8(layer.weight)
     problem = Problem(x, w, x_scale, w_scale)
-    got = gemm_mxfp8(*problem.to(gfx950).args).cpu()
-    assert_correct(got, problem)
+    actual = gemm_mxfp8(*problem.to(gfx950).args).cpu()
+    assert_correct(actual, problem)
 
     def error_bound(values: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
         """Of quant_mxfp8's default, element by element (its docstring)."""
@@ -404,8 +405,8 @@ def test_real_linear(gfx950: torch.device) -> None:
     ax, aw = layer.x.double().abs(), layer.weight.double().abs()
     bound = ax @ dw.T + dx @ aw.T + dx @ dw.T
     total = (ax + dx) @ (aw + dw).T
-    fp32 = tolerance(exact.abs() + bound, total, depth(*got.shape, 384, None), torch.bfloat16)
-    assert_within(got, exact, bound + fp32)
-    relative = (got.double() - exact).norm() / exact.norm()
+    fp32 = tolerance(exact.abs() + bound, total, depth(*actual.shape, 384, None), torch.bfloat16)
+    assert_within(actual, exact, bound + fp32)
+    relative = (actual.double() - exact).norm() / exact.norm()
     print(f"{layer.name}: {len(layer.tokens)} tokens, relative error {relative:.4f}")
     assert relative < 5e-2

@@ -38,7 +38,7 @@ def kernels_of(call: Callable[[], object]) -> set[str]:
 
 @pytest.fixture(autouse=True)
 def _new_plans(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(OP, "plans", OP.plans.fresh())
+    monkeypatch.setattr(OP, "plans", OP.plans.new_table())
 
 
 @pytest.fixture
@@ -61,8 +61,8 @@ def test_untuned_m_above_16(m: int, gfx950: torch.device) -> None:
 def test_tabled_m_above_16(m: int, n: int, k: int, gfx950: torch.device) -> None:
     """Rows at 32 and 64 make HIP take them."""
     problem = random_problem(m, n, k).to(gfx950)
-    got = gemm_mxfp8(*problem.args)
-    assert_correct(got, problem)
+    actual = gemm_mxfp8(*problem.args)
+    assert_correct(actual, problem)
     if gfx950.type == "cpu":
         assert "mxfp8_mfma" in kernels_of(lambda: gemm_mxfp8(*problem.args))
 
@@ -72,12 +72,12 @@ def test_tabled_m_above_16(m: int, n: int, k: int, gfx950: torch.device) -> None
 @pytest.mark.parametrize("m", [2, 6, 20])
 def test_every_dtype(m: int, dtype: torch.dtype, gfx950: torch.device) -> None:
     problem = random_problem(m, 37, 160).to(gfx950)
-    got = gemm_mxfp8(*problem.args, dtype=dtype)
-    assert got.dtype == dtype
-    assert_correct(got, problem)
+    actual = gemm_mxfp8(*problem.args, dtype=dtype)
+    assert actual.dtype == dtype
+    assert_correct(actual, problem)
     out = torch.full((m, 37), math.nan, dtype=dtype, device=gfx950)
     assert gemm_mxfp8(*problem.args, dtype=dtype, out=out) is out
-    assert torch.equal(out, got)
+    assert torch.equal(out, actual)
 
 
 @pytest.mark.requires_gfx942
@@ -154,11 +154,11 @@ def test_beyond_2_gib(gfx950: torch.device) -> None:
     w[rows], w_scale[rows] = problem.w.view(torch.uint8), problem.w_scale
     large = Problem(problem.x, w.view(torch.float8_e4m3fn), problem.x_scale, w_scale).to(gfx950)
     assert w.numel() > 2**31
-    got = gemm_mxfp8(*large.args).cpu()
-    assert_correct(got[:, rows].contiguous(), problem)
-    rest = torch.ones(n, dtype=torch.bool)
-    rest[rows] = False
-    assert (got[:, rest] == 0).all()
+    actual = gemm_mxfp8(*large.args).cpu()
+    assert_correct(actual[:, rows].contiguous(), problem)
+    remaining = torch.ones(n, dtype=torch.bool)
+    remaining[rows] = False
+    assert (actual[:, remaining] == 0).all()
 
 
 # ---------------------------------------------------------------- torch.ops, graphs
@@ -208,8 +208,8 @@ def test_fake_tensors() -> None:
 
     with FakeTensorMode() as mode:
         args = [mode.from_tensor(tensor) for tensor in random_problem(3, 24, 96).args]
-        got = gemm_mxfp8(*args, dtype=torch.float16)
-    assert got.shape == (3, 24) and got.dtype == torch.float16
+        actual = gemm_mxfp8(*args, dtype=torch.float16)
+    assert actual.shape == (3, 24) and actual.dtype == torch.float16
 
 
 def test_a_wrong_argument_is_refused_in_a_mode_too() -> None:
@@ -248,7 +248,7 @@ def test_graph_capture(m: int, gfx950: torch.device, monkeypatch: pytest.MonkeyP
 def native_plans(monkeypatch: pytest.MonkeyPatch) -> Plans:
     """Plans that know families."""
     assert launcher.native() is not None or launcher.build(), "RFOPS_LOG=debug says why"
-    monkeypatch.setattr(OP, "plans", plans := OP.plans.fresh())
+    monkeypatch.setattr(OP, "plans", plans := OP.plans.new_table())
     return plans
 
 
@@ -280,15 +280,17 @@ def test_a_familys_decisions_are_those_of_each_shape(
     overlay({"m": 8, "n": 496, "k": 640, "kernel": "triton"}, {"m": 4, "n": 480})
     asked: list[object] = []
     for kernel in OP.kernels.values():
-        made = functools.partial(_made, kernel.name)
-        monkeypatch.setattr(kernel, "variant", made)
+        result = functools.partial(_made, kernel.name)
+        monkeypatch.setattr(kernel, "variant", result)
     family = DynamicShapePlan(OP, dense_call(1, 1, 32, dtype), None)
     router = family.router
     random = torch.Generator().manual_seed(1)
     rows = [(m, n, k) for m in range(1, 9) for n in (479, 480, 496, 497) for k in (608, 640)]
     pairs = torch.rand(400, 2, generator=random)
-    drawn = [(1 + i % 20, int(2 ** (13 * a)), 32 * int(2 ** (8 * b))) for i, (a, b) in
-             enumerate(pairs.tolist())]  # fmt: skip
+    drawn = [
+        (1 + i % 20, int(2 ** (13 * a)), 32 * int(2 ** (8 * b)))
+        for i, (a, b) in enumerate(pairs.tolist())
+    ]
     huge = [(m, n, k) for m in (1, 8) for n in (2**16, 2**16 + 1) for k in (2**15 - 32, 2**15)]
     for m, n, k in [*rows, *drawn, *drawn, *huge, *huge]:
         kernel, _, config = OP.decide(dense_call(m, n, k, dtype), router, None)
@@ -320,12 +322,12 @@ def test_refusals_of_a_familys_calls_are_those_of_the_first(native_plans: Plans)
 
 def test_misses_of_a_family_are_counted(native_plans: Plans, overlay: Write) -> None:
     overlay({"m": 1, "n": 480, "k": 640})
-    before = dict(routing.misses())
+    previous = dict(routing.misses())
     for n in (21, 22, 22, 23):
         gemm_mxfp8(*random_problem(1, n, 96).args)
-    more = {query: count - before.get(query, 0) for query, count in routing.misses().items()}
-    found = {dict(q.sizes)["n"]: count for q, count in more.items() if count}
-    assert found == {21: 1, 22: 1, 23: 1}
+    more = {query: count - previous.get(query, 0) for query, count in routing.misses().items()}
+    results = {dict(q.sizes)["n"]: count for q, count in more.items() if count}
+    assert results == {21: 1, 22: 1, 23: 1}
 
 
 # ---------------------------------------------------------------- the warm path

@@ -40,18 +40,18 @@ def depth(config: MfmaConfig, k: int) -> int:
 
 
 def assert_correct(
-    got: torch.Tensor,
+    actual: torch.Tensor,
     problem: Problem,
     config: MfmaConfig | None = None,
     product: Product | None = None,
 ) -> None:
     """Against float64, within the derived tolerance; NaN and infinities at the same places."""
-    (m, k), n, dtype = problem.x.shape, problem.w.shape[0], got.dtype
+    (m, k), n, dtype = problem.x.shape, problem.w.shape[0], actual.dtype
     config = config or default_config("mfma", m, n, k)
     exact, total = product or exact_product(problem)
     beyond = exact.abs() > torch.finfo(dtype).max * (1 + HALF_ULP[dtype])
     bound = tolerance(exact, total, depth(config, k), dtype)
-    assert_within(got, torch.where(beyond, exact.sign() * math.inf, exact), bound)
+    assert_within(actual, torch.where(beyond, exact.sign() * math.inf, exact), bound)
 
 
 # ---------------------------------------------------------------- values
@@ -171,9 +171,9 @@ def test_extremes(
     x_byte: int, w_byte: int, x_code: int, w_code: int, expected: float, gfx950: torch.device
 ) -> None:
     """K = 64 ends in a tile: its blocks beyond are zeros with a scale that is not NaN."""
-    got = run(one_block(x_byte, w_byte, x_code, w_code).to(gfx950)).cpu()
+    actual = run(one_block(x_byte, w_byte, x_code, w_code).to(gfx950)).cpu()
     exact = torch.tensor([[expected]]).bfloat16()
-    torch.testing.assert_close(got[:1, :1], exact, rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(actual[:1, :1], exact, rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("k", [1088, 1024])
@@ -186,12 +186,12 @@ def test_nan_stays_in_its_row_and_column(m: int, k: int, gfx950: torch.device) -
         problem.w_scale[17 + 5 * block, block] = 255
     problem.x.view(torch.uint8)[4, :32] = 0x7F
     problem.w.view(torch.uint8)[25, -1] = 0xFF
-    got = run(problem.to(gfx950)).cpu()
+    actual = run(problem.to(gfx950)).cpu()
     expected = torch.zeros(m, 40, dtype=torch.bool)
     expected[:5, :] = True
     expected[:, [17, 22, 27, 32, 25]] = True
-    assert torch.equal(got.isnan(), expected)
-    assert_correct(got, problem)
+    assert torch.equal(actual.isnan(), expected)
+    assert_correct(actual, problem)
 
 
 def test_each_block_has_its_own_scale(gfx950: torch.device) -> None:
@@ -244,8 +244,8 @@ def test_nothing_to_find_for_the_checks(case: str) -> None:
     config, shape = VARIANTS[case]
     problem = random_problem(*shape)
     with rfops.vgpu.check() as c:
-        got = run(problem, config)
-    assert_correct(got, problem, config)
+        actual = run(problem, config)
+    assert_correct(actual, problem, config)
     assert not c.findings, "\n".join(str(finding) for finding in c.findings)
 
 
@@ -258,6 +258,6 @@ def test_w_beyond_2_gib(gfx950: torch.device) -> None:
     w_scale = torch.full((n, k // 32), 127, dtype=torch.uint8, device=gfx950)
     tail = random_problem(2, 20, k).to(gfx950)
     w[-20:], w_scale[-20:] = tail.w, tail.w_scale
-    got = run(Problem(tail.x, w, tail.x_scale, w_scale))
-    assert (got[:, :-20] == 0).all()
-    assert_correct(got[:, -20:].contiguous(), tail, default_config("mfma", 2, n, k))
+    actual = run(Problem(tail.x, w, tail.x_scale, w_scale))
+    assert (actual[:, :-20] == 0).all()
+    assert_correct(actual[:, -20:].contiguous(), tail, default_config("mfma", 2, n, k))

@@ -78,14 +78,14 @@ def test_w_is_read_once(m: int) -> None:
 
 def heuristic_variants() -> dict[tuple[object, ...], tuple[MfmaConfig, dict[str, int | str]]]:
     """Those of the model shapes, by both ways to load scales."""
-    found = {}
+    results = {}
     for k, n in ALL_SHAPES:
         for m in MODEL_M:
             config = default_config("mfma", m, n, k)
             for wide in (True, False):
                 defines = config.defines(m, n, k, torch.bfloat16, wide)
-                found[tuple(defines.items())] = (config, defines)
-    return found
+                results[tuple(defines.items())] = (config, defines)
+    return results
 
 
 def assert_fits(config: MfmaConfig, defines: dict[str, int | str], device: torch.device) -> None:
@@ -140,9 +140,8 @@ def test_all_loads_are_in_flight_at_once(config: MfmaConfig, ragged: int, tmp_pa
     lines = [line.split(";")[0].split() for line in assembly.read_text().splitlines()]
     lines = [words for words in lines if words and words[0].startswith(("buffer_", "s_waitcnt"))]
     first = next(
-        i for i, words in enumerate(lines)
-        if words[0] == "s_waitcnt" and "vmcnt" in " ".join(words)
-    )  # fmt: skip
+        i for i, words in enumerate(lines) if words[0] == "s_waitcnt" and "vmcnt" in " ".join(words)
+    )
     issued = [words for words in lines[:first] if words[0] != "s_waitcnt"]
     payload = [words for words in issued if words[0].endswith("x4") and "offen" in words]
     if config.steps < 4:  # else scales come by the same instruction

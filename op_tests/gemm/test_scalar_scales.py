@@ -13,11 +13,25 @@ from rfops.dispatch.op import ops
 from rfops.dispatch.problem import Problem, call_on
 
 CPU = torch.device("cpu")
-GEMMS = ("gemm_a8w8_blockscale", "gemm_a8wfp4", "gemm_a16wfp4", "gemm_afp4wfp4",
-         "batched_gemm_a16w8_blockscale", "gemm_mxfp8")  # fmt: skip
+GEMMS = (
+    "gemm_a8w8_blockscale",
+    "gemm_a8wfp4",
+    "gemm_a16wfp4",
+    "gemm_afp4wfp4",
+    "batched_gemm_a16w8_blockscale",
+    "gemm_mxfp8",
+)
 # One of each; ragged ones beside multiples of tiles; the longest K; more rows than a tile has.
-SIZES = ((1, 1, 128), (1, 16, 128), (2, 129, 256), (16, 128, 7168), (17, 144, 256), (64, 48, 1024),
-         (65, 257, 384), (300, 130, 256))  # fmt: skip
+SIZES = (
+    (1, 1, 128),
+    (1, 16, 128),
+    (2, 129, 256),
+    (16, 128, 7168),
+    (17, 144, 256),
+    (64, 48, 1024),
+    (65, 257, 384),
+    (300, 130, 256),
+)
 
 
 @pytest.fixture(params=["gfx950", pytest.param("gfx942", marks=pytest.mark.sweep)])
@@ -33,21 +47,21 @@ def problems(op_name: str, sizes: tuple[int, int, int]) -> Iterator[tuple[str, P
     names = [arg.name for arg in op.declaration.inputs]
     scales = [name for name in names if name.endswith("_scale")]
     choices = [(name,) for name in scales] + ([tuple(scales)] if len(scales) > 1 else [])
-    for chosen in choices:
+    for selected in choices:
         problem = Problem(op, call_on(op, given, CPU))
-        for name in chosen:
-            at = names.index(name)
-            scale = problem.inputs[at]
+        for name in selected:
+            offset = names.index(name)
+            scale = problem.inputs[offset]
             one = scale.flatten()[:1].clone()
-            problem.inputs[at] = one.as_strided(scale.shape, (0,) * scale.dim())
-        yield ", ".join(chosen), problem
+            problem.inputs[offset] = one.as_strided(scale.shape, (0,) * scale.dim())
+        yield ", ".join(selected), problem
 
 
 @pytest.mark.thin(3)
 @pytest.mark.parametrize("sizes", SIZES, ids=lambda s: "x".join(map(str, s)))
 @pytest.mark.parametrize("name", GEMMS)
 def test_one_scale(name: str, sizes: tuple[int, int, int], arch: str) -> None:
-    for chosen, problem in problems(name, sizes):
+    for selected, problem in problems(name, sizes):
         problem.op.plans.clear()
         if name == "gemm_mxfp8":
             with pytest.raises(ValueError, match=rf"^{name}: \w+_scale must be contiguous"):
@@ -55,5 +69,5 @@ def test_one_scale(name: str, sizes: tuple[int, int, int], arch: str) -> None:
             continue
         with rfops.vgpu.check() as c:
             results = problem.launch()
-        assert not c.findings, f"{chosen}: {c.findings[0]}"
+        assert not c.findings, f"{selected}: {c.findings[0]}"
         problem.check(results)

@@ -53,12 +53,12 @@ def test_a_layer(fmt: Format) -> None:
     router = (torch.randn(4, 256, generator=generator) / 16).to(BF16)
     scales = {"w1_scale": problem.w1_scale, "w2_scale": problem.w2_scale}
     with rfops.vgpu.profile() as p:
-        got = rfops.moe_layer(
+        actual = rfops.moe_layer(
             problem.x, router, problem.w1, problem.w2, 2, num_shared=1, quant=fmt.word, **scales
         )
     assert len(p.launches) in (4, 5) and p.launches[0].kernel == "moe_router"
     weights, ids = rfops.moe_router(problem.x, router, 2)
-    assert torch.equal(got, problem.with_(topk_weights=weights, topk_ids=ids).call())
+    assert torch.equal(actual, problem.with_(topk_weights=weights, topk_ids=ids).call())
 
 
 @pytest.mark.sweep
@@ -72,10 +72,10 @@ def test_the_challenge(case: Any) -> None:
     assert width == config["d_expert_pad"] and x.shape[1] == config["d_hidden_pad"]
     given = [Shuffled(w, "16x16") for w in (w1, w2)]
     scales = [Shuffled(s, "32x8") for s in (s1, s2)]
-    got = fused_moe(
+    actual = fused_moe(
         x, *given, topk_weights, topk_ids, quant="mxfp4", w1_scale=scales[0], w2_scale=scales[1]
     )
-    assert_near(got, moe_mxfp4.layer(data))
+    assert_near(actual, moe_mxfp4.layer(data))
 
 
 P = random_problem(MXFP4, 4, 256, 256, 3, 2)
@@ -178,8 +178,8 @@ def test_lists_beyond_offsets_are_refused() -> None:
     c = call_of(random_problem(MXFP4, 4, 32, 32, 3, 2))
     unsupported_reason = OPS["mxfp4"].kernels["hip"].unsupported_reason
     assert unsupported_reason(c.with_sizes(M=2**23 - 1, E=128, R=128)) is None
-    wanted = "lists of 8388608 tokens for 128 experts"
-    assert wanted in unsupported_reason(c.with_sizes(M=2**23, E=128, R=128))
+    expected = "lists of 8388608 tokens for 128 experts"
+    assert expected in unsupported_reason(c.with_sizes(M=2**23, E=128, R=128))
 
 
 def test_configs_that_a_call_refuses() -> None:
@@ -208,15 +208,15 @@ def test_configs_that_a_call_refuses() -> None:
     many = random_problem(MXFP4, 3, 256, 256, 65, 2).shuffled()
     assert "up to 64 experts" in kernel.unsupported_config_reason(call_of(many), ring)
     ahead = MxMoeConfig(4, 4, 1, 4, 1, ahead=3)
-    wanted = "want m_tiles=4, 8 or 9, D in 1024s, and all of MXFP4 weights shuffled"
-    assert wanted in kernel.unsupported_config_reason(call_of(problem), ahead)
+    expected = "want m_tiles=4, 8 or 9, D in 1024s, and all of MXFP4 weights shuffled"
+    assert expected in kernel.unsupported_config_reason(call_of(problem), ahead)
     c = call_of(problem.shuffled())
     assert kernel.unsupported_config_reason(c, ahead) is None
-    assert wanted in kernel.unsupported_config_reason(c, replace(ahead, m_tiles=2))
+    assert expected in kernel.unsupported_config_reason(c, replace(ahead, m_tiles=2))
     c = call_of(random_problem(MXFP4, 3, 512, 256, 3, 2).shuffled())
-    assert wanted in kernel.unsupported_config_reason(c, ahead)
+    assert expected in kernel.unsupported_config_reason(c, ahead)
     c = call_of(random_problem(MXFP8, 3, 1024, 256, 3, 2).shuffled())
-    assert wanted in OPS["mxfp8"].kernels["hip"].unsupported_config_reason(c, ahead)
+    assert expected in OPS["mxfp8"].kernels["hip"].unsupported_config_reason(c, ahead)
 
 
 @pytest.mark.sweep

@@ -43,10 +43,10 @@ def _check_padded_scales(fmt: Format, sizes: tuple[int, int], launches: str) -> 
     exact, problem = problem.exact, problem.shuffled()
     assert OPS[fmt.word].kernels["hip"].unsupported_config_reason(call_of(problem), config) is None
     with rfops.vgpu.check() as checked, rfops.vgpu.profile() as p:
-        got = problem.run("hip", config)
+        actual = problem.run("hip", config)
     assert [launch.kernel for launch in p.launches] == ["moe_mx_prepare", *launches.split()]
     assert not checked.findings, "\n".join(map(str, checked.findings))
-    assert_near(got, exact)
+    assert_near(actual, exact)
 
 
 @pytest.mark.thin(5)
@@ -106,9 +106,9 @@ def test_padded_scales_in_a_call() -> None:
     ]
     assert whole[0].data.shape[0] > 3 * 192 and whole[0].data.shape[1] == 16
     for scales in (whole, least, by_expert):
-        made = problem.with_(w1_scale=scales[0], w2_scale=scales[1])
-        assert torch.equal(made.call(), plain)
-        got = compat.fused_moe(
+        result = problem.with_(w1_scale=scales[0], w2_scale=scales[1])
+        assert torch.equal(result.call(), plain)
+        actual = compat.fused_moe(
             problem.x,
             problem.w1,
             problem.w2,
@@ -118,4 +118,4 @@ def test_padded_scales_in_a_call() -> None:
             w1_scale=scales[0].data,
             w2_scale=scales[1].data,
         )
-        assert torch.equal(got, up)
+        assert torch.equal(actual, up)

@@ -103,9 +103,9 @@ def test_variants(config: MoeConfig, k: int, gfx950: torch.device) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_dtypes(dtype: torch.dtype, gfx950: torch.device) -> None:
     problem = problem_of(spread(3, 2, 4), 4, 21, 512, gemm=2)
-    got = run(problem, gfx950, dtype, config=SMALL)
-    assert got.dtype == dtype
-    assert_correct(got, problem)
+    actual = run(problem, gfx950, dtype, config=SMALL)
+    assert actual.dtype == dtype
+    assert_correct(actual, problem)
 
 
 @pytest.mark.parametrize(("gemm", "weighted"), [(1, True), (2, False)])
@@ -155,9 +155,9 @@ def test_scales_at_any_address(which: str, gfx950: torch.device) -> None:
 
 def test_reference_agrees_with_float64() -> None:
     problem = problem_of(ROUTINGS["some rows in no block"], 8, 20, 288, 4, gemm=2)
-    got = grouped_gemm_mxfp8_ref(*problem.args(F32))
-    assert_correct(got, problem, untouched=False)
-    assert (got[[1, 2, 5]] == 0).all()  # the ids in no block
+    actual = grouped_gemm_mxfp8_ref(*problem.args(F32))
+    assert_correct(actual, problem, untouched=False)
+    assert (actual[[1, 2, 5]] == 0).all()  # the ids in no block
 
 
 # ---------------------------------------------------------------- e8m0 and e4m3 extremes
@@ -196,8 +196,8 @@ def test_extremes(
     problem.a_scale.fill_(127)[..., 0] = a_byte
     problem.w_scale.fill_(127)[..., 0] = w_byte
     wanted = torch.full((2, 3), expected).bfloat16()
-    for got in (run(problem, gfx950, config=SMALL), grouped_gemm_mxfp8_ref(*problem.args())):
-        torch.testing.assert_close(got.cpu(), wanted, rtol=0, atol=0, equal_nan=True)
+    for actual in (run(problem, gfx950, config=SMALL), grouped_gemm_mxfp8_ref(*problem.args())):
+        torch.testing.assert_close(actual.cpu(), wanted, rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("config", [MoeConfig(16, 1, 1, 2), MoeConfig(8, 1, 1, 2)], ids=str)
@@ -209,12 +209,12 @@ def test_nan_stays_in_its_row_and_column(k: int, config: MoeConfig, gfx950: torc
     problem.a_q.view(torch.uint8)[4, :16] = 0x7F
     problem.w_scale[0, 17, 0] = 255
     problem.w.view(torch.uint8)[0, 25, -32:] = 0xFF
-    got = run(problem, gfx950, config=config).cpu()
+    actual = run(problem, gfx950, config=config).cpu()
     expected = torch.zeros(8, 40, dtype=torch.bool)
     expected[[2, 4], :] = True
     expected[:, [17, 25]] = True
-    assert torch.equal(got.isnan(), expected)
-    assert_correct(got, problem)
+    assert torch.equal(actual.isnan(), expected)
+    assert_correct(actual, problem)
 
 
 # ---------------------------------------------------------------- the layout
@@ -233,10 +233,10 @@ def test_blocks_without_an_expert_are_zero(none: int, gfx950: torch.device) -> N
     problem = by_hand(expert_ids=torch.tensor([2, none, none, 0], dtype=torch.int32))
     assert problem.weights is not None
     problem.weights.view(-1)[3] = math.nan
-    got = run(problem, gfx950, config=SMALL).cpu()
-    assert (got[[1, 3, 5]] == 0).all() and (got[2] == UNTOUCHED).all()
+    actual = run(problem, gfx950, config=SMALL).cpu()
+    assert (actual[[1, 3, 5]] == 0).all() and (actual[2] == UNTOUCHED).all()
     problem.weights.view(-1)[3] = 0.0
-    assert_correct(got, problem)
+    assert_correct(actual, problem)
 
 
 @pytest.mark.parametrize("in_use", [0, 4, 8, 16, 1000, 2**31 - 1, -1, -5, -(2**31)])
@@ -307,8 +307,8 @@ def test_empty(change: dict[str, int], gfx950: torch.device) -> None:
         problem = dataclasses.replace(problem, num_valid_tokens=0)
     if "ids" in change:
         problem = dataclasses.replace(problem, sorted_token_ids=problem.sorted_token_ids[:0])
-    got = grouped_gemm_mxfp8(*problem.args())
-    assert got.shape == (problem.num_valid_tokens, n) and got.dtype == BF16
+    actual = grouped_gemm_mxfp8(*problem.args())
+    assert actual.shape == (problem.num_valid_tokens, n) and actual.dtype == BF16
 
 
 def test_no_experts_at_all_is_zero(gfx950: torch.device) -> None:
@@ -335,17 +335,17 @@ def mapped(*shape: int) -> torch.Tensor:
 def test_weights_beyond_2_gib(experts: int, k: int, gfx950: torch.device) -> None:
     """Experts before, at and behind the limits of 32-bit offsets; only they take memory."""
     n, tokens = 16, 4
-    chosen = [0, experts // 2 + 1, experts - 2, experts - 1]
+    selected = [0, experts // 2 + 1, experts - 2, experts - 1]
     small = problem_of(torch.arange(4, dtype=torch.int32).view(tokens, 1), 4, n, k, block_m=1)
     w, w_scale = mapped(experts, n, k), mapped(experts, n, k // 32)
     assert max(w.numel() / 2, w_scale.numel()) > 2**31
-    for index, expert in enumerate(chosen):
+    for index, expert in enumerate(selected):
         w[expert], w_scale[expert] = small.w[index].view(torch.uint8), small.w_scale[index]
     large = dataclasses.replace(
         small,
         w=w.view(torch.float8_e4m3fn),
         w_scale=w_scale,
-        expert_ids=torch.tensor(chosen, dtype=torch.int32)[small.expert_ids],
+        expert_ids=torch.tensor(selected, dtype=torch.int32)[small.expert_ids],
     )
     assert_correct(run(large, gfx950, config=MoeConfig(16, 1, 1, 4)), small)
 
@@ -383,8 +383,8 @@ def test_beyond_signed_offsets_goes_to_another_route(large: str, gfx950: torch.d
     )
     with pytest.raises(ValueError, match=r"config must be of a kernel that takes .*2 GiB"):
         grouped_gemm_mxfp8(*problem.args(), config=SMALL)
-    chosen = grouped_route(1, 1, k, 1, 1, 1, False, 1, A=a_rows)
-    assert not chosen.is_hip and "2 GiB" in chosen.refused["moe"]
+    selected = grouped_route(1, 1, k, 1, 1, 1, False, 1, A=a_rows)
+    assert not selected.is_hip and "2 GiB" in selected.refused["moe"]
     out = torch.full((1, 1), UNTOUCHED, dtype=BF16)
     grouped_gemm_mxfp8(*problem.args(), out=out)  # no id is in use: nothing to wait for
     assert (out == UNTOUCHED).all()
@@ -410,8 +410,8 @@ def test_one_experts_weights_beyond_2_gib(gfx950: torch.device) -> None:
     problem.a_q.view(torch.uint8).fill_(0x38)
     problem.w.view(torch.uint8)[0, -1, -1] = 0x38  # 1.0
     problem.w_scale[0, -1] = 127
-    got = run(problem, gfx950, F32, config=MoeConfig(16, 1, 2, 8))
-    assert got[0, -1] == 1.0 and not got[0, :-1].any()
+    actual = run(problem, gfx950, F32, config=MoeConfig(16, 1, 2, 8))
+    assert actual[0, -1] == 1.0 and not actual[0, :-1].any()
 
 
 # ---------------------------------------------------------------- a layer
@@ -443,7 +443,7 @@ def test_whole_layer(gfx950: torch.device) -> None:
     gate_up = grouped_gemm_mxfp8(x_d, xs_d, w1_d, w1s_d, *layout, F32, top_k, None, ids_d)
     hidden, hidden_scale = quant_mxfp8(swiglu(gate_up))
     down = grouped_gemm_mxfp8(hidden, hidden_scale, w2_d, w2s_d, *layout, F32, 1, weights_d, ids_d)
-    got = down.view(tokens, top_k, width).sum(1).cpu()
+    actual = down.view(tokens, top_k, width).sum(1).cpu()
 
     exact_x, exact_w1, exact_w2 = (
         dequant_mxfp8(*pair, torch.float64)
@@ -455,7 +455,7 @@ def test_whole_layer(gfx950: torch.device) -> None:
     exact_hidden = dequant_mxfp8(hidden.cpu(), hidden_scale.cpu(), torch.float64)
     exact = torch.einsum("rk,rnk->rn", exact_hidden, exact_w2[flat]) * weights.view(-1, 1)
     exact = exact.view(tokens, top_k, width).sum(1)
-    torch.testing.assert_close(got.double(), exact, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(actual.double(), exact, rtol=1e-5, atol=1e-5)
 
 
 def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
@@ -476,8 +476,8 @@ def full_size(gemm: int, n: int, k: int, experts: int, tokens: int, top_k: int) 
     used, index = topk_ids.unique(return_inverse=True)
     small = problem_of(index.to(torch.int32), len(used), n, k, gemm=gemm)
     w, w_scale = mapped(experts, n, k), mapped(experts, n, k // 32)
-    for place, expert in enumerate(used.tolist()):
-        w[expert], w_scale[expert] = small.w[place].view(torch.uint8), small.w_scale[place]
+    for position, expert in enumerate(used.tolist()):
+        w[expert], w_scale[expert] = small.w[position].view(torch.uint8), small.w_scale[position]
     layout = moe_align_block_size_ref(topk_ids, 16, experts)._asdict()
     return dataclasses.replace(small, w=w.view(torch.float8_e4m3fn), w_scale=w_scale, **layout)
 

@@ -43,7 +43,7 @@ pytestmark = pytest.mark.requires_gfx950
 def native_plans(monkeypatch: pytest.MonkeyPatch) -> Plans:
     """Plans that know families."""
     assert launcher.native() is not None or launcher.build(), "RFOPS_LOG=debug says why"
-    monkeypatch.setattr(OP, "plans", plans := OP.plans.fresh())
+    monkeypatch.setattr(OP, "plans", plans := OP.plans.new_table())
     return plans
 
 
@@ -82,9 +82,9 @@ def test_a_familys_decisions_are_those_of_each_shape(
         kernel, _, config = OP.decide(c, family.router, None)
         blocks = -(-rows // 16) + e
         sizes = rows, n, k, e, rows, 16 * blocks, blocks
-        wanted = (kernel.name, config, sizes), BF16, torch.device("cpu"), rows, n
+        expected = (kernel.name, config, sizes), BF16, torch.device("cpu"), rows, n
         for _ in range(2):
-            assert family(*sizes) == wanted, str(c)
+            assert family(*sizes) == expected, str(c)
         asked.add(kernel.name)
     assert "moe" in asked and len(asked) > 1
 
@@ -126,7 +126,7 @@ def test_the_torch_route(arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(
             OP.kernels[name], "unsupported_reason", lambda _: "the test wants torch"
         )
-    monkeypatch.setattr(OP, "plans", OP.plans.fresh())
+    monkeypatch.setattr(OP, "plans", OP.plans.new_table())
     monkeypatch.setattr(op_module, "_CHUNK", 2048)  # a part of N at a time
     for problem in (by_hand(), problem_of(ROUTINGS["some rows in no block"], 8, 20, 288, 5)):
         assert_correct(run(problem, torch.device("cpu")), problem)
@@ -138,11 +138,11 @@ def test_a_row_is_for_the_block_m_that_its_config_takes(overlay: Write) -> None:
     """The table's key has no block_m: where the config does not fit it, the row does not hold."""
     row = {"m": 60, "n": 32, "k": 256, "kernel": "moe"}
     overlay({**row, "config": "tile_n=8 columns=1 steps=1 waves=1"}, op=OP.name)
-    chosen = grouped_route(60, 32, 256, 4, 4, 4, block_m=8)
-    assert (chosen.rule, chosen.backend) == ("exact row", "moe")
-    chosen = grouped_route(60, 32, 256, 4, 4, 4, block_m=16)
-    assert (chosen.rule, chosen.backend) == ("Triton", "triton")
-    assert "60 routed rows of gemm1" in chosen.why
+    selected = grouped_route(60, 32, 256, 4, 4, 4, block_m=8)
+    assert (selected.rule, selected.backend) == ("exact row", "moe")
+    selected = grouped_route(60, 32, 256, 4, 4, 4, block_m=16)
+    assert (selected.rule, selected.backend) == ("Triton", "triton")
+    assert "60 routed rows of gemm1" in selected.why
 
 
 @pytest.mark.parametrize(
@@ -159,14 +159,14 @@ def test_a_row_is_for_the_block_m_that_its_config_takes(overlay: Write) -> None:
 )
 def test_envelope(m: int, e: int, top_k: int, a_div: int, weighted: bool, is_hip: bool) -> None:
     """Of sizes that no table has, so that the rule decides."""
-    chosen = grouped_route(m, 112, 224, e, top_k, a_div, weighted)
-    assert chosen.is_hip == is_hip, chosen
-    assert is_hip or "above" in chosen.why
+    selected = grouped_route(m, 112, 224, e, top_k, a_div, weighted)
+    assert selected.is_hip == is_hip, selected
+    assert is_hip or "above" in selected.why
 
 
 def test_other_architectures_do_without_hip() -> None:
-    chosen = grouped_route(4, 112, 224, 8, 2, 2, arch="gfx942")
-    assert not chosen.is_hip and "no kernel for gfx942" in chosen.refused["moe"]
+    selected = grouped_route(4, 112, 224, 8, 2, 2, arch="gfx942")
+    assert not selected.is_hip and "no kernel for gfx942" in selected.refused["moe"]
 
 
 def test_supports() -> None:

@@ -58,19 +58,19 @@ def test_ids_outside_add_nothing(
         return
     problem = Problem(op, c)
     names = [arg.name for arg in op.declaration.inputs]
-    at, weights_at = names.index("topk_ids"), names.index("topk_weights")
+    offset, weights_at = names.index("topk_ids"), names.index("topk_weights")
     ids = torch.tensor(BEYOND[dtype], dtype=dtype)
-    weights, got = problem.inputs[weights_at], []
+    weights, actual = problem.inputs[weights_at], []
     config = own.default(c) if own.Config else None
     for given in (ids, ids.masked_fill(_outside(ids, EXPERTS - shared), -1)):
-        problem.inputs[at] = given
+        problem.inputs[offset] = given
         problem.inputs[weights_at] = weights.masked_fill(given != ids, math.nan)
         problem.renew()
         problem.launch_by(problem.prepare(kernel, config))()
-        got.append(problem.results[0].clone())
-    assert torch.equal(*got), f"row {int((got[0] != got[1]).any(1).nonzero()[0])} differs"
-    assert got[0].isfinite().all()
-    is_zero = (got[0] == 0).all(1)
+        actual.append(problem.results[0].clone())
+    assert torch.equal(*actual), f"row {int((actual[0] != actual[1]).any(1).nonzero()[0])} differs"
+    assert actual[0].isfinite().all()
+    is_zero = (actual[0] == 0).all(1)
     assert is_zero.tolist() == [not shared] * 2 + [False] * 2
 
 
@@ -83,16 +83,16 @@ def test_rows_outside_are_in_no_block(
     op, ids = align_block_size.OP, torch.tensor(BEYOND[dtype], dtype=dtype)
     expert_map = torch.tensor([1, 0, 3, 2], dtype=torch.int32) if is_mapped else None
     given = []
-    for one in (ids, ids.masked_fill(_outside(ids, EXPERTS), -1)):
-        c, _ = op.check((one, 2, EXPERTS, expert_map, False, True))
+    for item in (ids, ids.masked_fill(_outside(ids, EXPERTS), -1)):
+        c, _ = op.check((item, 2, EXPERTS, expert_map, False, True))
         problem_of = op.make_results(c)
         results = align_block_size.Aligned(*(r.fill_(85) for r in problem_of))
-        op.prepare(kernel, c, None)(results, one, expert_map)
+        op.prepare(kernel, c, None)(results, item, expert_map)
         given.append(results)
     for a, b in zip(*given, strict=True):
         assert torch.equal(a, b)
-    wanted = align_block_size.moe_align_block_size_ref(ids, 2, EXPERTS, expert_map, False, True)
-    for a, b in zip(given[0], wanted, strict=True):
+    expected = align_block_size.moe_align_block_size_ref(ids, 2, EXPERTS, expert_map, False, True)
+    for a, b in zip(given[0], expected, strict=True):
         assert torch.equal(a, b)
     assert int(given[0].num_tokens_post_padded) == 2 * len({1, 2} & set(ids[2:].flatten().tolist()))
 
@@ -106,8 +106,8 @@ def test_sorting_and_experts_of_aiter(dtype: torch.dtype) -> None:
     mask = torch.tensor([0, 1, 1, 0])
     for expert_mask in (None, mask):
         sorts = [
-            compat.moe_sorting(one, weights, EXPERTS, 64, torch.bfloat16, 4, expert_mask)
-            for one in (ids, minus)
+            compat.moe_sorting(item, weights, EXPERTS, 64, torch.bfloat16, 4, expert_mask)
+            for item in (ids, minus)
         ]
         for a, b in zip(*sorts, strict=True):
             assert torch.equal(a, b)
@@ -116,6 +116,6 @@ def test_sorting_and_experts_of_aiter(dtype: torch.dtype) -> None:
         torch.randn(*shape, generator=generator).bfloat16() / 8
         for shape in ((4, 64), (2, 128, 64), (2, 64, 64))
     )
-    got = [compat.fused_moe(x, w1, w2, weights, one, expert_mask=mask) for one in (ids, minus)]
-    assert torch.equal(*got)
-    assert (got[0] == 0).all(1).tolist() == [True, True, False, False]
+    actual = [compat.fused_moe(x, w1, w2, weights, item, expert_mask=mask) for item in (ids, minus)]
+    assert torch.equal(*actual)
+    assert (actual[0] == 0).all(1).tolist() == [True, True, False, False]

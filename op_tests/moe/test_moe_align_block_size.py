@@ -39,8 +39,8 @@ def half_local(experts: int) -> torch.Tensor:
     return local.masked_fill(torch.arange(experts) % 2 == 0, -1)
 
 
-def assert_same(got: tuple[torch.Tensor, ...], expected: tuple[torch.Tensor, ...]) -> None:
-    for name, ours, theirs in zip(NAMES, got, expected, strict=True):
+def assert_same(actual: tuple[torch.Tensor, ...], expected: tuple[torch.Tensor, ...]) -> None:
+    for name, ours, theirs in zip(NAMES, actual, expected, strict=True):
         assert ours.dtype == torch.int32 and ours.shape == theirs.shape, name
         wrong = (ours.cpu() != theirs.cpu()).nonzero().view(-1)
         assert not len(wrong), (
@@ -83,22 +83,22 @@ TRITON = {
 def test_triton(case: str, gfx950: torch.device) -> None:
     """The same to the bit, in memory that is its results' alone."""
     ids, block, experts, options = TRITON[case]
-    wanted = moe_align_block_size_ref(ids, block, experts, **options)
-    memory = [torch.full((len(t) + 256,), -7, dtype=torch.int32) for t in wanted]
-    made = [m[128:-128] for m in memory]
+    expected = moe_align_block_size_ref(ids, block, experts, **options)
+    memory = [torch.full((len(t) + 256,), -7, dtype=torch.int32) for t in expected]
+    result = [m[128:-128] for m in memory]
     flags = {name: value for name, value in options.items() if name != "expert_map"}
     c = OP.call_of(rows=ids.numel(), E=experts, block_size=block, topk_ids_dtype=ids.dtype, **flags)
     run = OP.prepare("triton", c)
     with rfops.vgpu.check() as checked:
-        run(op_module.Aligned(*made), ids, options.get("expert_map"))
+        run(op_module.Aligned(*result), ids, options.get("expert_map"))
     assert not checked.findings, "\n".join(map(str, checked.findings))
-    assert_same(tuple(made), wanted)
+    assert_same(tuple(result), expected)
     assert all((m[:128] == -7).all() and (m[-128:] == -7).all() for m in memory)
 
 
 def test_example_of_the_module() -> None:
-    got = moe_align_block_size(torch.tensor([[2, 0], [0, 2]], dtype=torch.int32), 2, 3)
-    assert [t.tolist() for t in got] == [[1, 2, 0, 3, 4, 4, 4], [0, 2, 0, 0], [4]]
+    actual = moe_align_block_size(torch.tensor([[2, 0], [0, 2]], dtype=torch.int32), 2, 3)
+    assert [t.tolist() for t in actual] == [[1, 2, 0, 3, 4, 4, 4], [0, 2, 0, 0], [4]]
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
@@ -120,7 +120,7 @@ def test_more_experts_than_lds_holds_take_the_torch_route(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(op_module, "_launches", None)
-    monkeypatch.setattr(OP, "plans", OP.plans.fresh())
+    monkeypatch.setattr(OP, "plans", OP.plans.new_table())
     check(device, random_ids(700, 6000), 4, 6000)
 
 
@@ -160,7 +160,7 @@ def test_rows_and_experts_that_change_every_call(
 ) -> None:
     """Checked once, right each time; and what the guards refuse they still do."""
     assert launcher.native() is not None or launcher.build(), "RFOPS_LOG=debug says why"
-    plans, checks, guard = OP.plans.fresh(), [], OP.check
+    plans, checks, guard = OP.plans.new_table(), [], OP.check
     monkeypatch.setattr(OP, "plans", plans)
     monkeypatch.setattr(OP, "check", lambda args: checks.append(1) or guard(args))
     cases = [(rows, 8) for rows in range(1, 40)] + [(33, experts) for experts in (1, 9, 64, 6000)]
@@ -195,15 +195,15 @@ def test_writes_all_of_its_output_and_nothing_else(
     ids = random_ids(9000, 40).to(device)
     expected = moe_align_block_size_ref(ids, 16, 40)
     monkeypatch.setattr(workspace, "_arenas", {})
-    monkeypatch.setattr(op_module.OP, "plans", op_module.OP.plans.fresh())
+    monkeypatch.setattr(op_module.OP, "plans", op_module.OP.plans.new_table())
     assert_same(moe_align_block_size(ids, 16, 40), expected)
     ((scratch,),) = (arena.buffers for arena in workspace._arenas.values())
     scratch.fill_(177)
     monkeypatch.setattr(torch, "empty", poisoned)
-    monkeypatch.setattr(op_module.OP, "plans", op_module.OP.plans.fresh())
-    got = moe_align_block_size(ids, 16, 40)
+    monkeypatch.setattr(op_module.OP, "plans", op_module.OP.plans.new_table())
+    actual = moe_align_block_size(ids, 16, 40)
     monkeypatch.undo()
-    assert_same(got, expected)
+    assert_same(actual, expected)
     counts = 4 * 40 * -(-9000 // op_module.GROUP_ROWS)
     assert (scratch[:counts].view(torch.int32) < 9000).all() and (scratch[counts:] == 177).all()
     assert len(buffers) == 3
@@ -292,8 +292,8 @@ def test_torch_route_makes_no_tensor_of_a_number() -> None:
             return func(*args, **(kwargs or {}))
 
     ids = random_ids(12, 9)
-    made = [torch.zeros(n, dtype=torch.int32) for n in op_module.layout_sizes(12, 4, 9, False)]
-    aligned = op_module.Aligned(*made, torch.zeros(1, dtype=torch.int32))
+    result = [torch.zeros(n, dtype=torch.int32) for n in op_module.layout_sizes(12, 4, 9, False)]
+    aligned = op_module.Aligned(*result, torch.zeros(1, dtype=torch.int32))
     c: Any = SimpleNamespace(block_size=4, ignore_invalid_experts=True)
     with Watch():
         op_module._run_torch(c, 9, aligned, ids, half_local(9))

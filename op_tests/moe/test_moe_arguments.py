@@ -66,8 +66,8 @@ def _cases() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
     cases: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {}
     for fmt in ("", "lists", "mxfp4", "mxfp8", "fp8_blockscale"):
         weights = {"x": x, **_weights(fmt)}
-        chosen = {"topk_weights": torch.rand(M, K), "topk_ids": ids}
-        cases[f"fused_moe {fmt}"] = rfops.fused_moe, weights | chosen
+        selected = {"topk_weights": torch.rand(M, K), "topk_ids": ids}
+        cases[f"fused_moe {fmt}"] = rfops.fused_moe, weights | selected
         cases[f"moe_layer {fmt}"] = rfops.moe_layer, weights | {"router_weight": router, "top_k": K}
     cases["moe_router"] = rfops.moe_router, {"x": x, "router_weight": router, "top_k": K}
     cases["topk_softmax"] = rfops.topk_softmax, {"logits": router, "top_k": K}
@@ -123,9 +123,9 @@ def test_junk_is_refused_by_name(case: str) -> None:
             with pytest.raises(ValueError, match=r"^\w+: .* must be ") as raised:
                 function(**{**kwargs, name: junk})
             said = str(raised.value)
-            op, _, rest = said.partition(":")
+            op, _, remaining = said.partition(":")
             assert op.split(".")[0] in (function.__name__, *_ops(case)), f"{name}={junk!r}: {said}"
-            assert _names(rest, name), f"{name}={junk!r}: {said}"
+            assert _names(remaining, name), f"{name}={junk!r}: {said}"
 
 
 def _ops(case: str) -> tuple[str, ...]:

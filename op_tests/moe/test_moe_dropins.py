@@ -77,10 +77,10 @@ def experts() -> Problem:
 
 def test_fused_moe_as_vllm_calls_it(experts: Problem) -> None:
     p = experts
-    got = vllm_fused_moe(p, shuffled(p.w1), shuffled(p.w2), p.topk_ids, gate_mode="separated")
-    assert_correct(got, p)
+    actual = vllm_fused_moe(p, shuffled(p.w1), shuffled(p.w2), p.topk_ids, gate_mode="separated")
+    assert_correct(actual, p)
     raw = vllm_fused_moe(p, p.w1, p.w2, p.topk_ids, dtype=torch.float32)
-    assert raw.dtype == torch.float32 and torch.equal(raw.to(BF16), got)
+    assert raw.dtype == torch.float32 and torch.equal(raw.to(BF16), actual)
 
 
 def test_fused_moe_of_some_experts(experts: Problem) -> None:
@@ -91,11 +91,11 @@ def test_fused_moe_of_some_experts(experts: Problem) -> None:
     mask[here] = 1
     ids = p.topk_ids.clone()
     ids[3, 0], ids[4, 1] = 6, -1
-    got = vllm_fused_moe(p, p.w1[here], p.w2[here], ids, expert_mask=mask)
+    actual = vllm_fused_moe(p, p.w1[here], p.w2[here], ids, expert_mask=mask)
     local = torch.full((7,), -1, dtype=I32)
     local[here] = torch.arange(3, dtype=I32)
     own = torch.where((ids >= 0) & (ids < 6), local[ids.clamp(0, 6)], -1)
-    assert_correct(got, p.with_(w1=p.w1[here], w2=p.w2[here], topk_ids=own))
+    assert_correct(actual, p.with_(w1=p.w1[here], w2=p.w2[here], topk_ids=own))
 
 
 def test_fused_moe_of_some_tokens(experts: Problem) -> None:
@@ -104,16 +104,16 @@ def test_fused_moe_of_some_tokens(experts: Problem) -> None:
     x, ids = p.x.clone(), p.topk_ids.clone()
     x[13:], ids[13:] = math.nan, 2**30
     count = torch.tensor([13], dtype=I32)
-    got = vllm_fused_moe(p.with_(x=x), p.w1, p.w2, ids, num_local_tokens=count)
-    assert (got[13:] == 0).all()
+    actual = vllm_fused_moe(p.with_(x=x), p.w1, p.w2, ids, num_local_tokens=count)
+    assert (actual[13:] == 0).all()
     own = p.with_(x=p.x[:13], topk_weights=p.topk_weights[:13], topk_ids=p.topk_ids[:13])
-    assert_correct(got[:13], own)
+    assert_correct(actual[:13], own)
 
 
 def test_fused_moe_as_sglang_calls_it(experts: Problem) -> None:
     """AiterRunnerCore.run: all by name; weights of aiter's shuffle_weight carry its mark."""
     p = experts
-    got = compat.fused_moe(
+    actual = compat.fused_moe(
         hidden_states=p.x,
         w1=shuffled(p.w1),
         w2=shuffled(p.w2),
@@ -133,7 +133,7 @@ def test_fused_moe_as_sglang_calls_it(experts: Problem) -> None:
         intermediate_pad=0,
         gate_mode="separated",
     )
-    assert_correct(got, p)
+    assert_correct(actual, p)
 
 
 def test_fused_moe_with_weights_on_the_input(experts: Problem) -> None:
@@ -142,9 +142,9 @@ def test_fused_moe_with_weights_on_the_input(experts: Problem) -> None:
         topk_weights=experts.topk_weights[:, :1].contiguous(),
         topk_ids=experts.topk_ids[:, :1].contiguous(),
     )
-    got = vllm_fused_moe(p, p.w1, p.w2, p.topk_ids, doweight=True)
+    actual = vllm_fused_moe(p, p.w1, p.w2, p.topk_ids, doweight=True)
     own = p.with_(x=p.x * p.topk_weights.to(BF16), topk_weights=torch.ones_like(p.topk_weights))
-    assert_correct(got, own)
+    assert_correct(actual, own)
 
 
 def test_fused_moe_of_fp8_blocks_as_vllm_calls_it() -> None:
@@ -152,8 +152,8 @@ def test_fused_moe_of_fp8_blocks_as_vllm_calls_it() -> None:
     p = random_fp8("gfx950", 20, 256, 128, 4, 2)
     weights = shuffled(p.w1), shuffled(p.w2)
     more = {"quant": compat.QuantType.per_128x128, "w1_scale": p.w1_scale, "w2_scale": p.w2_scale}
-    got = vllm_fused_moe(p, *weights, p.topk_ids, **more)  # type: ignore[arg-type]
-    assert_fp8_correct(got, p)
+    actual = vllm_fused_moe(p, *weights, p.topk_ids, **more)  # type: ignore[arg-type]
+    assert_fp8_correct(actual, p)
 
 
 def test_fused_moe_of_mxfp4_as_vllm_calls_it() -> None:
@@ -163,15 +163,15 @@ def test_fused_moe_of_mxfp4_as_vllm_calls_it() -> None:
     (q1, s1), (q2, s2) = (rfops.quant_mxfp4(w.flatten(0, 1)) for w in (w1, w2))
     p = random_problem(5, 256, 256, 3, 2, BF16)
     raw = q1.view(3, 512, 128), q2.view(3, 256, 128)
-    how: dict[str, Any] = {"quant": "mxfp4", "w1_scale": s1, "w2_scale": s2}
-    wanted = rfops.fused_moe(p.x, *raw, *p.choice, **how, rounding="up")  # as aiter rounds
+    options: dict[str, Any] = {"quant": "mxfp4", "w1_scale": s1, "w2_scale": s2}
+    expected = rfops.fused_moe(p.x, *raw, *p.choice, **options, rounding="up")  # as aiter rounds
     scales = [rfops.shuffle_scale(s).data for s in (s1, s2)]
     more = {"quant": compat.QuantType.per_1x32, "w1_scale": scales[0], "w2_scale": scales[1]}
-    got = vllm_fused_moe(p, *map(shuffled, raw), p.topk_ids, **more)  # type: ignore[arg-type]
-    assert wanted.float().norm() > 1
-    torch.testing.assert_close(got, wanted, rtol=2**-6, atol=2**-6)
-    even = rfops.fused_moe(p.x, *raw, *p.choice, **how)
-    assert (got.float() - even.float()).norm() > 0.01 * even.float().norm()
+    actual = vllm_fused_moe(p, *map(shuffled, raw), p.topk_ids, **more)  # type: ignore[arg-type]
+    assert expected.float().norm() > 1
+    torch.testing.assert_close(actual, expected, rtol=2**-6, atol=2**-6)
+    even = rfops.fused_moe(p.x, *raw, *p.choice, **options)
+    assert (actual.float() - even.float()).norm() > 0.01 * even.float().norm()
 
 
 @pytest.mark.parametrize(("mode", "word"), [(0, "down"), (1, "up"), (2, "even"), (None, "up")])
@@ -236,9 +236,9 @@ def logits_of(m: int, e: int, dtype: torch.dtype = BF16) -> torch.Tensor:
     return torch.randn(m, e, generator=torch.Generator().manual_seed(m + e)).to(dtype)
 
 
-def assert_chosen(got: tuple[Any, Any], wanted: tuple[torch.Tensor, torch.Tensor]) -> None:
-    assert torch.equal(got[1], wanted[1])
-    torch.testing.assert_close(got[0], wanted[0], rtol=1e-5, atol=1e-7)
+def assert_chosen(actual: tuple[Any, Any], expected: tuple[torch.Tensor, torch.Tensor]) -> None:
+    assert torch.equal(actual[1], expected[1])
+    torch.testing.assert_close(actual[0], expected[0], rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize("renormalize", [False, True])
@@ -291,8 +291,8 @@ def test_biased_grouped_topk_as_vllm_calls_it(is_wide: bool) -> None:
         logits, bias, weights, ids, 8, 4, True, routed_scaling_factor=2.5
     )
     assert given is None
-    how: dict[str, Any] = {"num_groups": 8, "topk_groups": 4, "renormalize": True}
-    assert_chosen((weights, ids), choose(logits, bias, 4, score="sigmoid", scale=2.5, **how))
+    options: dict[str, Any] = {"num_groups": 8, "topk_groups": 4, "renormalize": True}
+    assert_chosen((weights, ids), choose(logits, bias, 4, score="sigmoid", scale=2.5, **options))
     assert (all_weights[:, 4] == 7).all() and (all_ids[:, 4] == 64).all()
 
 
@@ -310,8 +310,8 @@ def test_grouped_topk_as_vllm_calls_it(is_softmax: bool) -> None:
     weights, ids = torch.full((9, 6), math.nan), torch.full((9, 6), -7, dtype=I32)
     compat.grouped_topk(logits, weights, ids, 8, 3, False, is_softmax, routed_scaling_factor=16.0)
     score = "softmax" if is_softmax else "sigmoid"
-    wanted = choose(logits, None, 6, num_groups=8, topk_groups=3, score=score, scale=16.0)
-    assert_chosen((weights, ids), wanted)
+    expected = choose(logits, None, 6, num_groups=8, topk_groups=3, score=score, scale=16.0)
+    assert_chosen((weights, ids), expected)
 
 
 # ---------------------------------------------------------------- sorting
@@ -339,8 +339,8 @@ def test_moe_sorting(masked: bool, local: int | None) -> None:
     here = [0, 2, 3] if masked else list(range(6))
     mask = torch.tensor([int(e in here) for e in range(6)], dtype=I32) if masked else None
     count = None if local is None else torch.tensor([local], dtype=I32)
-    made = compat.moe_sorting(ids, weights, 6, 40, BF16, 4, mask, count, 0)
-    sorted_ids, sorted_weights, expert_ids, num_valid, buffer = made
+    result = compat.moe_sorting(ids, weights, 6, 40, BF16, 4, mask, count, 0)
+    sorted_ids, sorted_weights, expert_ids, num_valid, buffer = result
     assert sorted_ids.shape == sorted_weights.shape == (33 + 24 - 3,)
     assert expert_ids.shape == (14,) and sorted_ids.dtype == expert_ids.dtype == I32
     rows, blocks = sorted_ref(ids[:local], 4, here)
@@ -387,10 +387,10 @@ def test_defaults_that_rfops_does_not_compute() -> None:
 def test_moe_align_block_size_as_vllm_calls_it(ignore: bool) -> None:
     ids = torch.randint(8, (13, 2), generator=torch.Generator().manual_seed(0), dtype=I32)
     experts = torch.tensor([-1, 0, -1, 1, 2, -1, 3, -1], dtype=I32)
-    got = compat.moe_align_block_size(ids, 4, 8, experts, True, ignore_invalid_experts=ignore)
-    for own, wanted in zip(
-        got, moe_align_block_size_ref(ids, 4, 8, experts, True, ignore), strict=True
+    actual = compat.moe_align_block_size(ids, 4, 8, experts, True, ignore_invalid_experts=ignore)
+    for own, expected in zip(
+        actual, moe_align_block_size_ref(ids, 4, 8, experts, True, ignore), strict=True
     ):
-        assert torch.equal(own, wanted)
+        assert torch.equal(own, expected)
     with pytest.raises(ValueError, match="return_scatter_idx must be False, got True; call the"):
         compat.moe_align_block_size(ids, 4, 8, return_scatter_idx=True)

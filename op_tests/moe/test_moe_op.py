@@ -25,8 +25,8 @@ def test_a_shared_expert_counts_as_everybodys_choice(op: Op) -> None:
     shared = op.call_of("gfx950", **sizes, K=8, R=32)
     assert op.table_sizes(named) == op.table_sizes(shared) == (48, 1024, 512, 33, 9)
     for c in (named, shared):  # and as a known plan finds it, from sizes alone
-        found = op.table_getter()([c.sizes[name] for name in op.declaration.sizes])
-        assert found == op.table_sizes(c)
+        result = op.table_getter()([c.sizes[name] for name in op.declaration.sizes])
+        assert result == op.table_sizes(c)
 
 
 @pytest.mark.parametrize("name", ["fused_moe_mxfp4", "fused_moe_mxfp8"])
@@ -46,15 +46,15 @@ def test_the_floor_has_the_experts_that_are_chosen(m: int, routed: int, shared: 
         "w1": torch.empty(e, 2 * i, d, dtype=torch.bfloat16),
         "w2": torch.empty(e, d, i, dtype=torch.bfloat16),
     }
-    rest: dict[str, Any] = {
+    remaining: dict[str, Any] = {
         "x": torch.empty(m, d, dtype=torch.bfloat16),
         "topk_weights": torch.empty(m, 2),
         "topk_ids": torch.empty(m, 2, dtype=torch.int32),
         "router_weight": None,
     }
     c = op.call_of("gfx950", M=m, D=d, I=i, E=e, K=2, R=routed)
-    c.tensors.update(weights | rest)
-    read = op.traffic(c) - sum(t.nbytes for t in rest.values() if t is not None) - m * d * 2
+    c.tensors.update(weights | remaining)
+    read = op.traffic(c) - sum(t.nbytes for t in remaining.values() if t is not None) - m * d * 2
     experts = read / (sum(w.nbytes for w in weights.values()) / e)
     expected = routed * (1 - math.comb(routed - 1, 2) ** m / math.comb(routed, 2) ** m) + shared
     assert experts == pytest.approx(expected, abs=1e-3)

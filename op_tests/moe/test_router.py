@@ -64,24 +64,24 @@ def test_exact_logits(
 ) -> None:
     """Bit by bit, with many equal experts; and so by the torch route."""
     x, w = exact_rows(m, d, e, dtype)
-    wanted, wanted_ids = challenge(x, w, k)
+    expected, wanted_ids = challenge(x, w, k)
     c = OP.check((x, w, k, False, True, None, None))[0]
     by_torch = torch.empty(m, k), torch.empty(m, k, dtype=torch.int32)
     OP.prepare("torch", c)(by_torch, x, w)
     for weights, ids in (moe_router(x.to(device), w.to(device), k), by_torch):
         assert torch.equal(ids.cpu().long(), wanted_ids)
-        assert torch.equal(weights.cpu(), wanted)
+        assert torch.equal(weights.cpu(), expected)
 
 
 def assert_same_choice(m: int, seed: int, device: torch.device) -> None:
     x, w = random_rows(m, 7168, 32, seed=seed)
-    wanted, wanted_ids = challenge(x, w, 4)
+    expected, wanted_ids = challenge(x, w, 4)
     weights, ids = (t.cpu() for t in moe_router(x.to(device), w.to(device), 4))
     # The reference's top-k is not sorted, so sets count.
     differ = (ids.long().sort(1).values != wanted_ids.sort(1).values).any(1)
     assert not differ.any(), f"tokens {differ.nonzero().flatten().tolist()} of seed {seed}"
     # A logit may be an ULP of fp16 off, and so its weight two.
-    sorted_pair = weights.sort(1).values, wanted.sort(1).values
+    sorted_pair = weights.sort(1).values, expected.sort(1).values
     assert ((sorted_pair[0] - sorted_pair[1]).abs() <= 2.0**-9 * sorted_pair[1]).all()
 
 
@@ -99,10 +99,10 @@ def test_experts_are_the_challenges_for_8192_tokens(seed: int, device: torch.dev
 @pytest.mark.parametrize("renormalize", [False, True])
 def test_options(rounds: bool, renormalize: bool, device: torch.device) -> None:
     x, w = exact_rows(40, 264, 40)
-    wanted, wanted_ids = moe_router_ref(x, w, 4, renormalize, rounds)
+    expected, wanted_ids = moe_router_ref(x, w, 4, renormalize, rounds)
     weights, ids = moe_router(x.to(device), w.to(device), 4, renormalize, round_scores=rounds)
     assert torch.equal(ids.cpu(), wanted_ids)
-    torch.testing.assert_close(weights.cpu(), wanted, rtol=40 * 2**-24, atol=0)
+    torch.testing.assert_close(weights.cpu(), expected, rtol=40 * 2**-24, atol=0)
     if renormalize:
         torch.testing.assert_close(weights.sum(1).cpu(), torch.ones(40), rtol=1e-6, atol=0)
 
@@ -114,10 +114,10 @@ def test_rows_far_apart_and_nan_beside_them(device: torch.device) -> None:
     wide_w = torch.full((35, 272), math.nan, dtype=F16)
     wide_x[:37, 8:272], wide_w[:33, :264] = x, w
     inside = wide_x[:37, 8:272], wide_w[:33, :264]
-    wanted, wanted_ids = challenge(x, w, 4)
+    expected, wanted_ids = challenge(x, w, 4)
     with rfops.vgpu.check() as checked:
         weights, ids = moe_router(*(t.to(device) for t in inside), 4)
-    assert torch.equal(ids.cpu().long(), wanted_ids) and torch.equal(weights.cpu(), wanted)
+    assert torch.equal(ids.cpu().long(), wanted_ids) and torch.equal(weights.cpu(), expected)
     assert not checked.findings, "\n".join(map(str, checked.findings))
     turned = x.T.contiguous().T  # torch's route
     _, ids = moe_router(turned.to(device), w.to(device), 4)

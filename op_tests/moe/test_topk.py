@@ -39,9 +39,9 @@ def random_logits(
 
 
 def assert_chosen(
-    got: tuple[torch.Tensor, torch.Tensor], expected: tuple[torch.Tensor, torch.Tensor]
+    actual: tuple[torch.Tensor, torch.Tensor], expected: tuple[torch.Tensor, torch.Tensor]
 ) -> None:
-    (weights, ids), (wanted, wanted_ids) = ([t.cpu() for t in pair] for pair in (got, expected))
+    (weights, ids), (wanted, wanted_ids) = ([t.cpu() for t in pair] for pair in (actual, expected))
     assert weights.dtype == F32 and ids.dtype == torch.int32 and ids.shape == wanted_ids.shape
     wrong = (ids != wanted_ids).nonzero()
     assert not len(wrong), (
@@ -49,9 +49,10 @@ def assert_chosen(
         f"{ids[tuple(wrong[0])]}, expected {wanted_ids[tuple(wrong[0])]}"
     )
     excess = (weights.double() - wanted.double()).abs() - NEAR * wanted.double()
-    at = int(excess.argmax()) if excess.numel() else 0
+    offset = int(excess.argmax()) if excess.numel() else 0
     assert not (excess > 0).any(), (
-        f"weight {at} of {list(ids.shape)}: {weights.view(-1)[at]!r}, {wanted.view(-1)[at]!r}"
+        f"weight {offset} of {list(ids.shape)}: "
+        f"{weights.view(-1)[offset]!r}, {wanted.view(-1)[offset]!r}"
     )
 
 
@@ -74,7 +75,7 @@ def exact_grouped(
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Token by token, in fp64, with lists."""
-    rows, chosen = [], []
+    rows, selected = [], []
     for row in logits.cpu().double():
         scores = row.softmax(0) if score == "softmax" else row.sigmoid()
         keys = scores if bias is None else scores + bias.cpu().double()
@@ -88,8 +89,8 @@ def exact_grouped(
         ids = [e for _, e in sorted(pairs)[:k]]
         weights = scores[ids]
         rows.append((weights / weights.sum() if renormalize else weights) * scale)
-        chosen.append(ids)
-    return torch.stack(rows), torch.tensor(chosen, dtype=torch.int32)
+        selected.append(ids)
+    return torch.stack(rows), torch.tensor(selected, dtype=torch.int32)
 
 
 # ---------------------------------------------------------------- values
@@ -154,11 +155,11 @@ def test_equal_experts_are_taken_by_their_id(dtype: torch.dtype, device: torch.d
         logits = random_logits(m, e, dtype, apart=False)
         assert_chosen(topk_softmax(logits.to(device), 6), exact_softmax(logits, 6, False))
         for rounds in (False, True):
-            got = topk_softmax(logits.to(device), 6, round_scores=rounds)
-            assert_chosen(got, topk_softmax_ref(logits, 6, False, rounds))
+            actual = topk_softmax(logits.to(device), 6, round_scores=rounds)
+            assert_chosen(actual, topk_softmax_ref(logits, 6, False, rounds))
         bias = torch.zeros(e)
-        got = grouped_topk(logits.to(device), 6, 8, 3, bias.to(device))
-        assert_chosen(got, exact_grouped(logits, 6, 8, 3, bias, True, "sigmoid", 1.0))
+        actual = grouped_topk(logits.to(device), 6, 8, 3, bias.to(device))
+        assert_chosen(actual, exact_grouped(logits, 6, 8, 3, bias, True, "sigmoid", 1.0))
 
 
 @pytest.mark.parametrize("dtype", [F16, BF16])
@@ -168,8 +169,8 @@ def test_rounded_scores_are_torchs(dtype: torch.dtype, device: torch.device) -> 
     logits = logits.to(dtype)
     p = logits.softmax(1)
     ids = p.sort(dim=1, descending=True, stable=True).indices[:, :4]
-    weights, got = topk_softmax(logits.to(device), 4, round_scores=True)
-    assert torch.equal(got.cpu().long(), ids)
+    weights, actual = topk_softmax(logits.to(device), 4, round_scores=True)
+    assert torch.equal(actual.cpu().long(), ids)
     assert torch.equal(weights.cpu(), p.gather(1, ids).float())
     by_logit = topk_softmax(logits.to(device), 4)[1]
     assert not torch.equal(by_logit.cpu().long(), ids), "else nothing is shown"
@@ -222,9 +223,9 @@ def test_any_strides_and_results_in_place(device: torch.device) -> None:
             view.copy_(logits)
         weights, ids = torch.full((50, 4), math.nan), torch.full((50, 4), -7, dtype=torch.int32)
         weights, ids = weights.to(device), ids.to(device)
-        got = topk_softmax(view.to(device), 4, weights=weights, ids=ids)
-        assert got[0] is weights and got[1] is ids
-        assert_chosen(got, exact_softmax(view, 4, False))
+        actual = topk_softmax(view.to(device), 4, weights=weights, ids=ids)
+        assert actual[0] is weights and actual[1] is ids
+        assert_chosen(actual, exact_softmax(view, 4, False))
 
 
 def test_other_sizes_of_a_family(device: torch.device) -> None:

@@ -30,33 +30,53 @@ BF16 = torch.bfloat16
 
 def dense(**changes: object) -> torch.Tensor | None:
     """A call in the envelope, M=2, N=4, K=64, with changes."""
-    args = {"xq": fp8(2, 64), "x_scale": bytes_of(2, 2), "wq": fp8(4, 64),
-            "w_scale": bytes_of(4, 2), "out_dtype": BF16}  # fmt: skip
+    args = {
+        "xq": fp8(2, 64),
+        "x_scale": bytes_of(2, 2),
+        "wq": fp8(4, 64),
+        "w_scale": bytes_of(4, 2),
+        "out_dtype": BF16,
+    }
     return mxfp8_gemv(**{**args, **changes})  # type: ignore[arg-type]
 
 
 def test_signatures() -> None:
     assert list(inspect.signature(mxfp8_gemv).parameters) == [
-        "xq", "x_scale", "wq", "w_scale", "out_dtype"
-    ]  # fmt: skip
+        "xq",
+        "x_scale",
+        "wq",
+        "w_scale",
+        "out_dtype",
+    ]
     assert list(inspect.signature(grouped_gemm_mxfp8).parameters) == [
-        "a_q", "a_scale", "w", "w_scale", "sorted_token_ids", "expert_ids",
-        "num_tokens_post_padded", "num_valid_tokens", "top_k", "block_m", "out_dtype", "a_div",
-        "mul_weight_by", "topk_ids",
-    ]  # fmt: skip
+        "a_q",
+        "a_scale",
+        "w",
+        "w_scale",
+        "sorted_token_ids",
+        "expert_ids",
+        "num_tokens_post_padded",
+        "num_valid_tokens",
+        "top_k",
+        "block_m",
+        "out_dtype",
+        "a_div",
+        "mul_weight_by",
+        "topk_ids",
+    ]
 
 
 @pytest.mark.parametrize("m", [1, 4, 8, 16])
 def test_dense(m: int, gfx950: torch.device) -> None:
     problem = random_problem(m, 40, 288).to(gfx950)
-    got = mxfp8_gemv(problem.x, problem.x_scale, problem.w, problem.w_scale, BF16)
-    assert got is not None and got.dtype == BF16
-    assert_correct(got, problem)
+    actual = mxfp8_gemv(problem.x, problem.x_scale, problem.w, problem.w_scale, BF16)
+    assert actual is not None and actual.dtype == BF16
+    assert_correct(actual, problem)
 
 
 def test_empty() -> None:
-    got = dense(xq=fp8(0, 64), x_scale=bytes_of(0, 2))
-    assert got is not None and got.shape == (0, 4)
+    actual = dense(xq=fp8(0, 64), x_scale=bytes_of(0, 2))
+    assert actual is not None and actual.shape == (0, 4)
 
 
 NONE = {
@@ -70,10 +90,12 @@ NONE = {
     "scales not contiguous": {"w_scale": bytes_of(2, 4).T},
     "w not aligned": {"wq": fp8(4 * 64 + 8).view(-1)[8:].view(4, 64)},
     "another device": {
-        "xq": fp8(2, 64).to("meta"), "x_scale": bytes_of(2, 2).to("meta"),
-        "wq": fp8(4, 64).to("meta"), "w_scale": bytes_of(4, 2).to("meta"),
+        "xq": fp8(2, 64).to("meta"),
+        "x_scale": bytes_of(2, 2).to("meta"),
+        "wq": fp8(4, 64).to("meta"),
+        "w_scale": bytes_of(4, 2).to("meta"),
     },
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", NONE)
@@ -107,8 +129,8 @@ def test_none_where_the_table_says_no(tmp_path: Path, monkeypatch: pytest.Monkey
     compat._is_hip.cache_clear()
     try:
         assert dense() is None
-        got = dense(xq=fp8(20, 64), x_scale=bytes_of(20, 2))
-        assert got is not None and got.shape == (20, 4)
+        actual = dense(xq=fp8(20, 64), x_scale=bytes_of(20, 2))
+        assert actual is not None and actual.shape == (20, 4)
     finally:
         compat._is_hip.cache_clear()
 
@@ -125,7 +147,7 @@ def test_an_error_of_a_build_is_an_error(monkeypatch: pytest.MonkeyPatch) -> Non
         raise rfops.BuildError("mxfp8_gemv", "clang", "no room left", None)
 
     monkeypatch.setattr(gemv_kernel, "bind", fail)
-    monkeypatch.setattr(OP, "plans", OP.plans.fresh())  # no kernel of another test's call
+    monkeypatch.setattr(OP, "plans", OP.plans.new_table())  # no kernel of another test's call
     with pytest.raises(rfops.BuildError, match="no room left"):
         dense(xq=fp8(3, 96), x_scale=bytes_of(3, 3), wq=fp8(5, 96), w_scale=bytes_of(5, 3))
 
@@ -140,12 +162,19 @@ def grouped(tokens: int = 2, **changes: object) -> torch.Tensor | None:
     ids[:tokens] = torch.arange(0, rows, 2)
     ids[block_m : block_m + tokens] = torch.arange(1, rows, 2)
     args: dict[str, object] = {
-        "a_q": fp8(tokens, 64), "a_scale": bytes_of(tokens, 2),
-        "w": fp8(4, 24, 64), "w_scale": bytes_of(4, 24, 2),
-        "sorted_token_ids": ids, "expert_ids": torch.tensor([1, 3], dtype=torch.int32),
+        "a_q": fp8(tokens, 64),
+        "a_scale": bytes_of(tokens, 2),
+        "w": fp8(4, 24, 64),
+        "w_scale": bytes_of(4, 24, 2),
+        "sorted_token_ids": ids,
+        "expert_ids": torch.tensor([1, 3], dtype=torch.int32),
         "num_tokens_post_padded": torch.tensor([2 * block_m], dtype=torch.int32),
-        "num_valid_tokens": rows, "top_k": 2, "block_m": block_m, "out_dtype": BF16, "a_div": 2,
-    }  # fmt: skip
+        "num_valid_tokens": rows,
+        "top_k": 2,
+        "block_m": block_m,
+        "out_dtype": BF16,
+        "a_div": 2,
+    }
     return grouped_gemm_mxfp8(**{**args, **changes})  # type: ignore[arg-type]
 
 
@@ -154,14 +183,14 @@ def test_grouped() -> None:
     problem = random_problem(2, 96, 64)
     w, w_scale = problem.w.view(4, 24, 64), problem.w_scale.view(4, 24, 2)
     args = {"a_q": problem.x, "a_scale": problem.x_scale, "w": w, "w_scale": w_scale}
-    got = grouped(**args)
-    assert got is not None and got.shape == (4, 24)
+    actual = grouped(**args)
+    assert actual is not None and actual.shape == (4, 24)
     for row, expert in ((0, 1), (1, 3), (2, 1), (3, 3)):
         token = slice(row // 2, row // 2 + 1)
         expected = rfops.gemm_mxfp8_ref(
             problem.x[token], w[expert], problem.x_scale[token], w_scale[expert]
         )
-        torch.testing.assert_close(got[row : row + 1], expected, rtol=2**-7, atol=1e-2)
+        torch.testing.assert_close(actual[row : row + 1], expected, rtol=2**-7, atol=1e-2)
 
 
 GROUPED_NONE: dict[str, dict[str, object]] = {
@@ -200,17 +229,17 @@ def blockscale(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 
 def test_blockscale_as_vllm_calls_it(blockscale: BlockProblem) -> None:
     """rocm_aiter_gemm_a8w8_blockscale: positional tensors, dtype by name; a new result."""
-    got = compat.gemm_a8w8_blockscale(*blockscale.args, dtype=torch.float16)
-    assert got.shape == (5, 144) and got.dtype == torch.float16
-    assert_blocks_correct(got, blockscale)
+    actual = compat.gemm_a8w8_blockscale(*blockscale.args, dtype=torch.float16)
+    assert actual.shape == (5, 144) and actual.dtype == torch.float16
+    assert_blocks_correct(actual, blockscale)
 
 
 def test_blockscale_as_sglang_calls_it(blockscale: BlockProblem) -> None:
     """With weights that were shuffled when they were loaded, as plain tensors."""
     w = rfops.shuffle_weight(blockscale.w).data
     x, _, x_scale, w_scale = blockscale.args
-    got = compat.gemm_a8w8_blockscale(x, w, x_scale, w_scale, BF16, isBpreshuffled=True)
-    assert_blocks_correct(got, blockscale)
+    actual = compat.gemm_a8w8_blockscale(x, w, x_scale, w_scale, BF16, isBpreshuffled=True)
+    assert_blocks_correct(actual, blockscale)
 
 
 def test_bpreshuffle_takes_both_kinds_of_transposed_scales(blockscale: BlockProblem) -> None:
@@ -221,8 +250,8 @@ def test_bpreshuffle_takes_both_kinds_of_transposed_scales(blockscale: BlockProb
     in_name_only = x_scale.T.contiguous().view(*x_scale.shape)
     for scale in (by_strides, in_name_only):
         out = torch.full((5, 144), float("nan"), dtype=BF16)
-        got = compat.gemm_a8w8_blockscale_bpreshuffle(x, w, scale, w_scale, BF16, out)
-        assert got is out
+        actual = compat.gemm_a8w8_blockscale_bpreshuffle(x, w, scale, w_scale, BF16, out)
+        assert actual is out
         assert_blocks_correct(out, blockscale)
 
 
@@ -250,10 +279,10 @@ def test_a4w4_as_vllm_calls_it(m: int) -> None:
     x_q, x_s = rfops.quant_mxfp4(problem.x, dtype=FP4)
     x_s = rfops.shuffle_scale(x_s).data
     y = torch.full(((m + 31) // 32 * 32, 96), math.nan, dtype=BF16)
-    got = compat.gemm_a4w4(
+    actual = compat.gemm_a4w4(
         x_q, weight.view(FP4), x_s, weight_scale.view(x_s.dtype), y, bpreshuffle=True
     )
-    assert got is y and y[m:].isnan().all()
+    assert actual is y and y[m:].isnan().all()
     assert_fp4_correct(y[:m], problem)
 
 
@@ -263,15 +292,16 @@ def test_a4w4_as_sglang_calls_it() -> None:
     weight, weight_scale = rfops.shuffle_weight(w).data, rfops.shuffle_scale(w_scale).data
     x_q, x_s = rfops.quant_mxfp4(problem.x)
     x_s = rfops.shuffle_scale(x_s).data
-    got = compat.gemm_a4w4(x_q, weight, x_s, weight_scale.view(x_s.dtype), dtype=torch.float16,
-                           bpreshuffle=True)  # fmt: skip
-    assert got.dtype == torch.float16
-    assert_fp4_correct(got, problem)
+    actual = compat.gemm_a4w4(
+        x_q, weight, x_s, weight_scale.view(x_s.dtype), dtype=torch.float16, bpreshuffle=True
+    )
+    assert actual.dtype == torch.float16
+    assert_fp4_correct(actual, problem)
     bias = torch.randn(1, 96, generator=torch.Generator().manual_seed(0)) * 64
     third = x_q.view(2, 3, -1)
-    got = compat.gemm_a4w4(third, weight, x_s, weight_scale, bias, BF16, None, None)
-    assert got.shape == (2, 3, 96)
-    assert_fp4_correct(got.view(6, 96), problem.with_(bias=bias[0]))
+    actual = compat.gemm_a4w4(third, weight, x_s, weight_scale, bias, BF16, None, None)
+    assert actual.shape == (2, 3, 96)
+    assert_fp4_correct(actual.view(6, 96), problem.with_(bias=bias[0]))
     twice = compat.gemm_a4w4(x_q, weight, x_s, weight_scale, None, torch.float32, 2.0)
     once = compat.gemm_a4w4(x_q, weight, x_s, weight_scale, None, torch.float32)
     assert torch.equal(twice, 2 * once)
@@ -295,8 +325,10 @@ def test_preshuffle_as_vllm_calls_it(m: int) -> None:
     w_bytes = weight.view(torch.uint8).view(96 // 16, -1)
     w_s = weight_scale.view(torch.uint8).view(weight_scale.shape[0] // 32, -1)
     args = x_q.view(torch.uint8), w_bytes, x_s, w_s, BF16, y
-    for function in (compat.gemm_afp4wfp4_preshuffled_weight_scales,
-                     compat.gemm_afp4wfp4_preshuffle):  # fmt: skip
+    for function in (
+        compat.gemm_afp4wfp4_preshuffled_weight_scales,
+        compat.gemm_afp4wfp4_preshuffle,
+    ):
         y.fill_(math.nan)
         assert function(*args) is y
         assert_fp4_correct(y, problem)
@@ -318,9 +350,10 @@ def test_a16wfp4_as_the_challenge_calls_it() -> None:
     problem, w, w_scale = loaded(9)
     weight, scale = rfops.shuffle_weight(w).data, rfops.shuffle_scale(w_scale).data
     scale = scale.view(torch.uint8)[:96, :].contiguous().reshape(96 // 32, 256)
-    got = compat.gemm_a16wfp4_preshuffle(problem.x, weight.reshape(96 // 16, 128 * 16), scale,
-                                         prequant=True, dtype=BF16)  # fmt: skip
-    assert_fp4_correct(got, problem)
+    actual = compat.gemm_a16wfp4_preshuffle(
+        problem.x, weight.reshape(96 // 16, 128 * 16), scale, prequant=True, dtype=BF16
+    )
+    assert_fp4_correct(actual, problem)
     y = torch.full((9, 96), math.nan, dtype=BF16)
     assert compat.gemm_a16wfp4(problem.x, w, w_scale, False, BF16, y, None) is y
     assert_fp4_correct(y, problem)

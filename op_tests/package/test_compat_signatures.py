@@ -30,9 +30,9 @@ def test_parameters_and_defaults(name: str) -> None:
     for parameter in theirs:
         if name in UNORDERED and parameter.name not in own:
             continue
-        found = own[parameter.name]
-        assert found.default == parameter.default, (parameter.name, found.default)
-        assert found.kind == parameter.kind
+        result = own[parameter.name]
+        assert result.default == parameter.default, (parameter.name, result.default)
+        assert result.kind == parameter.kind
     if not any(p.kind is p.VAR_KEYWORD for p in own.values()):
         with pytest.raises(TypeError, match="unexpected keyword argument 'unknown'"):
             getattr(compat, name)(unknown=1)
@@ -42,24 +42,32 @@ def test_parameters_and_defaults(name: str) -> None:
 
 def test_each_drop_in_of_a_recorded_library_is_recorded() -> None:
     elsewhere = {
-        "ActivationType", "BatchMLAPagedAttentionWrapper", "QuantType", "flash_mla_with_kvcache",
-        "get_mla_metadata", "get_mla_metadata_info_v1", "get_mla_metadata_v1",
-        "grouped_gemm_mxfp8", "mxfp8_gemv",
-    }  # fmt: skip
+        "ActivationType",
+        "BatchMLAPagedAttentionWrapper",
+        "QuantType",
+        "flash_mla_with_kvcache",
+        "get_mla_metadata",
+        "get_mla_metadata_info_v1",
+        "get_mla_metadata_v1",
+        "grouped_gemm_mxfp8",
+        "mxfp8_gemv",
+    }
     assert set(compat.__all__) == {*AITER, *VLLM, *elsewhere}
 
 
 @pytest.mark.parametrize(
     ("name", "file"),
-    [("decode_attention_fwd", "vllm/v1/attention/ops/triton_decode_attention.py"),
-     ("moe_align_block_size", "vllm/model_executor/layers/fused_moe/moe_align_block_size.py")],
-)  # fmt: skip
+    [
+        ("decode_attention_fwd", "vllm/v1/attention/ops/triton_decode_attention.py"),
+        ("moe_align_block_size", "vllm/model_executor/layers/fused_moe/moe_align_block_size.py"),
+    ],
+)
 def test_what_is_recorded_is_in_the_wheel(name: str, file: str) -> None:
     wheels = os.environ.get("RFOPS_TEST_WHEELS", "")
-    found = sorted(Path(wheels).glob("vllm-*.whl")) if wheels else []
-    if not found:
+    results = sorted(Path(wheels).glob("vllm-*.whl")) if wheels else []
+    if not results:
         pytest.skip("RFOPS_TEST_WHEELS has no wheel of vllm: pip download --no-deps vllm")
-    tree = ast.parse(zipfile.ZipFile(found[-1]).read(file))
+    tree = ast.parse(zipfile.ZipFile(results[-1]).read(file))
     functions = (n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == name)
     *_overloads, function = functions
     assert ast.unparse(_bare(function.args)) == ast.unparse(

@@ -33,9 +33,20 @@ def test_declarations_are_found() -> None:
     """
     names = set(device_names.declared(text))
     assert names == {
-        "Param", "kOwn", "Held", "at_", "row", "Turned", "most", "from", "frags", "here", "there",
-        "i", "left",
-    }  # fmt: skip
+        "Param",
+        "kOwn",
+        "Held",
+        "at_",
+        "row",
+        "Turned",
+        "most",
+        "from",
+        "frags",
+        "here",
+        "there",
+        "i",
+        "left",
+    }
     poor = {name for name in names if device_names.is_poor(name)}
     assert poor == {"kOwn", "Held", "at_", "Turned", "most", "from", "here", "there", "left"}
     assert not any(map(device_names.is_poor, ("row_max", "lds_dst", "kRowsPerLoad", "in_bounds")))

@@ -12,8 +12,9 @@ LONGER = {"attention/mla_decode_flow.hip": 1596}
 
 
 def test_length_of_kernels() -> None:
-    rows = {str(kernel.relative_to(kernel_size.CSRC)): lines for lines, kernel, _ in
-            kernel_size.sizes()}  # fmt: skip
+    rows = {
+        str(kernel.relative_to(kernel_size.CSRC)): lines for lines, kernel, _ in kernel_size.sizes()
+    }
     assert len(rows) > 20
     too_long = {k: n for k, n in rows.items() if n > LONGER.get(k, LARGEST)}
     assert not too_long

@@ -41,16 +41,16 @@ def copy_sources(copy: Path) -> None:
 
 def build_wheel(sources: Path, folder: Path, **env: str) -> Path:
     command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "-o", str(folder)]
-    done = subprocess.run(
+    completed = subprocess.run(
         [*command, str(sources)],
         env={**os.environ, **env},
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    (found,) = folder.glob("*.whl")
-    return found
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    (result,) = folder.glob("*.whl")
+    return result
 
 
 @pytest.fixture(scope="session")
@@ -103,7 +103,7 @@ def test_wheel_runs_where_nothing_can_be_written(
     zipfile.ZipFile(wheel).extractall(site)
     for path in site.rglob("*"):
         path.chmod(0o555 if path.is_dir() else 0o444)
-    before = sorted(site.rglob("*"))
+    previous = sorted(site.rglob("*"))
     code = (
         f"import sys; sys.path.insert(0, {str(site)!r})\n"
         "import torch, rfops, rfops.jit\n"
@@ -124,7 +124,7 @@ def test_wheel_runs_where_nothing_can_be_written(
             "[[32.0, 32.0], [32.0, 32.0]]",
             str(len(load_config()["vgpu"].sources())),
         ]
-    assert sorted(site.rglob("*")) == before
+    assert sorted(site.rglob("*")) == previous
 
 
 STUB = """
@@ -196,10 +196,10 @@ def test_a_plain_wheel_is_for_any_platform(wheel: Path) -> None:
 
 
 def test_levels_of_a_wheel_are_known_ones() -> None:
-    assert prebuilt.levels_of("1") == (cpu.x86_level(),)
-    assert prebuilt.levels_of("v4,v3,v4") == ("v4", "v3")
+    assert prebuilt.parse_levels("1") == (cpu.x86_level(),)
+    assert prebuilt.parse_levels("v4,v3,v4") == ("v4", "v3")
     with pytest.raises(rfops.ConfigError, match="RFOPS_BUILD_VGPU must be 1 or levels of x86-64"):
-        prebuilt.levels_of("v3,v5")
+        prebuilt.parse_levels("v3,v5")
 
 
 def test_wheel_has_the_commands_of_ops(wheel: Path, tmp_path: Path, vgpu_path: Path) -> None:
@@ -220,12 +220,16 @@ def test_wheel_has_the_commands_of_ops(wheel: Path, tmp_path: Path, vgpu_path: P
 
 
 def run_python(code: str, cwd: str, **env: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=cwd, env={**os.environ, **env},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    completed = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=cwd,
+        env={**os.environ, **env},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert completed.returncode == 0, completed.stderr
+    return completed.stdout
 
 
 def test_this_installation_works_from_any_directory(tmp_path: Path) -> None:
@@ -244,12 +248,15 @@ def test_a_checkout_is_the_package_that_a_wheel_has() -> None:
 
 
 def test_a_checkout_that_is_not_installed_says_so() -> None:
-    done = subprocess.run(
-        [sys.executable, "-S", "-c", "import rfops"], cwd=ROOT, capture_output=True, text=True,
+    completed = subprocess.run(
+        [sys.executable, "-S", "-c", "import rfops"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
         check=False,
-    )  # fmt: skip
-    assert done.returncode == 1 and "During handling" not in done.stderr
-    assert done.stderr.splitlines()[-1] == (
+    )
+    assert completed.returncode == 1 and "During handling" not in completed.stderr
+    assert completed.stderr.splitlines()[-1] == (
         "ModuleNotFoundError: rfops is a checkout that is not installed: "
         "run pip install -e . in its folder"
     )
@@ -262,7 +269,7 @@ def test_readme_and_ci_run_the_same_commands() -> None:
     script = ROOT / ".ci" / "run"
     lines = script.read_text().splitlines()
     assert TEST_COMMAND in lines
-    dry = next(at for at, line in enumerate(lines) if "--dry-run" in line)
+    dry = next(index for index, line in enumerate(lines) if "--dry-run" in line)
     assert lines[dry].endswith(TEST_COMMAND.split(" && ")[0].removeprefix("pip install"))
     assert dry < lines.index(TEST_COMMAND) and "PIP_CONFIG_FILE=/dev/null" in lines[dry - 1]
     assert "pip install -q --no-deps -U triton" in lines[lines.index(TEST_COMMAND) :]
@@ -301,8 +308,8 @@ def test_public_names_are_there() -> None:
 
 def test_public_names_are_those_of_the_modules() -> None:
     """rfops/public.py is derived, and has each name once for type checkers and once for Python."""
-    told = "rfops/public.py is not what the modules' __all__ say: run rfops new --names"
-    assert new.PUBLIC.read_text(encoding="utf-8") == new.public_text(), told
+    message = "rfops/public.py is not what the modules' __all__ say: run rfops new --names"
+    assert new.PUBLIC.read_text(encoding="utf-8") == new.public_text(), message
     names = [name for names in public.MODULES.values() for name in names]
     assert sorted(names) == sorted({*names}) and len(names) > 30
     assert {*names, "vgpu"} == set(public.__all__) <= set(rfops.__all__) <= set(dir(rfops))
@@ -360,11 +367,13 @@ def test_an_op_says_what_it_takes_and_raises(name: str) -> None:
     """An entry for each argument; of a tensor its shape and dtype; errors and the source."""
     function = getattr(rfops, name)
     text = inspect.getdoc(function) or ""
-    head, _, rest = text.partition("Parameters\n----------\n")
+    head, _, remaining = text.partition("Parameters\n----------\n")
     assert head.split("\n\n")[0].endswith(".") and re.search(r"\bRaises\s", text), text
     assert re.search(r"^Source: .*", text, re.M), "the source of the method"
     entries: dict[str, str] = {}
-    for names, entry in re.findall(r"^([\w, ]+) : ((?:.*\n)(?:[ ]{4}.*\n)*)", rest + "\n", re.M):
+    for names, entry in re.findall(
+        r"^([\w, ]+) : ((?:.*\n)(?:[ ]{4}.*\n)*)", remaining + "\n", re.M
+    ):
         entries |= dict.fromkeys(names.split(", "), entry)
     parameters = inspect.signature(function).parameters
     assert not parameters.keys() - entries.keys(), "arguments without an entry"

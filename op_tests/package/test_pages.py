@@ -39,13 +39,14 @@ def blocks(page: str) -> list[tuple[str, str, str]]:
 
 
 def test_each_block_is_of_a_kind_that_is_tested() -> None:
-    found = {page: [language for language, _, _ in blocks(page)] for page in PAGES}
+    results = {page: [language for language, _, _ in blocks(page)] for page in PAGES}
     kinds = {"python", "output", "console", "sh", "csv", "cpp", "json"}
-    wrong = {p: set(languages) - kinds for p, languages in found.items()}
+    wrong = {p: set(languages) - kinds for p, languages in results.items()}
     assert not any(wrong.values()), wrong
-    assert {p for p, languages in found.items() if {"cpp", "json"} & set(languages)} == {
-        WRITE_AN_OP, "csrc/vgpu/README.md"
-    }  # fmt: skip
+    assert {p for p, languages in results.items() if {"cpp", "json"} & set(languages)} == {
+        WRITE_AN_OP,
+        "csrc/vgpu/README.md",
+    }
     for page in PAGES:  # a block by indentation would be none of these
         text = FENCE.sub("", (ROOT / page).read_text(encoding="utf-8"))
         assert not re.findall(r"\n\n    \S.*", text), page
@@ -82,11 +83,14 @@ def test_blocks_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
             assert same(text, printed), printed
         elif language == "console":
             for command, shown in re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", text, re.M):
-                done = subprocess.run(
-                    shlex.split(command), check=False, text=True,
-                    stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                )  # fmt: skip
-                assert done.returncode == 0 and same(shown, done.stdout), done.stdout
+                completed = subprocess.run(
+                    shlex.split(command),
+                    check=False,
+                    text=True,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                )
+                assert completed.returncode == 0 and same(shown, completed.stdout), completed.stdout
         elif language == "sh":
             for line in text.splitlines():
                 command_is_known(line)
@@ -137,8 +141,11 @@ def test_pages_name_every_command_error_and_op() -> None:
     assert set(re.findall(r"`(?:rfops )?(\w+)`", table)) == set(actions[0].choices or ())
 
     errors = (ROOT / "jit/ERRORS.md").read_text(encoding="utf-8")
-    ours = {name for name in jit.__all__ if isinstance(getattr(jit, name), type)
-            and issubclass(getattr(jit, name), jit.RfopsError)}  # fmt: skip
+    ours = {
+        name
+        for name in jit.__all__
+        if isinstance(getattr(jit, name), type) and issubclass(getattr(jit, name), jit.RfopsError)
+    }
     assert set(re.findall(r"^\| `(\w+)` \|", errors, re.M)) == ours - {"RfopsError"}
     assert ours <= set(rfops.__all__)
 

@@ -47,14 +47,14 @@ def test_minilm_encoder(gfx950: torch.device, figure: Callable[[str], None]) -> 
         out = gemm_mxfp8(a.to(gfx950), w, a_scale.to(gfx950), w_scale, dtype=torch.float32)
         return out.cpu() + bias
 
-    expected, got = encode(SENTENCES), encode(SENTENCES, linear)
+    expected, actual = encode(SENTENCES), encode(SENTENCES, linear)
     assert len(rows) == 6 * LAYERS * len(SENTENCES) and len(quantised) == 6 * LAYERS
     assert min(rows) <= 16 < max(rows)
-    cosine = torch.nn.functional.cosine_similarity(got, expected)
+    cosine = torch.nn.functional.cosine_similarity(actual, expected)
     figure(f"MiniLM in MX-FP8 against fp32: cosine {cosine.min():.4f} at least")
     assert (cosine > 0.99).all(), cosine
     similar = expected @ expected.T
-    torch.testing.assert_close(got @ got.T, similar, rtol=0, atol=0.03)
+    torch.testing.assert_close(actual @ actual.T, similar, rtol=0, atol=0.03)
 
 
 @pytest.mark.requires_gfx950
@@ -77,22 +77,24 @@ def test_minilm_encoder_in_mxfp4(gfx950: torch.device, figure: Callable[[str], N
         wide = (dequant_mxfp4(*quant_mxfp4(t)) for t in (x.to(torch.bfloat16), weight))
         return torch.nn.functional.linear(*wide, bias)
 
-    expected, same, got = (encode(SENTENCES, *f) for f in ((), (plain,), (linear,)))
+    expected, same, actual = (encode(SENTENCES, *f) for f in ((), (plain,), (linear,)))
     assert len(quantised) == 6 * LAYERS
     similarity = torch.nn.functional.cosine_similarity
-    cosine = similarity(got, expected)
+    cosine = similarity(actual, expected)
     figure(f"MiniLM in MXFP4 against fp32: cosine {cosine.min():.4f} at least")
-    assert (similarity(got, same) > 0.999).all(), similarity(got, same)
+    assert (similarity(actual, same) > 0.999).all(), similarity(actual, same)
     assert (cosine > 0.9).all(), cosine
-    torch.testing.assert_close(got @ got.T, expected @ expected.T, rtol=0, atol=0.03)
+    torch.testing.assert_close(actual @ actual.T, expected @ expected.T, rtol=0, atol=0.03)
 
 
 def test_the_encoder_is_the_real_one() -> None:
     """Sentences of one meaning are close, of different ones are not: weights and tokens fit."""
-    embeddings = encode([
-        "How do I reset my password?",
-        "I forgot my password, how can I change it?",
-        "The weather in the mountains was cold.",
-    ])  # fmt: skip
+    embeddings = encode(
+        [
+            "How do I reset my password?",
+            "I forgot my password, how can I change it?",
+            "The weather in the mountains was cold.",
+        ]
+    )
     similar = embeddings @ embeddings.T
     assert similar[0, 1] > 0.7 and similar[0, 2] < 0.2, similar

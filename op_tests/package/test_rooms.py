@@ -20,14 +20,14 @@ def test_a_room_includes_only_what_stands_before_it() -> None:
     files = [file for room in ROOMS for file in (VGPU / room).iterdir()]
     files.remove(VGPU / "timing/constants.csv")
     assert len(files) > 100 and all(file.suffix in (".h", ".cpp") for file in files)
-    wrong = []
+    mismatches = []
     for file in files:
         for name in re.findall(r'^#include "([^"]+)"', file.read_text(encoding="utf-8"), re.M):
             match = re.fullmatch(r"vgpu/(\w+)/\w+\.h", name)
             assert match is not None, f"{file.name} includes {name}"
             if ROOMS.index(match[1]) > ROOMS.index(file.parent.name):
-                wrong.append(f"{file.parent.name}/{file.name} includes {name}")
-    assert not wrong
+                mismatches.append(f"{file.parent.name}/{file.name} includes {name}")
+    assert not mismatches
 
 
 # Rooms of shared device headers, and the families of kernels with the headers that they alone use.
@@ -56,16 +56,16 @@ def test_a_device_header_includes_only_rooms_before_its_own() -> None:
     assert {f.name for f in shared.iterdir()} == set(DEVICE_ROOMS)
     includes = device_includes()
     assert len(includes) > 120 and not set().union(*includes.values()) - set(includes)
-    wrong = []
+    mismatches = []
     for name, others in includes.items():
-        place = device_room(name)
-        allowed = set(DEVICE_ROOMS) | {place}
-        if place in DEVICE_ROOMS:
-            allowed = set(DEVICE_ROOMS[: DEVICE_ROOMS.index(place) + 1])
-        wrong += [
+        room = device_room(name)
+        allowed = set(DEVICE_ROOMS) | {room}
+        if room in DEVICE_ROOMS:
+            allowed = set(DEVICE_ROOMS[: DEVICE_ROOMS.index(room) + 1])
+        mismatches += [
             f"{name} includes {other}" for other in others if device_room(other) not in allowed
         ]
-    assert not wrong
+    assert not mismatches
 
 
 def test_a_shared_device_header_serves_two_families() -> None:
@@ -130,19 +130,19 @@ def room(name: str) -> str:
 
 def imported(body: list[ast.stmt], package: str, known: set[str]) -> set[str]:
     """Modules of `known` that a file of this package imports when it is imported itself."""
-    found: set[str] = set()
+    results: set[str] = set()
     for node in body:
         if isinstance(node, ast.Import):
-            found |= {a.name for a in node.names}
+            results |= {a.name for a in node.names}
         elif isinstance(node, ast.ImportFrom):
             origin = resolve_name("." * node.level + (node.module or ""), package)
             inner = {f"{origin}.{a.name}" for a in node.names}
-            found |= (inner & known) or {origin}
+            results |= (inner & known) or {origin}
         elif isinstance(node, ast.If | ast.Try) and "TYPE_CHECKING" not in ast.dump(node):
             handlers = [h.body for h in getattr(node, "handlers", [])]
             for part in (node.body, node.orelse, *handlers):
-                found |= imported(part, package, known)
-    return found & known
+                results |= imported(part, package, known)
+    return results & known
 
 
 def test_a_room_of_python_imports_only_what_stands_before_it() -> None:
@@ -160,22 +160,22 @@ def test_a_room_of_python_imports_only_what_stands_before_it() -> None:
     assert len(files) > 90 and "rfops.jit.errors" in edges["rfops.jit"]
     for name, file in files.items():  # in jit/ nothing is left to the moment of a call
         if name.startswith("rfops.jit"):
-            found = [
+            results = [
                 node
                 for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
                 if isinstance(node, ast.Import | ast.ImportFrom)
             ]
             package = name if file.stem == "__init__" else name.rpartition(".")[0]
-            others = imported(list(found), package, set(files))
+            others = imported(list(results), package, set(files))
             edges[name] |= {other for other in others if room(other) != room(name)}
     assert {room(name) for name in files} == set(PYTHON_ROOMS)
-    wrong = [
+    mismatches = [
         f"{name} imports {other}"
         for name, others in edges.items()
         for other in others
         if PYTHON_ROOMS.index(room(other)) > PYTHON_ROOMS.index(room(name))
     ]
-    assert not wrong
+    assert not mismatches
     # No ring of imports within a room either: nodes that import nothing left are taken away.
     left = dict(edges)
     while ready := [name for name, others in left.items() if not (others - {name}) & set(left)]:
@@ -190,7 +190,7 @@ def test_tests_import_helpers_and_no_other_test() -> None:
     ours = {path.stem for path in OP_TESTS.rglob("*") if path.suffix in ("", ".py")} - {"triton"}
     files = sorted(OP_TESTS.rglob("*.py"))
     assert len(files) > 130 and {"test_rooms", "support", "gemm"} <= ours
-    wrong = []
+    mismatches = []
     for file in files:
         allowed = {"support"} if "support" in file.parts else {"support", *scripts}
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
@@ -198,8 +198,8 @@ def test_tests_import_helpers_and_no_other_test() -> None:
             if isinstance(node, ast.ImportFrom) and not node.level:
                 names = [node.module or ""]
             tops = {name.partition(".")[0] for name in names}
-            wrong += [f"{file.name} imports {top}" for top in tops & ours - allowed]
-    assert not wrong
+            mismatches += [f"{file.name} imports {top}" for top in tops & ours - allowed]
+    assert not mismatches
 
 
 def test_a_room_of_tests_hides_no_package() -> None:
@@ -218,13 +218,13 @@ def test_files_that_sources_name_are_there() -> None:
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
     texts = [f for f in listed.stdout.split() if f.endswith((".py", ".h", ".hip", ".cpp", ".md"))]
     assert len(texts) > 500
-    wrong = []
+    mismatches = []
     for name in texts:
         for path in pattern.findall((ROOT / name).read_text(encoding="utf-8", errors="replace")):
             # In a wheel, jit/, csrc/ and configs/ are packages of rfops.
-            places = [ROOT / path, paths.INCLUDE / path, ROOT / path.removeprefix("rfops/")]
+            positions = [ROOT / path, paths.INCLUDE / path, ROOT / path.removeprefix("rfops/")]
             if "axpy." in path:  # the page's example, which test_write_an_op.py makes in a copy
                 continue
-            if not any(list(p.parent.glob(p.name)) for p in places if p.parent.is_dir()):
-                wrong.append(f"{name}: {path}")
-    assert not wrong
+            if not any(list(p.parent.glob(p.name)) for p in positions if p.parent.is_dir()):
+                mismatches.append(f"{name}: {path}")
+    assert not mismatches

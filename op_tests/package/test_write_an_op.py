@@ -43,9 +43,11 @@ def example(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModuleType]:
 
 
 def test_the_page_shows_what_the_command_writes(
-    example: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    example: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     shown = re.search(r"^```console\n\$ ([^\n]*)\n(.*?)^\.\.\.$", PAGE.read_text(), re.M | re.S)
     assert shown is not None and example.__file__ is not None
     monkeypatch.chdir(tmp_path)
@@ -73,7 +75,7 @@ def test_it_computes(example: ModuleType) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("text", "said"),
     [
         ("ls", "axpy"),
         ("why axpy --m 3 --k 1000 --a 2", "hip, a HIP kernel"),
@@ -83,9 +85,9 @@ def test_it_computes(example: ModuleType) -> None:
     ],
 )
 def test_each_command_knows_it(
-    example: ModuleType, words: str, said: str, capsys: pytest.CaptureFixture[str]
+    example: ModuleType, text: str, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(words.split()) == 0, capsys.readouterr().err
+    assert cli.main(text.split()) == 0, capsys.readouterr().err
     assert said in capsys.readouterr().out
 
 
@@ -94,14 +96,16 @@ def test_the_command_takes_its_file(example: ModuleType, tmp_path: Path) -> None
     words = re.search(r"`rfops (--ops axpy.py .*?)`", PAGE.read_text(encoding="utf-8"))
     assert words is not None and example.__file__ is not None
     folder = Path(example.__file__).parent
-    for given, at, status, said in (
+    for given, offset, status, said in (
         (words[1], folder, 0, "geometric mean"),
         (f"--ops {folder}/axpy.py ls", tmp_path, 0, "axpy"),
         ("--ops missing.py ls", folder, 1, "--ops missing.py: expected a file of Python"),
         ("--ops config.json ls", folder, 1, "--ops config.json: expected a file of Python"),
     ):
-        done = rfops(*given.split(), cwd=at)
-        assert done.returncode == status and said in done.stdout + done.stderr, done
+        completed = rfops(*given.split(), cwd=offset)
+        assert completed.returncode == status and said in completed.stdout + completed.stderr, (
+            completed
+        )
 
 
 # ---------------------------------------------------------------- inside rfops
@@ -137,25 +141,25 @@ def test_the_recipe_inside_rfops(tmp_path: Path, vgpu_path: Path) -> None:
     steps = re.findall(r"^\d\. (.*(?:\n   .*)*)", section, re.M)
     create, config, use = [re.findall(r"`([^`]+)`", step.replace("\n  ", "")) for step in steps]
     tree = copy_of_checkout(tmp_path / "tree")
-    before = {file: file.read_bytes() for file in files_of(tree)}
+    previous = {file: file.read_bytes() for file in files_of(tree)}
 
     env = {"RFOPS_HIP_LIBRARY": str(vgpu_path)}
-    done = python(ADD, tree, *create[0].split()[1:], cwd=tree, **env)
-    assert done.returncode == 0, done.stderr
-    assert set(files_of(tree)) - before.keys() == {tree / name for name in create[1:]}
+    completed = python(ADD, tree, *create[0].split()[1:], cwd=tree, **env)
+    assert completed.returncode == 0, completed.stderr
+    assert set(files_of(tree)) - previous.keys() == {tree / name for name in create[1:]}
     path, entry = tree / config[0], config[1]
     text = path.read_text(encoding="utf-8").rstrip().removesuffix("}").rstrip()
     path.write_text(f"{text},\n  {entry}\n}}\n", encoding="utf-8")
-    assert json.loads(path.read_text())["axpy"] and entry in done.stdout
-    changed = {file for file, text in before.items() if file.read_bytes() != text}
+    assert json.loads(path.read_text())["axpy"] and entry in completed.stdout
+    changed = {file for file, text in previous.items() if file.read_bytes() != text}
     assert changed == {path, tree / "rfops/public.py"}
 
     commands = [*use[:2], "rfops ls", "rfops why axpy --m 3 --k 100 --a 2"]
-    done = python(USE, tree, *commands, cwd=tree, **env)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "9 passed" in done.stdout and "geometric mean" in done.stdout
-    assert re.search(r"^axpy .* gfx950 .* axpy$", done.stdout, re.M), "rfops ls"
-    assert "hip, a HIP kernel" in done.stdout, "rfops why"
+    completed = python(USE, tree, *commands, cwd=tree, **env)
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    assert "9 passed" in completed.stdout and "geometric mean" in completed.stdout
+    assert re.search(r"^axpy .* gfx950 .* axpy$", completed.stdout, re.M), "rfops ls"
+    assert "hip, a HIP kernel" in completed.stdout, "rfops why"
 
 
 def copy_of_checkout(tree: Path) -> Path:

@@ -83,10 +83,12 @@ MLA_CHANGES: dict[str, tuple[dict[str, Any], str]] = {
     "one rank": ({"cp_world_size": 1, "cp_rank": 0, "g_kv_indptr": None}, ""),
     "ranks": ({"cp_world_size": 2}, "cp_world_size must be 1 or None, got 2"),
     "a rank": ({"cp_rank": 1}, "cp_rank must be 0 or None, got 1"),
-    "global": ({"g_kv_indptr": torch.zeros(4, dtype=I32)},
-               "g_kv_indptr must be None, got [4] int32"),
+    "global": (
+        {"g_kv_indptr": torch.zeros(4, dtype=I32)},
+        "g_kv_indptr must be None, got [4] int32",
+    ),
     "cap": ({"logit_cap": 30.0}, "mla_decode_fwd: logit_cap must be"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", MLA_CHANGES)
@@ -96,31 +98,33 @@ def test_arguments_with_a_neutral_value(case: str, noted: list[dict[str, Any]]) 
     changes, message = MLA_CHANGES[case]
     for _ in range(2):
         args, kwargs, check = CALLS["aiter.mla.mla_decode_fwd"]()
-        made = wrapped(*args, **{**kwargs, **changes})
+        result = wrapped(*args, **{**kwargs, **changes})
         if not message:
-            check(made)
+            check(result)
     assert callee.engaged == (0 if message else 2)
-    assert [why.startswith(message) for why in callee.left] == [True] * bool(message), callee.left
+    assert [reason.startswith(message) for reason in callee.left] == [True] * bool(message), (
+        callee.left
+    )
     for words in noted:
         assert all(words[name] is value for name, value in changes.items())
 
 
 @pytest.mark.parametrize("value", [False, None, True])
 def test_experts_of_a_newer_aiter(value: Any, engines: list[str]) -> None:
-    callee, seen = BY_TARGET["aiter.fused_moe.fused_moe"], []
+    callee, recorded_calls = BY_TARGET["aiter.fused_moe.fused_moe"], []
 
     def original(*args: Any, no_combine: bool = False, output: Any = None, **kwargs: Any) -> Any:
-        seen.append(no_combine)
+        recorded_calls.append(no_combine)
 
     args, kwargs, check = CALLS["aiter.fused_moe.fused_moe"]()
-    made = callee.wrap(original)(*args, **kwargs, no_combine=value, output=None)
+    result = callee.wrap(original)(*args, **kwargs, no_combine=value, output=None)
     if value:
-        assert seen == [True] and list(callee.left) == [
+        assert recorded_calls == [True] and list(callee.left) == [
             "no_combine must be False or None, got True"
         ]
     else:
-        check(made)
-        assert not seen
+        check(result)
+        assert not recorded_calls
 
 
 def test_tables_of_int64_and_longer_than_the_batch(noted: list[dict[str, Any]]) -> None:
@@ -150,9 +154,9 @@ def test_lse_in_the_dtype_of_q(noted: list[dict[str, Any]]) -> None:
     check(None)
     assert callee.engaged == 2 and lse.isfinite().all()
     rows, cache, table, lens = args[0], args[1], args[5], args[6]
-    wanted = torch.empty(2, 16)
-    rfops.mla_decode(rows, cache, None, table, 0.04, kv_lens=lens, lse=wanted)
-    assert torch.equal(lse, wanted.to(BF16))
+    expected = torch.empty(2, 16)
+    rfops.mla_decode(rows, cache, None, table, 0.04, kv_lens=lens, lse=expected)
+    assert torch.equal(lse, expected.to(BF16))
 
 
 def test_the_originals_defaults_are_taken(engines: list[str]) -> None:
@@ -162,9 +166,14 @@ def test_the_originals_defaults_are_taken(engines: list[str]) -> None:
     left: list[str] = []
 
     def older(
-        topk_weights: Any, topk_indices: Any, gating_output: Any, correction_bias: Any = None,
-        need_renorm: bool = True, routed_scaling_factor: float = 1.0, score_func: str = "softmax",
-    ) -> None:  # fmt: skip
+        topk_weights: Any,
+        topk_indices: Any,
+        gating_output: Any,
+        correction_bias: Any = None,
+        need_renorm: bool = True,
+        routed_scaling_factor: float = 1.0,
+        score_func: str = "softmax",
+    ) -> None:
         left.append("older")
 
     check(callee.wrap(older)(*args))
@@ -172,7 +181,7 @@ def test_the_originals_defaults_are_taken(engines: list[str]) -> None:
     newer = original_of("topk_gating", lambda words: left.append(words["score_func"]))
     callee.wrap(newer)(*args)
     assert left == ["sqrtsoftplus"] and callee.engaged == 1
-    assert any("score_func must be softmax" in why for why in callee.left)
+    assert any("score_func must be softmax" in reason for reason in callee.left)
 
 
 def test_what_the_original_does_not_take_is_its_own_error(noted: list[dict[str, Any]]) -> None:
@@ -195,10 +204,10 @@ def test_tritons_gemm_has_its_own_parameters(noted: list[dict[str, Any]]) -> Non
     target = "aiter.ops.triton.gemm_a8w8_blockscale.gemm_a8w8_blockscale"
     args, _, check = CALLS[target]()
     y = nan(3, 128)
-    made = BY_TARGET[target].wrap(stand_in(target, noted))(
+    result = BY_TARGET[target].wrap(stand_in(target, noted))(
         *args, BF16, y, kernel_type="compute_bound"
     )
-    assert made is y and not noted
+    assert result is y and not noted
     check(y)
     assert list(AITER["gemm_a8w8_blockscale_triton"][:4]) == list("x, w")
 
@@ -222,12 +231,12 @@ def test_a_refused_value_is_of_its_call_alone(noted: list[dict[str, Any]]) -> No
     wrapped = callee.wrap(stand_in(callee.target, noted))
     args, kwargs, check = CALLS[callee.target]()
     for value in (128, 0, 128, 0):
-        made = wrapped(*args, **{**kwargs, "hidden_pad": value})
+        result = wrapped(*args, **{**kwargs, "hidden_pad": value})
         if not value:
-            check(made)
+            check(result)
     for scale in (torch.ones(1), None):
-        made = wrapped(*args, **{**kwargs, "bias1": scale})
-    check(made)
+        result = wrapped(*args, **{**kwargs, "bias1": scale})
+    check(result)
     assert callee.engaged == 3 and len(noted) == 3
 
 
@@ -255,13 +264,16 @@ def test_a_refused_call_is_not_tried_again(
 def test_keys_keep_no_tensor_alive(target: str, is_refused: bool, engines: list[str]) -> None:
     callee = BY_TARGET[target]
     original: Callable[..., Any] = lambda *_args, **_kwargs: None  # noqa: E731
-    wrapped = callee._around(original)
+    wrapped = callee._wrap(original)
     args, kwargs, check = CALLS[target]()
     more = {"quant_dtype_a": torch.ones(3)} if is_refused else {}
     wrapped(*args, **kwargs, **more)
     key = callee.key(args, kwargs)
-    refs = [weakref.ref(v) for v in (*args, *kwargs.values(), *more.values())
-            if isinstance(v, torch.Tensor)]  # fmt: skip
+    refs = [
+        weakref.ref(v)
+        for v in (*args, *kwargs.values(), *more.values())
+        if isinstance(v, torch.Tensor)
+    ]
     del args, kwargs, more, check
     gc.collect()
     callee.answers.clear()  # not needed by a key; what the op's plans keep is tested in dispatch/
@@ -273,8 +285,8 @@ def test_keys_keep_no_tensor_alive(target: str, is_refused: bool, engines: list[
 
 def _tensors_in(key: Any) -> list[Any]:
     parts = key if isinstance(key, tuple | list) else ()
-    found = [part for part in parts if isinstance(part, torch.Tensor)]
-    return found + [t for part in parts for t in _tensors_in(part)]
+    results = [part for part in parts if isinstance(part, torch.Tensor)]
+    return results + [t for part in parts for t in _tensors_in(part)]
 
 
 def test_a_function_that_is_made_for_each_call_is_not_kept(engines: list[str]) -> None:
@@ -343,26 +355,32 @@ def test_values_of_any_kind_make_a_key(value: Any) -> None:
 def compiled(callee: Callee, call: Callable[..., Any], original: Any) -> Callable[..., Any]:
     wrapped = callee.wrap(original)
     torch._dynamo.reset()
-    made: Callable[..., Any] = torch.compile(
+    result: Callable[..., Any] = torch.compile(
         lambda *tensors: call(wrapped, *tensors), fullgraph=True, backend="aot_eager"
     )
-    return made
+    return result
 
 
 def test_compiled_whole(engines: list[str]) -> None:
     """Taken and left, with a size that becomes open at the second value."""
     callee = BY_TARGET["aiter.gemm_a8w8_blockscale"]
     w, w_scale = rfops.quant_fp8_blockscale(torch.randn(256, 512), (128, 128))
-    function = compiled(callee, lambda f, x, s: f(x, w, s, w_scale) + 0, original_of(
-        "gemm_a8w8_blockscale", lambda words: words["x_scale"].new_zeros(3)))  # fmt: skip
+    function = compiled(
+        callee,
+        lambda f, x, s: f(x, w, s, w_scale) + 0,
+        original_of("gemm_a8w8_blockscale", lambda words: words["x_scale"].new_zeros(3)),
+    )
     for m in (8, 5, 9):
         x, x_scale = rfops.quant_fp8_blockscale(torch.randn(m, 512))
         assert torch.equal(
             function(x, x_scale), compat.gemm_a8w8_blockscale(x, w, x_scale, w_scale)
         )
     assert callee.compiled == 2 and not callee.left  # a graph of 8, and one of any size
-    left = compiled(callee, lambda f, x, s: f(x, w, s, w_scale, dtype=torch.int8) + 0,
-                    lambda *_args, **_kwargs: torch.zeros(3))  # fmt: skip
+    left = compiled(
+        callee,
+        lambda f, x, s: f(x, w, s, w_scale, dtype=torch.int8) + 0,
+        lambda *_args, **_kwargs: torch.zeros(3),
+    )
     assert torch.equal(left(x, x_scale), torch.zeros(3)) and callee.left
 
 

@@ -32,10 +32,17 @@ ALIASES = {
 # By engine, the callees that each calls today: one that is called no more is seen, too.
 CALLED = {
     "vllm": {
-        "aiter.mla.mla_decode_fwd", "aiter.fused_moe.fused_moe", "aiter.topk_softmax",
-        "aiter.ops.topk.topk_gating", "aiter.fused_moe.fused_topk", "aiter.biased_grouped_topk",
-        "aiter.grouped_topk", "aiter.gemm_a8w8_blockscale",
-        "aiter.gemm_a8w8_blockscale_bpreshuffle", "aiter.gemm_a4w4", "aiter.get_hip_quant",
+        "aiter.mla.mla_decode_fwd",
+        "aiter.fused_moe.fused_moe",
+        "aiter.topk_softmax",
+        "aiter.ops.topk.topk_gating",
+        "aiter.fused_moe.fused_topk",
+        "aiter.biased_grouped_topk",
+        "aiter.grouped_topk",
+        "aiter.gemm_a8w8_blockscale",
+        "aiter.gemm_a8w8_blockscale_bpreshuffle",
+        "aiter.gemm_a4w4",
+        "aiter.get_hip_quant",
         "aiter.ops.triton.gemm_a8w8_blockscale.gemm_a8w8_blockscale",
         "aiter.ops.triton.gemm_afp4wfp4.gemm_afp4wfp4",
         "aiter.ops.triton.gemm_afp4wfp4.gemm_afp4wfp4_preshuffle",
@@ -44,14 +51,19 @@ CALLED = {
         "vllm.model_executor.layers.fused_moe.moe_align_block_size.moe_align_block_size",
     },
     "sglang": {
-        "aiter.mla.mla_decode_fwd", "aiter.fused_moe.fused_moe", "aiter.fused_moe.fused_topk",
-        "aiter.biased_grouped_topk", "aiter.gemm_a8w8_blockscale",
-        "aiter.gemm_a8w8_blockscale_bpreshuffle", "aiter.gemm_a4w4", "aiter.ops.topk.topk_gating",
+        "aiter.mla.mla_decode_fwd",
+        "aiter.fused_moe.fused_moe",
+        "aiter.fused_moe.fused_topk",
+        "aiter.biased_grouped_topk",
+        "aiter.gemm_a8w8_blockscale",
+        "aiter.gemm_a8w8_blockscale_bpreshuffle",
+        "aiter.gemm_a4w4",
+        "aiter.ops.topk.topk_gating",
         "aiter.get_hip_quant",
         "aiter.ops.triton.gemm_afp4wfp4.gemm_afp4wfp4",
         "aiter.ops.triton.quant.dynamic_mxfp4_quant",
     },
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)
@@ -66,10 +78,10 @@ class Site:
 
 
 def wheel(engine: str) -> zipfile.ZipFile:
-    found = sorted(WHEELS.glob(f"{engine}-*.whl")) if WHEELS.name else []
-    if not found:
+    results = sorted(WHEELS.glob(f"{engine}-*.whl")) if WHEELS.name else []
+    if not results:
         pytest.skip(f"RFOPS_TEST_WHEELS has no wheel of {engine}: pip download --no-deps {engine}")
-    return zipfile.ZipFile(found[-1])
+    return zipfile.ZipFile(results[-1])
 
 
 def sites(archive: zipfile.ZipFile) -> Iterator[Site]:
@@ -82,7 +94,7 @@ def sites(archive: zipfile.ZipFile) -> Iterator[Site]:
             yield from sites_in(name, text)
 
 
-def sites_in(place: str, text: str) -> Iterator[Site]:
+def sites_in(position: str, text: str) -> Iterator[Site]:
     tree = ast.parse(text)
     known: dict[str, set[str]] = {}  # two functions may mean two things by one name
     for node in ast.walk(tree):
@@ -93,15 +105,17 @@ def sites_in(place: str, text: str) -> Iterator[Site]:
                 known.setdefault(a.asname or a.name, set()).add(origin)
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
-            head, dot, rest = ast.unparse(node.func).partition(".")
+            head, dot, remaining = ast.unparse(node.func).partition(".")
             is_open = any(isinstance(a, ast.Starred) for a in node.args)
-            targets = {origin + dot + rest for origin in known.get(head, ())}
+            targets = {origin + dot + remaining for origin in known.get(head, ())}
             for target in {ALIASES.get(name, name) for name in targets} & set(TARGETS):
                 yield Site(
-                    f"{place}:{node.lineno}", target, None if is_open else len(node.args),
+                    f"{position}:{node.lineno}",
+                    target,
+                    None if is_open else len(node.args),
                     tuple(k.arg for k in node.keywords if k.arg),
                     any(k.arg is None for k in node.keywords),
-                )  # fmt: skip
+                )
 
 
 def test_sites_are_found_however_they_are_imported() -> None:
@@ -116,8 +130,8 @@ def test_sites_are_found_however_they_are_imported() -> None:
         "    topk_gating(a)\n"
         "    other.topk_softmax(a)\n"
     )
-    found = [(s.target, s.by_position, s.names, s.is_open) for s in sites_in("x.py", text)]
-    assert found == [
+    results = [(s.target, s.by_position, s.names, s.is_open) for s in sites_in("x.py", text)]
+    assert results == [
         ("aiter.mla.mla_decode_fwd", None, (), True),
         ("aiter.topk_softmax", 5, (), False),
         ("aiter.gemm_a4w4", 2, ("dtype",), False),
@@ -129,8 +143,8 @@ def test_sites_are_found_however_they_are_imported() -> None:
 def test_call_sites_fit_our_wrappers(engine: str) -> None:
     """Each binds to the drop-in's parameters, in their order; names that it does not have are
     those that it refuses, or ignores, by its **."""
-    found = list(sites(wheel(engine)))
-    for site in found:
+    results = list(sites(wheel(engine)))
+    for site in results:
         if site.target == "aiter.get_hip_quant":
             assert (site.by_position, site.names, site.is_open) == (1, (), False), site
             continue
@@ -145,7 +159,7 @@ def test_call_sites_fit_our_wrappers(engine: str) -> None:
         assert not strange or takes_any, (site, strange)
         assert not set(site.names) & set(given[: site.by_position or 0]), site
         assert site.is_open or set(least) <= {*given, *site.names}, site
-    called = {site.target for site in found}
+    called = {site.target for site in results}
     assert called == CALLED[engine], called ^ CALLED[engine]
 
 
@@ -230,15 +244,19 @@ def run_in(engine: str, code: str, tmp_path: Path) -> str:
     archive.extractall(
         tmp_path, [n for n in archive.namelist() if n.endswith((".py", ".txt", "METADATA"))]
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=tmp_path,
+    completed = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(tmp_path), "RFOPS_VGPU_ARCH": "gfx950"},
-    )  # fmt: skip
-    last = done.stderr.strip().splitlines()[-1] if done.stderr.strip() else ""
-    if done.returncode and last.startswith("ModuleNotFoundError") and "rfops" not in last:
+    )
+    last = completed.stderr.strip().splitlines()[-1] if completed.stderr.strip() else ""
+    if completed.returncode and last.startswith("ModuleNotFoundError") and "rfops" not in last:
         pytest.skip(f"{engine} wants more than this environment has: {last}")
-    assert done.returncode == 0, done.stderr[-4000:]
-    return done.stdout
+    assert completed.returncode == 0, completed.stderr[-4000:]
+    return completed.stdout
 
 
 def test_register_in_vllm(tmp_path: Path) -> None:

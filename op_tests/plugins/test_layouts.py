@@ -21,13 +21,17 @@ SHUFFLE = "aiter.ops.shuffle.shuffle_weight"
 
 
 def shuffle_weight(
-    x: torch.Tensor, layout: Any = (16, 16), use_int4: bool = False,
-    is_guinterleave: bool = False, gate_up: bool = False, pad_k_to: int = 0,
-) -> torch.Tensor:  # fmt: skip
+    x: torch.Tensor,
+    layout: Any = (16, 16),
+    use_int4: bool = False,
+    is_guinterleave: bool = False,
+    gate_up: bool = False,
+    pad_k_to: int = 0,
+) -> torch.Tensor:
     """With aiter's signature and mark."""
-    made = x.flip(-1) if is_guinterleave else rfops.shuffle_weight(x).data
-    made.is_shuffled = True  # type: ignore[attr-defined]
-    return made
+    result = x.flip(-1) if is_guinterleave else rfops.shuffle_weight(x).data
+    result.is_shuffled = True  # type: ignore[attr-defined]
+    return result
 
 
 @pytest.fixture
@@ -58,7 +62,7 @@ class Case:
         self.x, logits = torch.randn(M, D).to(BF16), torch.randn(M, EXPERTS)
         self.weights, ids = choose(logits, None, K, renormalize=True)
         self.ids = ids.to(I32)
-        how: dict[str, Any] = {}
+        options: dict[str, Any] = {}
         if kind == "bf16":
             self.w = [
                 torch.randn(EXPERTS, n, k).to(BF16) / 16 for n, k in ((2 * WIDTH, D), (D, WIDTH))
@@ -66,26 +70,37 @@ class Case:
             self.words: dict[str, Any] = {"quant_type": 0}
         else:
             is_fp8 = kind == "fp8"
-            made = quantised(
+            result = quantised(
                 (lambda w: rfops.quant_fp8_blockscale(w, (128, 128)))
                 if is_fp8
                 else rfops.quant_mxfp4
             )
-            self.w, scales = made[0::2], made[1::2]
-            how = {"quant": "fp8_blockscale" if is_fp8 else "mxfp4",
-                   "w1_scale": scales[0], "w2_scale": scales[1]}  # fmt: skip
+            self.w, scales = result[0::2], result[1::2]
+            options = {
+                "quant": "fp8_blockscale" if is_fp8 else "mxfp4",
+                "w1_scale": scales[0],
+                "w2_scale": scales[1],
+            }
             if not is_fp8:
-                how["rounding"] = "up"
+                options["rounding"] = "up"
                 scales = [rfops.shuffle_scale(s.flatten(0, 1)).data for s in scales]
-            self.words = {"quant_type": 5 if is_fp8 else 3, "w1_scale": scales[0],
-                          "w2_scale": scales[1]}  # fmt: skip
-        self.wanted = rfops.fused_moe(self.x, *self.w, self.weights, self.ids, **how)
+            self.words = {
+                "quant_type": 5 if is_fp8 else 3,
+                "w1_scale": scales[0],
+                "w2_scale": scales[1],
+            }
+        self.wanted = rfops.fused_moe(self.x, *self.w, self.weights, self.ids, **options)
 
     def call(self, w1: torch.Tensor, w2: torch.Tensor) -> Any:
         return function_of("aiter.fused_moe.fused_moe")(
-            hidden_states=self.x, w1=w1, w2=w2, topk_weight=self.weights, topk_ids=self.ids,
-            activation=0, **self.words,
-        )  # fmt: skip
+            hidden_states=self.x,
+            w1=w1,
+            w2=w2,
+            topk_weight=self.weights,
+            topk_ids=self.ids,
+            activation=0,
+            **self.words,
+        )
 
 
 @pytest.mark.parametrize("kind", ["bf16", "fp8", "mxfp4"])
@@ -132,8 +147,8 @@ def test_a_write_is_seen(shuffle: Callable[..., torch.Tensor], engines: list[str
     assert engines == [callee.target]
     for own, w in zip(ours, case.w, strict=True):
         own.data.copy_(shuffle(w.flip(0)))
-    wanted = rfops.fused_moe(case.x, *(w.flip(0) for w in case.w), case.weights, case.ids)
-    close(case.call(*ours), wanted)
+    expected = rfops.fused_moe(case.x, *(w.flip(0) for w in case.w), case.weights, case.ids)
+    close(case.call(*ours), expected)
     for own, w in zip(ours, case.w, strict=True):
         own.data.copy_(shuffle(w, is_guinterleave=True))  # by .data, which has no version
     case.call(*ours)
@@ -144,8 +159,12 @@ def test_a_write_is_seen(shuffle: Callable[..., torch.Tensor], engines: list[str
 
 def test_another_order_is_not_taken(shuffle: Callable[..., torch.Tensor]) -> None:
     w = torch.randn(2, 32, 64).to(BF16)
-    for words in ({"is_guinterleave": True}, {"layout": (32, 16)}, {"use_int4": True},
-                  {"pad_k_to": 64}):  # fmt: skip
+    for words in (
+        {"is_guinterleave": True},
+        {"layout": (32, 16)},
+        {"use_int4": True},
+        {"pad_k_to": 64},
+    ):
         layouts._RECORDS.clear()
         assert layouts.of(copied(w, shuffle(w, **words))) == layouts.OTHER
     layouts._RECORDS.clear()
@@ -183,10 +202,10 @@ def test_weights_are_not_kept_and_are_looked_at_once(
     monkeypatch.setattr(layouts, "fingerprint", lambda t: looks.append(1) or real(t))
     for _ in range(3):
         assert layouts.of(own) == layouts.SHUFFLED
-    assert len(looks) == 1 and len(layouts._KNOWN) == 1
+    assert len(looks) == 1 and len(layouts._LAYOUT_RECORDS) == 1
     del own
     gc.collect()
-    assert not layouts._KNOWN
+    assert not layouts._LAYOUT_RECORDS
     with torch.inference_mode():
         inner = w.clone()
         assert layouts.of(inner) is None and layouts.of(inner) is None
@@ -201,12 +220,12 @@ def test_a_gemms_weight_with_a_mark_that_contradicts(engines: list[str]) -> None
     w, w_scale = rfops.quant_fp8_blockscale(torch.randn(128, 256), (128, 128))
     target = "aiter.gemm_a8w8_blockscale"
     gemm, callee = function_of(target), BY_TARGET[target]
-    wanted = rfops.gemm_a8w8_blockscale(x, w, x_scale, w_scale)
+    expected = rfops.gemm_a8w8_blockscale(x, w, x_scale, w_scale)
     own = rfops.shuffle_weight(w).data
     for weight, is_shuffled in ((w, False), (own, True)):
-        assert torch.equal(gemm(x, weight, x_scale, w_scale, isBpreshuffled=is_shuffled), wanted)
+        assert torch.equal(gemm(x, weight, x_scale, w_scale, isBpreshuffled=is_shuffled), expected)
         weight.is_shuffled = is_shuffled
-        assert torch.equal(gemm(x, weight, x_scale, w_scale, isBpreshuffled=is_shuffled), wanted)
+        assert torch.equal(gemm(x, weight, x_scale, w_scale, isBpreshuffled=is_shuffled), expected)
         gemm(x, weight, x_scale, w_scale, isBpreshuffled=not is_shuffled)
     assert callee.engaged == 4 and engines == [target] * 2
-    assert all("marked is_shuffled=" in why for why in callee.left)
+    assert all("marked is_shuffled=" in reason for reason in callee.left)

@@ -32,7 +32,7 @@ from support.plugin_calls import (
     quantised,
     shuffled,
     softmax,
-)  # fmt: skip
+)
 from support.process import python
 
 pytestmark = pytest.mark.requires_gfx950
@@ -69,20 +69,20 @@ def test_quantised_experts_engage(engines: list[str]) -> None:
     weights, ids = choose(torch.randn(8, 4), None, 2)
     ids = ids.to(I32)
     w1, s1, w2, s2 = quantised(lambda w: rfops.quant_fp8_blockscale(w, (128, 128)))
-    got = fused_moe(
+    actual = fused_moe(
         x, shuffled(w1), shuffled(w2), weights, ids, None, 0, 5, False, s1, s2, None, None
     )
     scales = {"w1_scale": s1, "w2_scale": s2}
     assert torch.equal(
-        got, rfops.fused_moe(x, w1, w2, weights, ids, quant="fp8_blockscale", **scales)
+        actual, rfops.fused_moe(x, w1, w2, weights, ids, quant="fp8_blockscale", **scales)
     )
     w1, s1, w2, s2 = quantised(rfops.quant_mxfp4)
     scales = [rfops.shuffle_scale(s.flatten(0, 1)).data for s in (s1, s2)]
     w1.is_shuffled = w2.is_shuffled = False  # as SGLang marks what it does not shuffle
-    got = fused_moe(x, w1, w2, weights, ids, None, 0, 3, False, *scales, None, None)
+    actual = fused_moe(x, w1, w2, weights, ids, None, 0, 3, False, *scales, None, None)
     scales = {"w1_scale": s1, "w2_scale": s2, "rounding": "up"}  # as aiter rounds activations
     assert not engines, BY_TARGET["aiter.fused_moe.fused_moe"].left
-    assert torch.equal(got, rfops.fused_moe(x, w1, w2, weights, ids, quant="mxfp4", **scales))
+    assert torch.equal(actual, rfops.fused_moe(x, w1, w2, weights, ids, quant="mxfp4", **scales))
     assert not engines and BY_TARGET["aiter.fused_moe.fused_moe"].engaged == 2
 
 
@@ -100,8 +100,8 @@ def test_a_call_engages(target: str, engines: list[str]) -> None:
 def test_what_is_not_known_goes_to_the_original_as_it_is(target: str, engines: list[str]) -> None:
     vllm.register()
     args, kwargs, _ = CALLS[target]()
-    got, words = called(target)(*args, **kwargs, quant_dtype_a=7)
-    assert all(a is b for a, b in zip(got, args, strict=True))
+    actual, words = called(target)(*args, **kwargs, quant_dtype_a=7)
+    assert all(a is b for a, b in zip(actual, args, strict=True))
     assert words == {**kwargs, "quant_dtype_a": 7} and len(engines) == 1
     assert engines == [target] or target == "aiter.get_hip_quant"
     (line,) = (line for line in around.summary() if line.startswith(f"{target}: "))
@@ -124,7 +124,7 @@ def test_what_rfops_has_no_kernel_for(engines: list[str]) -> None:
     assert len(engines) == 4
     callee = BY_TARGET["aiter.mla.mla_decode_fwd"]
     assert callee.engaged == 0 and sum(callee.left.values()) == 3 and len(callee.left) == 2
-    assert any("logit_cap" in why for why in callee.left)
+    assert any("logit_cap" in reason for reason in callee.left)
 
 
 def test_an_error_of_the_engine_is_said_and_left_to_the_original(
@@ -147,13 +147,13 @@ def test_an_error_of_the_engine_is_said_and_left_to_the_original(
 
 
 def test_other_quantisers_are_the_originals(engines: list[str]) -> None:
-    before = function_of("aiter.get_hip_quant")
+    previous = function_of("aiter.get_hip_quant")
     vllm.register()
 
     class Other:
         name = "per_Token"
 
-    assert function_of("aiter.get_hip_quant")(Other) is before(Other)
+    assert function_of("aiter.get_hip_quant")(Other) is previous(Other)
 
 
 def test_register_is_done_once(engines: list[str]) -> None:
@@ -164,14 +164,14 @@ def test_register_is_done_once(engines: list[str]) -> None:
 
 
 def test_groups(engines: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    before = {target: function_of(target) for target in CALLS}
+    previous = {target: function_of(target) for target in CALLS}
     monkeypatch.setenv("RFOPS_PLUGIN", "off")
     vllm.register()
-    assert all(function_of(target) is before[target] for target in CALLS)
+    assert all(function_of(target) is previous[target] for target in CALLS)
     monkeypatch.setenv("RFOPS_PLUGIN", "mla, fp8")
     vllm.register()
     for target, callee in BY_TARGET.items():
-        assert (function_of(target) is not before[target]) == (callee.group in ("mla", "fp8"))
+        assert (function_of(target) is not previous[target]) == (callee.group in ("mla", "fp8"))
     monkeypatch.setenv("RFOPS_PLUGIN", "mla,moo")
     message = "RFOPS_PLUGIN=mla,moo: expected off, or some of mla,moe,topk,fp8,mxfp4"
     with pytest.raises(ConfigError, match=message):
@@ -179,10 +179,10 @@ def test_groups(engines: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_another_torch_than_rocms(engines: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    before = function_of("aiter.topk_softmax")
+    previous = function_of("aiter.topk_softmax")
     monkeypatch.setattr(vllm, "is_rocm", lambda: False)
     vllm.register()
-    assert function_of("aiter.topk_softmax") is before
+    assert function_of("aiter.topk_softmax") is previous
 
 
 def test_modules_that_come_later_are_wrapped(
@@ -241,14 +241,14 @@ def test_importing_a_plugin_is_cheap(figure: Callable[[str], None]) -> None:
         "rfops.plugins.vllm.register()\n"
         "print('rfops.dispatch' in sys.modules)\n"
     )
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,
         text=True,
         check=True,
     )
-    took, *rest = done.stdout.splitlines()
-    assert rest == ["False []", "False"]
+    took, *remaining = completed.stdout.splitlines()
+    assert remaining == ["False []", "False"]
     figure(f"plugins of vLLM and SGLang on top of torch: {float(took):.0f} ms")
 
 
@@ -259,8 +259,12 @@ def test_doctor_says_what_is_wrapped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RFOPS_PLUGIN", raising=False)
     monkeypatch.setattr(doctor, "_version", lambda name: "")
     assert doctor._engines()["vllm"] == {
-        "version": "", "aiter": False, "wraps": [], "why": "not installed", "missing": []
-    }  # fmt: skip
+        "version": "",
+        "aiter": False,
+        "wraps": [],
+        "why": "not installed",
+        "missing": [],
+    }
     monkeypatch.setattr(doctor, "_version", lambda name: "0.33.0" if name == "vllm" else "")
     assert doctor._engines()["vllm"]["why"] == "torch is not ROCm's"
     monkeypatch.setattr(doctor, "_torch_version", lambda: "2.13.0+rocm7.0")
@@ -302,6 +306,6 @@ def test_the_summary_is_told_at_exit() -> None:
         "wrapped(w, i, None, torch.randn(2, 8), True)\n"
         "wrapped(w, i, None, torch.randn(2, 8), True, 0, '', 5)\n"
     )
-    done = python(code, check=True)
-    (line,) = (line for line in done.stderr.splitlines() if "aiter.topk_softmax" in line)
+    completed = python(code, check=True)
+    (line,) = (line for line in completed.stderr.splitlines() if "aiter.topk_softmax" in line)
     assert line.startswith("rfops: aiter.topk_softmax: 1 calls by rfops; 1 by the original: ")

@@ -145,7 +145,7 @@ def test_a_stub_without_a_spec(engines: list[str], monkeypatch: pytest.MonkeyPat
     vllm.register()
     assert is_wrapped(sys.modules["aiter"].topk_softmax, "aiter.topk_softmax")
     assert targets.is_there("aiter") and not targets.is_there("nothing_of_that_name")
-    assert around.lost(BY_TARGET["aiter.topk_softmax"]) == ""
+    assert around.unwrapped_reason(BY_TARGET["aiter.topk_softmax"]) == ""
     assert doctor._engines()["vllm"]["aiter"]
 
 
@@ -163,9 +163,9 @@ def test_sglangs_registry_and_a_reload(on_disk: Path, monkeypatch: pytest.Monkey
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     monkeypatch.setitem(sys.modules, module.__name__, module)
     mla = importlib.import_module("aiter.mla")
-    before = mla.mla_decode_fwd
+    previous = mla.mla_decode_fwd
     sglang.register()
-    assert mla.mla_decode_fwd is before  # so that the registry finds its copies
+    assert mla.mla_decode_fwd is previous  # so that the registry finds its copies
     assert {MLA, "aiter.ops.shuffle.shuffle_weight"} <= {target for target, _ in hooks}
     importlib.reload(mla)
     callee = BY_TARGET[MLA]
@@ -186,27 +186,41 @@ class Method:
     moe = SimpleNamespace(has_bias=False, swiglu_limit=None)
 
     def forward_native(
-        self, layer: Any, x: Any, topk_weights: Any, topk_ids: Any, shared_experts: Any,
+        self,
+        layer: Any,
+        x: Any,
+        topk_weights: Any,
+        topk_ids: Any,
+        shared_experts: Any,
         shared_experts_input: Any,
-    ) -> str:  # fmt: skip
+    ) -> str:
         return "original"
 
 
 EXPERTS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "none": ({}, {}, ""),
     "shared, by the runner": ({}, {"shared_experts": object()}, ""),
-    "shared, by the kernel": ({"mk_can_overlap_shared_experts": True},
-                              {"shared_experts": object()}, "shared experts"),
+    "shared, by the kernel": (
+        {"mk_can_overlap_shared_experts": True},
+        {"shared_experts": object()},
+        "shared experts",
+    ),
     "an overlap, and none": ({"mk_can_overlap_shared_experts": True}, {}, ""),
     "a limit of the layer": ({}, {"swiglu_limit": 7.0}, "a limit of the activation"),
-    "a limit of the model": ({"moe": SimpleNamespace(has_bias=False, swiglu_limit=7.0)}, {},
-                             "a limit of the activation"),
+    "a limit of the model": (
+        {"moe": SimpleNamespace(has_bias=False, swiglu_limit=7.0)},
+        {},
+        "a limit of the activation",
+    ),
     "bias": ({"moe": SimpleNamespace(has_bias=True, swiglu_limit=None)}, {}, "a bias"),
     "gelu": ({}, {"activation": "gelu"}, "activation gelu"),
-    "other backend": ({"unquantized_backend": SimpleNamespace(name="AITER")}, {},
-                      "weights in the order of another backend"),
+    "other backend": (
+        {"unquantized_backend": SimpleNamespace(name="AITER")},
+        {},
+        "weights in the order of another backend",
+    ),
     "expert parallelism": ({}, {"expert_map": torch.zeros(4)}, "expert parallelism"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", EXPERTS)
@@ -226,18 +240,22 @@ def test_vllms_experts_without_quantisation(case: str, monkeypatch: pytest.Monke
     layer = SimpleNamespace(
         w13_weight=torch.randn(4, 64, 64).bfloat16() / 8,
         w2_weight=torch.randn(4, 64, 32).bfloat16(),
-        **{"activation": SimpleNamespace(value="silu"), "apply_router_weight_on_input": False,
-           "expert_map": None, **of_layer},
-    )  # fmt: skip
+        **{
+            "activation": SimpleNamespace(value="silu"),
+            "apply_router_weight_on_input": False,
+            "expert_map": None,
+            **of_layer,
+        },
+    )
     x = torch.randn(3, 64).bfloat16()
     weights, ids = rfops.topk_softmax(torch.randn(3, 4), 2, True)
     for words in ({"shared_experts": shared, "shared_experts_input": x}, {}):
         args = () if words else (shared, x)
-        made = method.forward_native(layer, x, weights, ids, *args, **words)
+        result = method.forward_native(layer, x, weights, ids, *args, **words)
         if reason:
-            assert made == "original"
+            assert result == "original"
         else:
-            wanted = rfops.fused_moe(x, layer.w13_weight, layer.w2_weight, weights, ids)
-            assert torch.equal(made, wanted)
+            expected = rfops.fused_moe(x, layer.w13_weight, layer.w2_weight, weights, ids)
+            assert torch.equal(result, expected)
     assert vllm_moe.MOE.engaged == (0 if reason else 2)
     assert all(why.startswith(reason) for why in vllm_moe.MOE.left)

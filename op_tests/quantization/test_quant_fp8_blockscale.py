@@ -14,7 +14,7 @@ from rfops.quantization.fp8_blockscale import (
     FNUZ,
     OCP,
     OP,
-    most_of,
+    max_of,
     quant_fp8_blockscale,
     reference,
 )
@@ -58,13 +58,13 @@ def test_any_alignment(dtype: torch.dtype, offset: int, rows: int, arch: str) ->
     assert memory.data_ptr() % 16 == 0
     moved = memory[offset:].view(torch.int8).view(dtype).view(m, k).copy_(x)
     OP.plans.clear()
-    wanted = quant_fp8_blockscale(x, (rows, 128))
+    expected = quant_fp8_blockscale(x, (rows, 128))
     for _ in range(2):  # the second call has a plan
         with rfops.vgpu.check() as c:
-            got = quant_fp8_blockscale(moved, (rows, 128))
+            actual = quant_fp8_blockscale(moved, (rows, 128))
         assert not c.findings, "\n".join(map(str, c.findings))
-        again = quant_fp8_blockscale(moved, (rows, 128))
-        for one, other, want in zip(got, again, wanted, strict=True):
+        repeated = quant_fp8_blockscale(moved, (rows, 128))
+        for one, other, want in zip(actual, repeated, expected, strict=True):
             assert torch.equal(bits(one), bits(want)) and torch.equal(bits(other), bits(want))
     c = OP.check((moved, rows, False, fp8_of(arch)))[0]
     assert OP.route(c).backend == "hip"
@@ -81,9 +81,9 @@ def test_bit_exact(
     with rfops.vgpu.check() as c:
         payload, scale = quant_fp8_blockscale(x, (rows, 128), transposed)
     assert not c.findings, "\n".join(map(str, c.findings))
-    wanted, wanted_scale = reference(x, rows, False, fp8_of(arch))
+    expected, wanted_scale = reference(x, rows, False, fp8_of(arch))
     assert payload.dtype == fp8_of(arch) and scale.shape == (-(-m // rows), k // 128)
-    assert torch.equal(bits(payload), bits(wanted))
+    assert torch.equal(bits(payload), bits(expected))
     same = (scale == wanted_scale) | (scale.isnan() & wanted_scale.isnan())
     assert same.all()
     if transposed and min(scale.shape) > 1:
@@ -101,8 +101,8 @@ def test_the_formula(rows: int, dtype: torch.dtype) -> None:
     assert (off <= x.abs() * 2**-4 + each * 2.0**-10).all()
     tops = payload.float().abs().view(130, 2, 128).amax(2)
     if rows == 1:
-        assert (tops == most_of(dtype)).all()
-    assert tops.max() == most_of(dtype)
+        assert (tops == max_of(dtype)).all()
+    assert tops.max() == max_of(dtype)
 
 
 @pytest.mark.requires_gfx950
@@ -119,8 +119,8 @@ def test_zeros_and_what_is_no_number() -> None:
 def test_the_other_fp8_is_torchs() -> None:
     x = torch.randn(5, 256)
     payload, scale = quant_fp8_blockscale(x, dtype=FNUZ)
-    wanted = reference(x, 1, False, FNUZ)
-    assert torch.equal(bits(payload), bits(wanted[0])) and torch.equal(scale, wanted[1])
+    expected = reference(x, 1, False, FNUZ)
+    assert torch.equal(bits(payload), bits(expected[0])) and torch.equal(scale, expected[1])
     c = OP.call_of("gfx950", M=4, K=256, dtype=FNUZ)
     assert OP.route(c).backend == "torch"
     assert OP.route(OP.call_of("gfx942", M=4, K=256)).backend == "hip"
@@ -159,6 +159,6 @@ def test_a_linear_layer() -> None:
     x, w = torch.randn(40, 512, generator=generator), torch.randn(200, 512, generator=generator)
     xq, x_scale = quant_fp8_blockscale(x, transpose_scale=True)
     wq, w_scale = quant_fp8_blockscale(w, (128, 128))
-    got = rfops.gemm_a8w8_blockscale(xq, wq, x_scale, w_scale).float()
+    actual = rfops.gemm_a8w8_blockscale(xq, wq, x_scale, w_scale).float()
     exact = x @ w.T
-    assert (got - exact).norm() / exact.norm() < 0.04
+    assert (actual - exact).norm() / exact.norm() < 0.04

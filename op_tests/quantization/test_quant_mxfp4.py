@@ -66,8 +66,8 @@ def definition(x: torch.Tensor, mode: str) -> tuple[torch.Tensor, torch.Tensor]:
         payload += [low | high << 4 for low, high in zip(codes[::2], codes[1::2], strict=True)]
         scale.append(byte)
     shape = (*x.shape[:-1], x.shape[-1] // 2), (*x.shape[:-1], x.shape[-1] // BLOCK)
-    made = (torch.tensor(v, dtype=torch.uint8) for v in (payload, scale))
-    first, second = (t.view(s) for t, s in zip(made, shape, strict=True))
+    result = (torch.tensor(v, dtype=torch.uint8) for v in (payload, scale))
+    first, second = (t.view(s) for t, s in zip(result, shape, strict=True))
     return first, second
 
 
@@ -108,11 +108,11 @@ def test_all_16_bit_values(dtype: torch.dtype, mode: str, arch: str) -> None:
 @pytest.mark.parametrize("mode", MODES)
 def test_thresholds_in_fp32(mode: str, arch: str) -> None:
     x = thresholds()
-    wanted = definition(x, mode)
-    assert_same(by(OP, "torch", x, mode, torch.uint8), wanted, x)
-    assert_same(by(OP, "hip", x, mode, torch.uint8), wanted, x)
-    assert_same(by(OP, "triton", x, mode, torch.uint8), wanted, x)
-    assert_same(quant_mxfp4_ref(x, mode), wanted, x)
+    expected = definition(x, mode)
+    assert_same(by(OP, "torch", x, mode, torch.uint8), expected, x)
+    assert_same(by(OP, "hip", x, mode, torch.uint8), expected, x)
+    assert_same(by(OP, "triton", x, mode, torch.uint8), expected, x)
+    assert_same(quant_mxfp4_ref(x, mode), expected, x)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -121,11 +121,11 @@ def test_shapes(shape: tuple[int, ...], dtype: torch.dtype, arch: str) -> None:
     """Under the checks, which find nothing: one block to more than a workgroup, ragged."""
     x = wild(shape, dtype)
     with rfops.vgpu.check() as c:
-        got = quant_mxfp4(x)
+        actual = quant_mxfp4(x)
     assert not c.findings, "\n".join(map(str, c.findings))
-    assert got[0].shape == (*shape[:-1], shape[-1] // 2) and got[0].dtype == torch.uint8
-    assert got[1].shape == (*shape[:-1], shape[-1] // BLOCK) and got[1].dtype == E8M0
-    assert_same(got, definition(x, "even"), x)
+    assert actual[0].shape == (*shape[:-1], shape[-1] // 2) and actual[0].dtype == torch.uint8
+    assert actual[1].shape == (*shape[:-1], shape[-1] // BLOCK) and actual[1].dtype == E8M0
+    assert_same(actual, definition(x, "even"), x)
 
 
 def strided() -> Iterator[tuple[str, str, torch.Tensor]]:
@@ -149,8 +149,8 @@ def test_rows_beyond_4_gib(backend: str) -> None:
     )  # of which rows alone are touched
     far = memory.as_strided((5, 64), (2**29 + 2**27, 1)).copy_(x)
     assert far[-1].data_ptr() - far.data_ptr() > 2**32
-    wanted = by(OP, "torch", x, "up", torch.uint8)
-    assert_same(by(OP, backend, far, "up", torch.uint8), wanted, x)
+    expected = by(OP, "torch", x, "up", torch.uint8)
+    assert_same(by(OP, backend, far, "up", torch.uint8), expected, x)
 
 
 @pytest.mark.requires_gfx950
@@ -278,8 +278,8 @@ def test_compiled(dynamic: bool) -> None:
 
 def test_vmap() -> None:
     x = wild((4, 3, 64), torch.bfloat16)
-    got = torch.func.vmap(lambda one: quant_mxfp4(one, "up"))(x)
-    assert_same(got, quant_mxfp4(x, "up"), x)
+    actual = torch.func.vmap(lambda one: quant_mxfp4(one, "up"))(x)
+    assert_same(actual, quant_mxfp4(x, "up"), x)
 
 
 def test_bench_tells_a_wrong_scale(
@@ -312,11 +312,11 @@ def test_a_block_a_lane(dtype: torch.dtype, mode: str, arch: str) -> None:
     with rfops.vgpu.check() as c, rfops.vgpu.profile() as p:
         bound.launch((1, 1, 1), (64, 1, 1), (payload, scale, x))
     assert not c.findings, "\n".join(map(str, c.findings))
-    wanted = definition(x, mode)
-    is_nan = wanted[1] == 255
+    expected = definition(x, mode)
+    is_nan = expected[1] == 255
     payload = payload.masked_fill(is_nan, 0)
     assert is_nan.any() and not is_nan.all()
-    assert_same((payload, scale.to(torch.uint8)[:, None]), wanted, x)
+    assert_same((payload, scale.to(torch.uint8)[:, None]), expected, x)
     if (arch, mode) == ("gfx950", "even") and dtype == torch.bfloat16:
         # 54 a 16 x 128 tile, which is a wave's; 8 for addresses and constants
         assert p.launches[0].classes["valu"] <= 54 + 8, p.launches[0]

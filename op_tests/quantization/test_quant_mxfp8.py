@@ -58,8 +58,10 @@ def assert_matches_definition(x: torch.Tensor, mode: str) -> None:
         e = scale_exponent(max(map(abs, block)), mode)
         assert scales[i] == e + 127, f"block {i}: scale byte {scales[i]}, expected {e + 127}"
         expected = [nearest_code(math.ldexp(v, -e)) for v in block]
-        wrong = [j for j in range(BLOCK) if codes[i][j] != expected[j]]
-        assert not wrong, f"block {i} at {wrong}: {[(block[j], codes[i][j]) for j in wrong]}"
+        mismatches = [j for j in range(BLOCK) if codes[i][j] != expected[j]]
+        assert not mismatches, (
+            f"block {i} at {mismatches}: {[(block[j], codes[i][j]) for j in mismatches]}"
+        )
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -153,10 +155,10 @@ def arch(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_all_16_bit_values(dtype: torch.dtype, mode: str, arch: str) -> None:
     x = every_16_bits(dtype)
-    wanted = by(OP, "torch", x, mode)
-    assert_same(by(OP, "hip", x, mode), wanted, x)
+    expected = by(OP, "torch", x, mode)
+    assert_same(by(OP, "hip", x, mode), expected, x)
     few = x[::11].contiguous()
-    assert_same(by(OP, "triton", few, mode), [t[::11] for t in wanted], few)
+    assert_same(by(OP, "triton", few, mode), [t[::11] for t in expected], few)
 
 
 @pytest.mark.parametrize("backend", ["hip", "triton"])
@@ -175,10 +177,10 @@ def test_shapes(shape: tuple[int, ...], dtype: torch.dtype, backend: str, arch: 
     and NaN, each in its block."""
     x = wild(shape, dtype)
     with rfops.vgpu.check() as c:
-        got = by(OP, backend, x, "up")
+        actual = by(OP, backend, x, "up")
     assert not c.findings, "\n".join(map(str, c.findings))
-    assert got[0].shape == shape and got[1].shape == (*shape[:-1], shape[-1] // BLOCK)
-    assert_same(got, by(OP, "torch", x, "up"), x)
+    assert actual[0].shape == shape and actual[1].shape == (*shape[:-1], shape[-1] // BLOCK)
+    assert_same(actual, by(OP, "torch", x, "up"), x)
 
 
 def strided() -> Iterator[tuple[str, str, torch.Tensor]]:
@@ -200,8 +202,8 @@ def test_rows_beyond_4_gib(backend: str) -> None:
     )  # of which rows alone are touched
     far = memory.as_strided((5, 64), (2**29 + 2**27, 1)).copy_(x)
     assert far[-1].data_ptr() - far.data_ptr() > 2**32
-    wanted = by(OP, "torch", x, "up")
-    assert_same(by(OP, backend, far, "up"), wanted, x)
+    expected = by(OP, "torch", x, "up")
+    assert_same(by(OP, backend, far, "up"), expected, x)
 
 
 @pytest.mark.requires_gfx950
@@ -209,8 +211,8 @@ def test_strides() -> None:
     for name, backend, x in strided():
         c, _ = OP.check((x, "even"))
         assert OP.route(c).backend == backend, name
-        wanted = by(OP, "torch", x.contiguous(), "even")
-        assert_same(quant_mxfp8(x, "even"), wanted, x.contiguous())
+        expected = by(OP, "torch", x.contiguous(), "even")
+        assert_same(quant_mxfp8(x, "even"), expected, x.contiguous())
 
 
 @pytest.mark.requires_gfx950
@@ -226,9 +228,9 @@ def test_moves_each_byte_once() -> None:
 
 def test_any_strides_and_empty() -> None:
     x = torch.randn(96, 40, generator=torch.Generator().manual_seed(3)).T  # [40, 96], K strided
-    for got, expected in zip(quant_mxfp8(x), quant_mxfp8(x.contiguous()), strict=True):
-        assert torch.equal(got.view(torch.uint8), expected.view(torch.uint8))
-        assert got.is_contiguous()
+    for actual, expected in zip(quant_mxfp8(x), quant_mxfp8(x.contiguous()), strict=True):
+        assert torch.equal(actual.view(torch.uint8), expected.view(torch.uint8))
+        assert actual.is_contiguous()
     payload, scale = quant_mxfp8(torch.empty(0, 64))
     assert payload.shape == (0, 64) and scale.shape == (0, 2)
 
@@ -269,15 +271,16 @@ def test_compiled_by_torchs_default_backend(dynamic: bool) -> None:
     """Inductor has no C++ type for e8m0, so that on the CPU it cannot generate this itself."""
     compiled = torch.compile(
         lambda x, w, w_scale: gemm_mxfp8(*_ordered(quant_mxfp8(x), (w, w_scale))),
-        fullgraph=True, dynamic=dynamic,
-    )  # fmt: skip
+        fullgraph=True,
+        dynamic=dynamic,
+    )
     pair = quant_mxfp8(torch.randn(24, 64, generator=torch.Generator().manual_seed(4)))
     for rows in (2, 3):
         x = torch.randn(rows, 64, generator=torch.Generator().manual_seed(rows))
         assert torch.equal(compiled(x, *pair), gemm_mxfp8(*_ordered(quant_mxfp8(x), pair)))
     alone = torch.compile(quant_mxfp8, fullgraph=True, dynamic=dynamic)
-    for got, wanted in zip(alone(x, "even"), quant_mxfp8(x, "even"), strict=True):
-        assert got.dtype == wanted.dtype and torch.equal(_bytes(got), _bytes(wanted))
+    for actual, expected in zip(alone(x, "even"), quant_mxfp8(x, "even"), strict=True):
+        assert actual.dtype == expected.dtype and torch.equal(_bytes(actual), _bytes(expected))
 
 
 def _ordered(x: tuple[torch.Tensor, ...], w: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
@@ -301,7 +304,7 @@ def test_opcheck() -> None:
 def test_it_is_an_op_as_the_others_are(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plans = OP.plans.fresh()
+    plans = OP.plans.new_table()
     monkeypatch.setattr(OP, "plans", plans)
     for shape in ((64,), (2, 64), (1, 2, 64), (2, 64)):
         payload, scale = quant_mxfp8(torch.ones(shape))
@@ -329,8 +332,8 @@ def test_the_reference_of_bench_is_the_definition(mode: str) -> None:
     x = torch.randn(40, 64, generator=torch.Generator().manual_seed(6)).bfloat16()
     x[0], x[1, 3], x[2, :32] = x[0] * 2.0**-126, math.inf, 0
     values, scale = quant_mxfp8_ref(x, mode)
-    payload, wanted = quant_mxfp8(x, mode)
-    assert torch.equal(_bytes(scale), _bytes(wanted))
+    payload, expected = quant_mxfp8(x, mode)
+    assert torch.equal(_bytes(scale), _bytes(expected))
     torch.testing.assert_close(
         values.to(payload.dtype).float(), payload.float(), rtol=0, atol=0, equal_nan=True
     )

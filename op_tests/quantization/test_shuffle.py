@@ -30,36 +30,36 @@ def codes(*shape: int) -> torch.Tensor:
 def test_weight(rows: int, columns: int, dtype: torch.dtype) -> None:
     """A wave that loads 16 bytes a lane finds row lane % 16 and 16-byte chunk lane / 16."""
     raw = codes(rows, columns)
-    made = shuffle_weight(raw.view(dtype))
-    data, layout = unwrap(made)
+    result = shuffle_weight(raw.view(dtype))
+    data, layout = unwrap(result)
     assert layout == WEIGHT and data.dtype == dtype and data.shape == raw.shape
     flat = data.view(torch.uint8).flatten()
     for row in range(rows):
         for column in range(columns):
             chunk, lane = column // 16, row % 16
-            at = ((row // 16 * (columns // 16) + chunk) * 16 + lane) * 16 + column % 16
-            assert flat[at] == raw[row, column], (row, column)
-    assert torch.equal(unshuffle_weight(made).view(torch.uint8), raw)
+            offset = ((row // 16 * (columns // 16) + chunk) * 16 + lane) * 16 + column % 16
+            assert flat[offset] == raw[row, column], (row, column)
+    assert torch.equal(unshuffle_weight(result).view(torch.uint8), raw)
     assert unshuffle_weight(data).dtype == dtype
 
 
 def test_weights_of_experts() -> None:
     raw = codes(3, 32, 64)
-    made = shuffle_weight(raw)
+    result = shuffle_weight(raw)
     for expert in range(3):
-        assert torch.equal(made.data[expert], shuffle_weight(raw[expert]).data)
-    assert torch.equal(unshuffle_weight(made), raw)
+        assert torch.equal(result.data[expert], shuffle_weight(raw[expert]).data)
+    assert torch.equal(unshuffle_weight(result), raw)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_weights_of_16_bits(dtype: torch.dtype) -> None:
     """The same bytes, as aiter's layout (16, 16) has them: 8 elements of 16 rows after another."""
     raw = codes(2, 32, 48).view(dtype)
-    made = shuffle_weight(raw)
-    assert made.dtype == dtype and made.shape == raw.shape == (2, 32, 24)
+    result = shuffle_weight(raw)
+    assert result.dtype == dtype and result.shape == raw.shape == (2, 32, 24)
     tiles = raw.view(2, 2, 16, 3, 8).permute(0, 1, 3, 2, 4).reshape(2, 32, 24)
-    assert torch.equal(made.data.view(torch.uint8), tiles.contiguous().view(torch.uint8))
-    back = unshuffle_weight(made)
+    assert torch.equal(result.data.view(torch.uint8), tiles.contiguous().view(torch.uint8))
+    back = unshuffle_weight(result)
     assert torch.equal(back.view(torch.uint8), raw.view(torch.uint8))
 
 
@@ -68,8 +68,8 @@ def test_weights_of_16_bits(dtype: torch.dtype) -> None:
 def test_scale(rows: int, blocks: int, dtype: torch.dtype) -> None:
     """A lane's dword: rows r and r + 16, then steps of 128 along K."""
     raw = codes(rows, blocks)
-    made = shuffle_scale(raw.view(dtype))
-    data, layout = unwrap(made)
+    result = shuffle_scale(raw.view(dtype))
+    data, layout = unwrap(result)
     assert layout == SCALE and data.dtype == dtype
     assert tuple(data.shape) == padded_scale(rows, blocks)
     flat = data.view(torch.uint8).flatten()
@@ -81,7 +81,7 @@ def test_scale(rows: int, blocks: int, dtype: torch.dtype) -> None:
             byte = block // 4 % 2 * 2 + row // 16 % 2
             assert flat[4 * dword + byte] == raw[row, block], (row, block)
     assert (flat == 127).sum() == (raw == 127).sum() + flat.numel() - raw.numel()
-    assert torch.equal(unshuffle_scale(made, rows, blocks).view(torch.uint8), raw)
+    assert torch.equal(unshuffle_scale(result, rows, blocks).view(torch.uint8), raw)
     assert torch.equal(unshuffle_scale(data, rows, blocks).view(torch.uint8), raw)
 
 
@@ -120,13 +120,13 @@ def test_under_torch_compile() -> None:
         (lambda: shuffle_scale(torch.ones(8, 8)), r"shuffle_scale: .*got \[8, 8\] float32"),
         (lambda: unshuffle_scale(codes(256, 8), 257, 8), r"must be a \[288 or more, 8\] tensor"),
     ],
-)  # fmt: skip
+)
 def test_refusals(call: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         call()
 
 
 def test_what_is_shuffled_is_no_tensor() -> None:
-    made = shuffle_weight(codes(16, 16))
-    assert isinstance(made, Shuffled) and made.to("meta").device.type == "meta"
-    assert repr(made) == "Shuffled([16, 16] torch.uint8 on cpu, 16x16)"
+    result = shuffle_weight(codes(16, 16))
+    assert isinstance(result, Shuffled) and result.to("meta").device.type == "meta"
+    assert repr(result) == "Shuffled([16, 16] torch.uint8 on cpu, 16x16)"

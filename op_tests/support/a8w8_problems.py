@@ -66,16 +66,16 @@ def exact_product(problem: Problem) -> tuple[torch.Tensor, torch.Tensor]:
     return exact, total
 
 
-def assert_correct(got: torch.Tensor, problem: Problem) -> None:
+def assert_correct(actual: torch.Tensor, problem: Problem) -> None:
     """Against float64: each element within the bound of fp32 sums and of the challenge, all of them
     within the rounding of the result's dtype."""
     exact, total = exact_product(problem)
-    bound = tolerance(exact, total, roundings(problem.sizes[2]), got.dtype)
-    assert_within(got, exact, bound)
+    bound = tolerance(exact, total, roundings(problem.sizes[2]), actual.dtype)
+    assert_within(actual, exact, bound)
     finite = exact.isfinite()
     if not finite.any():
         return
-    errors = (got.cpu().double() - exact)[finite]
+    errors = (actual.cpu().double() - exact)[finite]
     assert errors.norm() <= max(2.5e-3 * exact[finite].norm().item(), 1e-30)
     assert (errors.abs() <= 1e-3 + 2e-2 * exact[finite].abs()).all()
 

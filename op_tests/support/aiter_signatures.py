@@ -64,8 +64,13 @@ VLLM = {
     "moe_align_block_size": "topk_ids, block_size, num_experts, expert_map=None, "
     "pad_sorted_ids=False, ignore_invalid_experts=False, return_scatter_idx=False",
 }
-_WORDS = {"bfloat16": torch.bfloat16, "int8": torch.int8, "float32": torch.float32,
-          "ActivationType": ActivationType, "QuantType": QuantType}  # fmt: skip
+_WORDS = {
+    "bfloat16": torch.bfloat16,
+    "int8": torch.int8,
+    "float32": torch.float32,
+    "ActivationType": ActivationType,
+    "QuantType": QuantType,
+}
 
 
 def original_of(name: str, body: Callable[..., Any]) -> Callable[..., Any]:
@@ -73,8 +78,8 @@ def original_of(name: str, body: Callable[..., Any]) -> Callable[..., Any]:
     text = {**AITER, **VLLM}[name]
     space: dict[str, Any] = dict(_WORDS)
     exec(f"def original({text}): return body(dict(locals()))", {**space, "body": body}, space)
-    made: Callable[..., Any] = space["original"]
-    return made
+    result: Callable[..., Any] = space["original"]
+    return result
 
 
 def parameters_of(name: str) -> list[inspect.Parameter]:

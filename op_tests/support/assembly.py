@@ -50,12 +50,12 @@ def _text(module: str, arch: str, defines: tuple[str, ...]) -> str:
 
 def loop(lines: list[str]) -> list[str]:
     """The longest loop with matrix instructions: from a label to the last branch back to it."""
-    at = {line[:-1]: i for i, line in enumerate(lines) if line.endswith(":")}
+    offset = {line[:-1]: i for i, line in enumerate(lines) if line.endswith(":")}
     spans = []
     for i, line in enumerate(lines):
         match = re.match(r"s_c?branch\w*\s+(\.LBB\w+)", line)
-        if match and at[match[1]] < i:
-            spans.append((i - at[match[1]], at[match[1]], i))
+        if match and offset[match[1]] < i:
+            spans.append((i - offset[match[1]], offset[match[1]], i))
     _, first, last = max(s for s in spans if any("mfma" in line for line in lines[s[1] : s[2]]))
     return lines[first : last + 1]
 

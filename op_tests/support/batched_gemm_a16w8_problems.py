@@ -102,15 +102,15 @@ def bound_of(
     return bound
 
 
-def assert_correct(got: torch.Tensor, problem: Problem, config: Config | None = None) -> None:
+def assert_correct(actual: torch.Tensor, problem: Problem, config: Config | None = None) -> None:
     exact, total = exact_product(problem)
-    bound = bound_of(exact, total, problem.x.shape[2], got.dtype, config)
-    assert_within(got, exact, bound)
+    bound = bound_of(exact, total, problem.x.shape[2], actual.dtype, config)
+    assert_within(actual, exact, bound)
 
 
 def run(problem: Problem, config: Config | None = None, dtype: torch.dtype = BF16) -> torch.Tensor:
     b, m, n = *problem.x.shape[:2], problem.w.shape[1]
     out = torch.full((b, m, n), math.nan, dtype=dtype, device=problem.x.device)
-    got = batched_gemm_a16w8_blockscale(*problem.args, dtype, out, config)
-    assert got is out
-    return got
+    actual = batched_gemm_a16w8_blockscale(*problem.args, dtype, out, config)
+    assert actual is out
+    return actual

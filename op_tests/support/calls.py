@@ -42,9 +42,19 @@ def grouped_call(
     **sizes: int,
 ) -> Call:
     return GROUPED.call_of(
-        arch, cu_num, M=m, N=n, K=k, E=e, top_k=top_k, a_div=a_div, block_m=block_m,
-        out_dtype=dtype, mul_weight_by=weighted, **sizes,
-    )  # fmt: skip
+        arch,
+        cu_num,
+        M=m,
+        N=n,
+        K=k,
+        E=e,
+        top_k=top_k,
+        a_div=a_div,
+        block_m=block_m,
+        out_dtype=dtype,
+        mul_weight_by=weighted,
+        **sizes,
+    )
 
 
 def grouped_route(*args: Any, **others: Any) -> Decision:

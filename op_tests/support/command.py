@@ -18,6 +18,6 @@ def rfops(*arguments: str, cwd: str | Path = "/", **env: str) -> subprocess.Comp
 
 
 def good(*arguments: str, **env: str) -> str:
-    done = rfops(*arguments, **env)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    completed = rfops(*arguments, **env)
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    return completed.stdout

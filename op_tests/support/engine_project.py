@@ -166,14 +166,18 @@ class Project:
         self.config.write_text(json.dumps({"axpy": {"srcs": ["axpy.hip"]}}))
         return self
 
-    def write_hipcc(self, before: str = "", unknown: tuple[str, ...] = ()) -> Path:
-        """The stand-in; `before` is Python that runs before each compile."""
+    def write_hipcc(self, prologue: str = "", unknown: tuple[str, ...] = ()) -> Path:
+        """The stand-in; `prologue` is Python that runs before each compile."""
         self.hipcc.parent.mkdir(exist_ok=True)
         self.set_version("stand-in clang version 1.0")
         text = HIPCC.format(
-            python=sys.executable, log=str(self.root / "calls"), zig=zig(), unknown=unknown,
-            version=str(self.root / "version"), before=before,
-        )  # fmt: skip
+            python=sys.executable,
+            log=str(self.root / "calls"),
+            zig=zig(),
+            unknown=unknown,
+            version=str(self.root / "version"),
+            before=prologue,
+        )
         self.hipcc.write_text(text)
         self.hipcc.chmod(0o755)
         return self.hipcc
@@ -181,16 +185,16 @@ class Project:
     def note_arrivals(self, monkeypatch: pytest.MonkeyPatch) -> Path:
         """A file that from now on grows by a byte whenever a process has found nothing cached, and
         goes on to wait for the build or to do it."""
-        file, last = self.root / "arrived", failures.last
+        file, last = self.root / "arrived", failures.last_id
 
         def arrive(*args: Any) -> str:
-            found = last(*args)
+            result = last(*args)
             with file.open("ab") as stream:
                 stream.write(b".")
-            return found
+            return result
 
         file.touch()
-        monkeypatch.setattr(failures, "last", arrive)
+        monkeypatch.setattr(failures, "last_id", arrive)
         return file
 
     def set_version(self, text: str) -> None:
@@ -212,7 +216,7 @@ class Project:
 
     def build(self, **defines: int) -> str:
         """Build for gfx950 in this process: "built" or "found"."""
-        return "built" if self.op().build("gfx950", defines).fresh else "found"
+        return "built" if self.op().build("gfx950", defines).is_new else "found"
 
     def op(self, **options: object) -> CompiledOp:
         """The kernel's op, new: nothing of it is bound yet."""
@@ -233,15 +237,18 @@ class Project:
     def start(self, code: str, **env: str) -> subprocess.Popen[str]:
         """A new process that has `project` and runs the code."""
         return subprocess.Popen(
-            [sys.executable, "-c", self._with_project(code)], text=True,
-            env={**os.environ, **env}, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )  # fmt: skip
+            [sys.executable, "-c", self._with_project(code)],
+            text=True,
+            env={**os.environ, **env},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
 
     def python(self, code: str, **env: str) -> str:
         """Its output; the test fails with its errors."""
-        done = python(self._with_project(code), **env)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        completed = python(self._with_project(code), **env)
+        assert completed.returncode == 0, completed.stderr
+        return completed.stdout
 
     def _with_project(self, code: str) -> str:
         prelude = f"""
@@ -257,14 +264,14 @@ class Project:
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, vgpu_path: Path) -> Project:
     """A project with an empty cache and the stand-in hipcc as its compiler."""
-    made = Project(tmp_path / "project").write()
-    made.write_hipcc()
-    monkeypatch.setenv("RFOPS_CACHE_DIR", str(made.cache))
-    monkeypatch.setenv("RFOPS_HIPCC", str(made.hipcc))
+    result = Project(tmp_path / "project").write()
+    result.write_hipcc()
+    monkeypatch.setenv("RFOPS_CACHE_DIR", str(result.cache))
+    monkeypatch.setenv("RFOPS_HIPCC", str(result.hipcc))
     monkeypatch.setenv("RFOPS_HIP_LIBRARY", str(vgpu_path))
     monkeypatch.setenv("RFOPS_VGPU_ARCH", "gfx950")
     monkeypatch.setenv("RFOPS_LAUNCHER", "ctypes")  # test_engine_dispatch.py has the native one
-    return made
+    return result
 
 
 EVERY_SCALAR = """
@@ -304,8 +311,8 @@ def quick(project: Project) -> Project:
     return project
 
 
-def write_copying_hipcc(project: Project, before: str = "") -> None:
-    project.hipcc.write_text(COPYING_HIPCC.format(root=project.root, before=before))
+def write_copying_hipcc(project: Project, prologue: str = "") -> None:
+    project.hipcc.write_text(COPYING_HIPCC.format(root=project.root, before=prologue))
 
 
 def run_in(root: str) -> float:

@@ -107,9 +107,12 @@ def arm(kill_at: int = 0, fail_from: int = 0, error: int = 0, no_locks: int = 0)
     """From now on in this process, which was started with the library; by default, nothing."""
     process = ctypes.CDLL(None)
     values = {
-        "count": 0, "kill_at": kill_at, "fail_from": fail_from, "error": error,
+        "count": 0,
+        "kill_at": kill_at,
+        "fail_from": fail_from,
+        "error": error,
         "no_locks": no_locks,
-    }  # fmt: skip
+    }
     for name, value in values.items():
         ctypes.c_int.in_dll(process, f"faulty_{name}").value = value
 

@@ -40,16 +40,20 @@ class Problem:
 
     def to(self, device: torch.device) -> Problem:
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        return Problem(**{n: v.to(device) if isinstance(v, torch.Tensor) else v
-                          for n, v in values.items()})  # fmt: skip
+        return Problem(
+            **{n: v.to(device) if isinstance(v, torch.Tensor) else v for n, v in values.items()}
+        )
 
     def rows(self) -> list[tuple[int, int]]:
         """(id, expert) of each id that a block in use names; -1 for a block without an expert."""
         used = self.sorted_token_ids[: max(0, int(self.num_tokens_post_padded))].tolist()
         experts = self.expert_ids.tolist()
-        named = [(id, experts[place // self.block_m]) for place, id in enumerate(used)]
-        return [(id, e if 0 <= e < self.w.shape[0] else -1)
-                for id, e in named if 0 <= id < self.num_valid_tokens]  # fmt: skip
+        named = [(id, experts[position // self.block_m]) for position, id in enumerate(used)]
+        return [
+            (id, e if 0 <= e < self.w.shape[0] else -1)
+            for id, e in named
+            if 0 <= id < self.num_valid_tokens
+        ]
 
 
 def payload(*shape: int, generator: torch.Generator) -> torch.Tensor:
@@ -80,20 +84,26 @@ def problem_of(
     a_rows = tokens * top_k // a_div
     weighted = gemm == 2 if weighted is None else weighted
     weights = torch.rand(tokens, top_k, generator=generator) - 0.3 if weighted else None
-    a_shape, w_shape, made = (a_rows, k), (experts, n, k), {"generator": generator}
+    a_shape, w_shape, result = (a_rows, k), (experts, n, k), {"generator": generator}
     return Problem(
-        payload(*a_shape, **made), scale(a_rows, k // 32, **made),
-        payload(*w_shape, **made), scale(experts, n, k // 32, **made),
-        *moe_align_block_size_ref(topk_ids, block_m, experts), tokens * top_k, top_k, block_m,
-        a_div, weights,
-    )  # fmt: skip
+        payload(*a_shape, **result),
+        scale(a_rows, k // 32, **result),
+        payload(*w_shape, **result),
+        scale(experts, n, k // 32, **result),
+        *moe_align_block_size_ref(topk_ids, block_m, experts),
+        tokens * top_k,
+        top_k,
+        block_m,
+        a_div,
+        weights,
+    )
 
 
 def spread(tokens: int, top_k: int, experts: int, seed: int = 0) -> torch.Tensor:
     """Different experts for each token, uniformly; some get none."""
     generator = torch.Generator().manual_seed(seed + tokens)
-    chosen = [torch.randperm(experts, generator=generator)[:top_k] for _ in range(tokens)]
-    return torch.stack(chosen).to(torch.int32)
+    selected = [torch.randperm(experts, generator=generator)[:top_k] for _ in range(tokens)]
+    return torch.stack(selected).to(torch.int32)
 
 
 def ragged(tokens: int, top_k: int, experts: int) -> torch.Tensor:
@@ -125,25 +135,25 @@ def exact_result(problem: Problem) -> tuple[torch.Tensor, torch.Tensor, torch.Te
     return exact, total, written
 
 
-def assert_correct(got: torch.Tensor, problem: Problem, untouched: bool = True) -> None:
+def assert_correct(actual: torch.Tensor, problem: Problem, untouched: bool = True) -> None:
     """Against float64; with `untouched`, rows that no block names hold UNTOUCHED."""
     exact, total, written = exact_result(problem)
-    limit = torch.finfo(got.dtype).max * (1 + HALF_ULP[got.dtype])
+    limit = torch.finfo(actual.dtype).max * (1 + HALF_ULP[actual.dtype])
     exact = torch.where(exact.abs() > limit, exact.sign() * math.inf, exact)
     depth = DEPTH_BESIDE_K + math.ceil(problem.a_q.shape[1] / 128)
-    bound = tolerance(exact, total, depth, got.dtype)
-    got = got.cpu()
-    assert_within(got[written], exact[written], bound[written])
+    bound = tolerance(exact, total, depth, actual.dtype)
+    actual = actual.cpu()
+    assert_within(actual[written], exact[written], bound[written])
     if untouched:
-        assert (got[~written] == UNTOUCHED).all(), "rows that no block names were written"
+        assert (actual[~written] == UNTOUCHED).all(), "rows that no block names were written"
 
 
 def run(problem: Problem, device: torch.device, dtype: torch.dtype = BF16, **options: Any) -> Any:
     """The op on `device`, into an output that holds UNTOUCHED."""
     shape = (problem.num_valid_tokens, problem.w.shape[1])
     out = torch.full(shape, UNTOUCHED, dtype=dtype, device=device)
-    got = grouped_gemm_mxfp8(*problem.to(device).args(dtype), out=out, **options)
-    assert got is out
+    actual = grouped_gemm_mxfp8(*problem.to(device).args(dtype), out=out, **options)
+    assert actual is out
     return out
 
 
@@ -161,11 +171,12 @@ def by_hand(**changes: Any) -> Problem:
     """Three blocks of 4 for experts 2, 0 and 1, five valid ids among paddings of every kind."""
     problem = problem_of(spread(3, 2, 3), 3, 24, 288, block_m=4, gemm=2)
     layout = {
-        "sorted_token_ids": torch.tensor([4, 6, 0, -1, 6, 6, 6, 6, 2**31 - 1, 3, 1, 5, 2, 2, 2, 2],
-                                         dtype=torch.int32),
+        "sorted_token_ids": torch.tensor(
+            [4, 6, 0, -1, 6, 6, 6, 6, 2**31 - 1, 3, 1, 5, 2, 2, 2, 2], dtype=torch.int32
+        ),
         "expert_ids": torch.tensor([2, 0, 1, 0], dtype=torch.int32),
         "num_tokens_post_padded": torch.tensor([12], dtype=torch.int32),
-    }  # fmt: skip
+    }
     return dataclasses.replace(problem, **{**layout, **changes})
 
 

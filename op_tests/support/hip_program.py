@@ -51,8 +51,9 @@ def build(source: str, archs: Sequence[str], folder: Path) -> Path:
     """The executable. It finds the library where LD_LIBRARY_PATH says."""
     text = f'#line 1 "header"\n{HEADER}\n#line 1 "program.hip"\n{source}'
     images = [(f"hipv4-amdgcn-amd-amdhsa--{a}", compile_hip(text, a, folder)) for a in archs]
-    fat, file, host, program = (folder / name for name in
-                                ("program.hipfb", "program.hip", "host.o", "program"))  # fmt: skip
+    fat, file, host, program = (
+        folder / name for name in ("program.hipfb", "program.hip", "host.o", "program")
+    )
     fat.write_bytes(bundle([HOST_ENTRY, *images]))
     file.write_text(text)
     zig("clang", "--target=x86_64-linux-gnu", "-x", "hip", "--cuda-host-only", "-nogpuinc",

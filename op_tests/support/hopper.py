@@ -54,17 +54,19 @@ def hopper_product(problem: Problem) -> tuple[torch.Tensor, torch.Tensor]:
     return result, variance.sqrt()
 
 
-def assert_correct_on_hopper(got: torch.Tensor, problem: Problem, deviation: torch.Tensor) -> float:
+def assert_correct_on_hopper(
+    actual: torch.Tensor, problem: Problem, deviation: torch.Tensor
+) -> float:
     """An fp32 result: each element within six deviations, and the errors of each row, and of each
     block of columns, within one on average, as a small defect of one block makes more of. Returns
     the most of these averages, in deviations."""
-    assert got.dtype == torch.float32
+    assert actual.dtype == torch.float32
     exact, total = exact_product(problem)
-    rounded = tolerance(exact, total, roundings(problem.sizes[2]), got.dtype)
-    assert_within(got, exact, _MOST * deviation + rounded)
+    rounded = tolerance(exact, total, roundings(problem.sizes[2]), actual.dtype)
+    assert_within(actual, exact, _MOST * deviation + rounded)
     # Blocks are added up in fp32, and multiplied by two scales.
-    sums = (problem.sizes[2] // BLOCK + 3) * (HALF_ULP[got.dtype] * total) ** 2
-    error, limit = (got.cpu().double() - exact) ** 2, deviation**2 + sums
+    sums = (problem.sizes[2] // BLOCK + 3) * (HALF_ULP[actual.dtype] * total) ** 2
+    error, limit = (actual.cpu().double() - exact) ** 2, deviation**2 + sums
     shares = {f"row {i}": error[i].sum() / limit[i].sum() for i in range(error.shape[0])}
     for n in range(0, error.shape[1], BLOCK):
         span = slice(n, n + BLOCK)

@@ -38,10 +38,10 @@ def null_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def null(null_library: Path, monkeypatch: pytest.MonkeyPatch, project: Project) -> NullHip:
     monkeypatch.setenv("RFOPS_HIP_LIBRARY", str(null_library))
-    made = NullHip(null_library)
+    result = NullHip(null_library)
     for name in ("device", "sets", "launches", "fail_with"):
-        made.set(name, 0)
-    return made
+        result.set(name, 0)
+    return result
 
 
 def is_native(bound: Any) -> bool:

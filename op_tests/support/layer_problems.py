@@ -28,16 +28,22 @@ class Problem:
     def exact(self) -> tuple[torch.Tensor, torch.Tensor]:
         """The result in float64, and the cache after it."""
         cache = self.cache.clone()
-        made = mla_layer_decode_ref(
+        result = mla_layer_decode_ref(
             self.x, cache, 0, *self.weights, self.positions, dtype=torch.float64
         )
-        return made, cache
+        return result, cache
 
 
 def problem(
-    lens: Sequence[int], heads: int = 4, *, dim: int = 128, rank: int = 96, rows: int = 0,
-    seed: int = 0, device: str = "cpu",
-) -> Problem:  # fmt: skip
+    lens: Sequence[int],
+    heads: int = 4,
+    *,
+    dim: int = 128,
+    rank: int = 96,
+    rows: int = 0,
+    seed: int = 0,
+    device: str = "cpu",
+) -> Problem:
     """Products of about 1; a cache of `rows`, or of just enough."""
     generator = torch.Generator().manual_seed(seed + sum(lens) + heads)
 
@@ -51,8 +57,13 @@ def problem(
     cache = torch.full((len(lens), rows, 576), math.nan, dtype=BF16)
     for b, length in enumerate(lens):
         cache[b, :length] = normal(length, 576).to(BF16)
-    weights = [weight(rank, dim), weight(192 * heads, rank), weight(576, dim),
-               weight(256 * heads, 512), weight(dim, 128 * heads)]  # fmt: skip
+    weights = [
+        weight(rank, dim),
+        weight(192 * heads, rank),
+        weight(576, dim),
+        weight(256 * heads, 512),
+        weight(dim, 128 * heads),
+    ]
     angles = rope_angles(rows).to(device)
     x = normal(len(lens), 1, dim).to(BF16).to(device)
     return Problem(x, cache.to(device), [*weights, angles], list(lens))
@@ -67,26 +78,28 @@ def run(kernel: str, p: Problem, config: Any = None) -> tuple[torch.Tensor, torc
     return out, cache
 
 
-def assert_correct(got: tuple[torch.Tensor, torch.Tensor], p: Problem, bound: float = 8e-3) -> None:
+def assert_correct(
+    actual: tuple[torch.Tensor, torch.Tensor], p: Problem, bound: float = 8e-3
+) -> None:
     """Each row's relative L2 error. Six roundings to bf16 in a row make 1.7e-3 of the norm each,
     4e-3 in all; those of q widen the scores' error by their spread, of about 1."""
     exact, cache = p.exact()
-    error = (got[0].double() - exact).norm(dim=-1) / exact.norm(dim=-1)
+    error = (actual[0].double() - exact).norm(dim=-1) / exact.norm(dim=-1)
     worst = int(error.argmax())
-    assert not got[0].isnan().any(), "NaN in the result"
+    assert not actual[0].isnan().any(), "NaN in the result"
     assert (error <= bound).all(), f"row {worst}: relative L2 {error.view(-1)[worst]:.2e} > {bound}"
-    assert_cache(got[1], cache, p)
+    assert_cache(actual[1], cache, p)
 
 
-def assert_cache(got: torch.Tensor, exact: torch.Tensor, p: Problem) -> None:
+def assert_cache(actual: torch.Tensor, exact: torch.Tensor, p: Problem) -> None:
     """Bit for bit but for the new rows, which are the exact ones rounded: fp32's sums may be off by
     enough to round the other way, and by 448 steps of 2^-23 of a sum of about 1 (dim 7168)."""
     for b, length in enumerate(p.lens):
-        new, wanted = got[b, length].double(), exact[b, length].double()
-        off = (new - wanted).abs() - 2.0**-7 * wanted.abs()
+        new, expected = actual[b, length].double(), exact[b, length].double()
+        off = (new - expected).abs() - 2.0**-7 * expected.abs()
         assert (off <= 6e-5).all(), f"row {length} of sequence {b}, element {int(off.argmax())}"
-    rest, before = got.clone(), p.cache.clone()
+    remaining, previous = actual.clone(), p.cache.clone()
     for b, length in enumerate(p.lens):
-        rest[b, length] = before[b, length] = 0
-    changed = (rest.view(torch.int16) != before.view(torch.int16)).nonzero()
+        remaining[b, length] = previous[b, length] = 0
+    changed = (remaining.view(torch.int16) != previous.view(torch.int16)).nonzero()
     assert not len(changed), f"other rows are written, the first at {changed[0].tolist()}"

@@ -19,16 +19,26 @@ VALUES: tuple[Any, ...] = (
     ["a", 3], ["\ud800"], ["**x"], ["/a/*"],
 )  # fmt: skip
 SPLINTERS = (
-    b'"', b"{", b"]", b",", b"\x00", b"\xc3\xa9", b"\xff", b"9", b"-", b"", b"\xef\xbb\xbf",
-)  # fmt: skip
+    b'"',
+    b"{",
+    b"]",
+    b",",
+    b"\x00",
+    b"\xc3\xa9",
+    b"\xff",
+    b"9",
+    b"-",
+    b"",
+    b"\xef\xbb\xbf",
+)
 
 
 def splintered(rng: random.Random, data: bytes) -> bytes:
     """A few bytes of it made into others, or the end gone."""
     changed = bytearray(data)
     for _ in range(rng.randint(1, 4)):
-        at = rng.randrange(len(changed) + 1)
-        changed[at : at + rng.randint(0, 3)] = rng.choice(SPLINTERS)
+        offset = rng.randrange(len(changed) + 1)
+        changed[offset : offset + rng.randint(0, 3)] = rng.choice(SPLINTERS)
     return bytes(changed[: rng.randrange(len(changed) + 1)] if rng.random() < 0.2 else changed)
 
 
@@ -37,7 +47,7 @@ def _places(node: Any) -> list[tuple[Any, Any]]:
     if isinstance(node, dict | list):
         keys = list(node) if isinstance(node, dict) else range(len(node))
         here = [(node, key) for key in keys]
-        return here + [place for container, key in here for place in _places(container[key])]
+        return here + [position for container, key in here for position in _places(container[key])]
     return []
 
 
@@ -45,17 +55,17 @@ def misplaced(rng: random.Random, data: bytes) -> bytes:
     """A JSON document with a value, a name or a whole part of it made into something else."""
     document = json.loads(data)
     for _ in range(rng.choice((1, 1, 2))):
-        places = _places(document)
-        if not places:
+        positions = _places(document)
+        if not positions:
             break
-        container, key = rng.choice(places)
+        container, key = rng.choice(positions)
         act = rng.choice(("value", "value", "gone", "name", "copy"))
         if act == "value":
             container[key] = rng.choice(VALUES)
         elif act == "gone":
             del container[key]
         elif act == "copy":
-            container[key] = json.loads(json.dumps(rng.choice(places)[0]))
+            container[key] = json.loads(json.dumps(rng.choice(positions)[0]))
         elif isinstance(container, dict):
             container[str(rng.choice(VALUES))] = container.pop(key)
     return json.dumps(document).encode()
@@ -85,13 +95,13 @@ def _cells(rng: random.Random, text: str) -> str:
     for _ in range(rng.randint(1, 3)):
         row = lines[rng.choice((0, rng.randrange(len(lines)), rng.randrange(len(lines))))]
         act = rng.choice(("cell", "cell", "cell", "gone", "more", "swap", "row", "rows"))
-        at = rng.randrange(len(row) + 1) if act == "more" else rng.randrange(max(1, len(row)))
+        offset = rng.randrange(len(row) + 1) if act == "more" else rng.randrange(max(1, len(row)))
         if act == "cell" and row:
-            row[at] = rng.choice((*CELLS, rng.choice(rng.choice(lines) or [""])))
+            row[offset] = rng.choice((*CELLS, rng.choice(rng.choice(lines) or [""])))
         elif act == "gone" and row:
-            del row[at]
+            del row[offset]
         elif act == "more":
-            row.insert(at, rng.choice(CELLS))
+            row.insert(offset, rng.choice(CELLS))
         elif act == "swap":
             rng.shuffle(row)
         elif act == "row":

@@ -38,9 +38,15 @@ class Problem:
 
 
 def random_problem(
-    arch: str, m: int, d: int, i: int, e: int, k: int, dtype: torch.dtype = torch.bfloat16,
+    arch: str,
+    m: int,
+    d: int,
+    i: int,
+    e: int,
+    k: int,
+    dtype: torch.dtype = torch.bfloat16,
     num_shared: int = 0,
-) -> Problem:  # fmt: skip
+) -> Problem:
     """Results of about 1, scales that differ by block."""
     generator = torch.Generator().manual_seed(10_007 * d + 101 * i + 7 * m + e)
 
@@ -69,22 +75,25 @@ def exact_of(p: Problem) -> torch.Tensor:
     return out
 
 
-def assert_correct(got: torch.Tensor, p: Problem) -> None:
+def assert_correct(actual: torch.Tensor, p: Problem) -> None:
     """Each row within a relative L2 of 1e-2: out and each expert's result are rounded (2^-9 of the
     root of the mean square in bf16), and an element of h between two of FP8 may become either."""
     exact = exact_of(p)
-    assert got.dtype == p.x.dtype and got.shape == exact.shape
-    assert torch.equal(got.isnan(), exact.isnan())
-    error = torch.nan_to_num(got.float() - exact).norm(dim=1)
+    assert actual.dtype == p.x.dtype and actual.shape == exact.shape
+    assert torch.equal(actual.isnan(), exact.isnan())
+    error = torch.nan_to_num(actual.float() - exact).norm(dim=1)
     share = error / torch.nan_to_num(exact).norm(dim=1).clamp(min=1e-6)
     row = int(share.argmax()) if len(share) else 0
     assert len(share) == 0 or share[row] <= 1e-2, f"row {row}: {share[row]:.2e}"
 
 
 def run(
-    kernel: str, p: Problem, config: Any = None, out: torch.Tensor | None = None,
+    kernel: str,
+    p: Problem,
+    config: Any = None,
+    out: torch.Tensor | None = None,
     layout: str = "raw",
-) -> torch.Tensor:  # fmt: skip
+) -> torch.Tensor:
     """The result of one kernel in `out`, or in one full of NaN."""
     out = torch.full_like(p.x, math.nan) if out is None else out
     k, routed = p.topk_ids.shape[1], p.w2.shape[0] - p.num_shared

@@ -55,7 +55,7 @@ class Problem:
             w2_scale=scales[1],
         )
 
-    def call(self, **more: Any) -> torch.Tensor:
+    def call(self, **kwargs: Any) -> torch.Tensor:
         """By the op's route."""
         return fused_moe(
             self.x,
@@ -68,7 +68,7 @@ class Problem:
             w2_scale=self.w2_scale,
             num_shared=self.num_shared,
             rounding=self.rounding,
-            **more,
+            **kwargs,
         )
 
     def run(self, kernel: str, config: Any = None, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -120,22 +120,22 @@ def random_problem(
     routed = e - num_shared
     order = torch.rand(m, routed, generator=generator).argsort(1)
     ids = order[:, torch.arange(k) % routed].int()
-    how = next(iter(fmt.bumps))
-    w1, s1 = fmt.quantise(normal(e, 2 * i, d) / math.sqrt(d), how)
-    w2, s2 = fmt.quantise(normal(e, d, i) / math.sqrt(i), how)
+    options = next(iter(fmt.bumps))
+    w1, s1 = fmt.quantise(normal(e, 2 * i, d) / math.sqrt(d), options)
+    w2, s2 = fmt.quantise(normal(e, d, i) / math.sqrt(i), options)
     weights = torch.rand(m, k, generator=generator)
     return Problem(fmt, normal(m, d).to(dtype), w1, w2, s1, s2, weights, ids, num_shared)
 
 
-def assert_near(got: torch.Tensor, exact: torch.Tensor) -> None:
+def assert_near(actual: torch.Tensor, exact: torch.Tensor) -> None:
     """Each row's relative L2: half a unit of out's 8 bits and of each expert's rounded rows, 2^-9
     each at most and a third of it on average, and of h a few elements in a million that lie within
     fp32's error of a boundary, which move by a step of the format: 5e-3 of a row of 32 elements."""
-    assert got.dtype in (BF16, F16)
-    wide = got.double()
+    assert actual.dtype in (BF16, F16)
+    wide = actual.double()
     off = (wide - exact.double()).norm(dim=1) / exact.double().norm(dim=1).clamp(min=1e-6)
     row = int(off.argmax())
-    assert off[row] <= 5e-3, f"row {row}: relative L2 {off[row]:.2e}; {got[row]}, {exact[row]}"
+    assert off[row] <= 5e-3, f"row {row}: relative L2 {off[row]:.2e}; {actual[row]}, {exact[row]}"
 
 
 PLAIN = MxMoeConfig(1, 4, 1, 4, 1)  # four launches, whatever the route's default is
@@ -155,8 +155,8 @@ CONFIGS = [
 # Kernels are the same sources: by default MX-FP8 has one test of its own.
 @pytest.fixture(params=[MXFP4, pytest.param(MXFP8, marks=pytest.mark.sweep)], ids=lambda f: f.word)
 def fmt(request: pytest.FixtureRequest) -> Format:
-    made: Format = request.param
-    return made
+    result: Format = request.param
+    return result
 
 
 def call_of(problem: Problem) -> Any:

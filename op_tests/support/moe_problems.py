@@ -43,9 +43,15 @@ class Problem:
 
 
 def random_problem(
-    m: int, d: int, i: int, e: int, k: int, dtype: torch.dtype = torch.float16,
-    num_shared: int = 0, seed: int = 0,
-) -> Problem:  # fmt: skip
+    m: int,
+    d: int,
+    i: int,
+    e: int,
+    k: int,
+    dtype: torch.dtype = torch.float16,
+    num_shared: int = 0,
+    seed: int = 0,
+) -> Problem:
     """Results of about 1; each token's experts differ while there are enough."""
     generator = torch.Generator().manual_seed(1_000_003 * seed + 10_007 * d + 101 * i + 7 * m + e)
 
@@ -94,24 +100,28 @@ def exact_of(problem: Problem, rounded_gate: bool = False) -> Exact:
     return Exact(out, bound + 1e-6)
 
 
-def assert_correct(got: torch.Tensor, problem: Problem, rounded_gate: bool = False) -> None:
+def assert_correct(actual: torch.Tensor, problem: Problem, rounded_gate: bool = False) -> None:
     """Each element within the bound, all of them within the challenge's: relative L2 of 1e-3 in
     fp16, eight times that in bf16."""
     exact = exact_of(problem, rounded_gate)
-    assert got.dtype == problem.x.dtype
-    assert_within(got, exact.out, exact.bound)
+    assert actual.dtype == problem.x.dtype
+    assert_within(actual, exact.out, exact.bound)
     finite = exact.out.isfinite()
-    error, norm = (got.cpu().double() - exact.out)[finite].norm(), exact.out[finite].norm()
-    assert error <= (1e-3 if got.dtype == torch.float16 else 8e-3) * norm, f"{error / norm:.2e}"
-    if got.dtype == torch.float16:
-        torch.testing.assert_close(got.cpu().double(), exact.out, rtol=1e-2, atol=1e-2,
-                                   equal_nan=True)  # fmt: skip
+    error, norm = (actual.cpu().double() - exact.out)[finite].norm(), exact.out[finite].norm()
+    assert error <= (1e-3 if actual.dtype == torch.float16 else 8e-3) * norm, f"{error / norm:.2e}"
+    if actual.dtype == torch.float16:
+        torch.testing.assert_close(
+            actual.cpu().double(), exact.out, rtol=1e-2, atol=1e-2, equal_nan=True
+        )
 
 
 def run(
-    kernel: str, problem: Problem, is_table: bool = False, config: Any = None,
+    kernel: str,
+    problem: Problem,
+    is_table: bool = False,
+    config: Any = None,
     out: torch.Tensor | None = None,
-) -> torch.Tensor:  # fmt: skip
+) -> torch.Tensor:
     """The result of one kernel in `out`, or in one full of NaN."""
     if out is None:
         out = torch.full_like(problem.x, math.nan, memory_format=torch.contiguous_format)

@@ -80,8 +80,8 @@ class Problem:
         w, w_layout = unwrap(self.w)
         w_scale, layout = unwrap(self.w_scale)
         if self.x_scale is None:
-            rest = self.bias, dtype, w_layout, layout, self.rounding
-            return self.x, w, w_scale, *rest
+            remaining = self.bias, dtype, w_layout, layout, self.rounding
+            return self.x, w, w_scale, *remaining
         x_scale, x_layout = unwrap(self.x_scale)
         return self.x, w, x_scale, w_scale, self.bias, dtype, w_layout, x_layout, layout
 
@@ -126,17 +126,17 @@ def exact_product(problem: Problem) -> tuple[torch.Tensor, torch.Tensor]:
     return exact, total
 
 
-def assert_correct(got: torch.Tensor, problem: Problem, error: float = 0.0) -> None:
+def assert_correct(actual: torch.Tensor, problem: Problem, error: float = 0.0) -> None:
     """Against float64: each element within the bound of fp32 sums and of the challenge, all of them
     within the rounding of the result's dtype. `error` is what a kernel adds, as a share of the
     |products|."""
     exact, total = exact_product(problem)
     depth = roundings(problem.sizes[2]) + error * 2**24
-    assert_within(got, exact, tolerance(exact, total, depth, got.dtype))
+    assert_within(actual, exact, tolerance(exact, total, depth, actual.dtype))
     finite = exact.isfinite()
     if not finite.any():
         return
-    errors = (got.cpu().double() - exact)[finite]
+    errors = (actual.cpu().double() - exact)[finite]
     assert errors.norm() <= max(2.5e-3 * exact[finite].norm().item(), 1e-30)
     assert (errors.abs() <= 1e-2 + 1e-2 * exact[finite].abs() + error * total[finite]).all()
 
@@ -159,12 +159,12 @@ def run(
     return out
 
 
-def call(problem: Problem, dtype: torch.dtype = torch.bfloat16, **more: Any) -> torch.Tensor:
+def call(problem: Problem, dtype: torch.dtype = torch.bfloat16, **kwargs: Any) -> torch.Tensor:
     """The public function."""
-    more["bias"] = problem.bias
+    kwargs["bias"] = problem.bias
     if problem.x_scale is None:
-        more["rounding"] = problem.rounding
-        return a16wfp4.gemm_a16wfp4(problem.x, problem.w, problem.w_scale, dtype, **more)
+        kwargs["rounding"] = problem.rounding
+        return a16wfp4.gemm_a16wfp4(problem.x, problem.w, problem.w_scale, dtype, **kwargs)
     args = problem.x, problem.w, problem.x_scale, problem.w_scale
     public = a8wfp4.gemm_a8wfp4 if problem.x.dtype == FP8 else afp4wfp4.gemm_afp4wfp4
-    return public(*args, dtype, **more)
+    return public(*args, dtype, **kwargs)

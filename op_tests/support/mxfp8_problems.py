@@ -101,18 +101,18 @@ def some_rows(m: int, counts: Sequence[int], n: int, k: int) -> tuple[Problem, P
 
 
 def assert_correct(
-    got: torch.Tensor,
+    actual: torch.Tensor,
     problem: Problem,
     config: GemvConfig | None = None,
     product: Product | None = None,
 ) -> None:
     """Against float64, within the derived tolerance; NaN and infinities at the same places."""
-    (m, k), n, dtype = problem.x.shape, problem.w.shape[0], got.dtype
-    assert got.shape == (m, n)
+    (m, k), n, dtype = problem.x.shape, problem.w.shape[0], actual.dtype
+    assert actual.shape == (m, n)
     exact, total = product or exact_product(problem)
     beyond = exact.abs() > torch.finfo(dtype).max * (1 + HALF_ULP[dtype])
     bound = tolerance(exact, total, depth(m, n, k, config), dtype)
-    assert_within(got, torch.where(beyond, exact.sign() * math.inf, exact), bound)
+    assert_within(actual, torch.where(beyond, exact.sign() * math.inf, exact), bound)
 
 
 def one_block(x_byte: int, w_byte: int, x_code: int = 0x38, w_code: int = 0x38) -> Problem:

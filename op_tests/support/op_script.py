@@ -9,6 +9,6 @@ from rfops import cli
 
 def main(command: str, ops: tuple[str, ...], argv: list[str] | None, *more: str) -> int:
     """`rfops <command> OP [options]` for the op that the first word names, the first by default."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    op = words.pop(0) if words and words[0] in ops else ops[0]
-    return cli.main([command, op, *words, *more])
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    op = arguments.pop(0) if arguments and arguments[0] in ops else ops[0]
+    return cli.main([command, op, *arguments, *more])

@@ -26,8 +26,8 @@ def nan(*shape: int, dtype: torch.dtype = BF16) -> torch.Tensor:
     return torch.full(shape, float("nan")).to(dtype)
 
 
-def close(got: torch.Tensor, expected: torch.Tensor, within: float = 2e-2) -> None:
-    error = (got.float() - expected.float()).abs().max() / expected.float().abs().max()
+def close(actual: torch.Tensor, expected: torch.Tensor, within: float = 2e-2) -> None:
+    error = (actual.float() - expected.float()).abs().max() / expected.float().abs().max()
     assert error <= within, f"{error} of the greatest value"  # a call that went wrong, not rounding
 
 
@@ -44,12 +44,28 @@ def mla() -> Made:
     expected = rfops.mla_decode_ref(q, kv.view(-1, 1, 1, 576), ends, pages, 0.04)
     scratch = torch.zeros(8, dtype=I32)
     words = {
-        "sm_scale": 0.04, "logit_cap": 0.0, "q_scale": None, "kv_scale": None, "causal": True,
-        "work_meta_data": scratch, "work_indptr": scratch, "work_info_set": scratch,
-        "reduce_indptr": scratch, "reduce_final_map": scratch, "reduce_partial_map": scratch,
-    }  # fmt: skip
-    args = (q, kv.view(-1, 1, 1, 576), o, torch.arange(4, dtype=I32), ends, pages,
-            torch.ones(3, dtype=I32), 1)  # fmt: skip
+        "sm_scale": 0.04,
+        "logit_cap": 0.0,
+        "q_scale": None,
+        "kv_scale": None,
+        "causal": True,
+        "work_meta_data": scratch,
+        "work_indptr": scratch,
+        "work_info_set": scratch,
+        "reduce_indptr": scratch,
+        "reduce_final_map": scratch,
+        "reduce_partial_map": scratch,
+    }
+    args = (
+        q,
+        kv.view(-1, 1, 1, 576),
+        o,
+        torch.arange(4, dtype=I32),
+        ends,
+        pages,
+        torch.ones(3, dtype=I32),
+        1,
+    )
     assert len(lens) == 3
     return args, words, lambda _: close(o, expected)
 
@@ -84,8 +100,12 @@ def moe() -> Made:
     weights, ids = choose(torch.randn(8, 4), None, 2, renormalize=True)
     expected = rfops.fused_moe_ref(x, w1, w2, weights, ids)
     words = dict.fromkeys(("num_local_tokens", "dtype", "bias1", "bias2"))
-    words |= {"hidden_pad": 0, "intermediate_pad": 0, "moe_sorting_dispatch_policy": 0,
-              "swiglu_limit": 0.0}  # fmt: skip
+    words |= {
+        "hidden_pad": 0,
+        "intermediate_pad": 0,
+        "moe_sorting_dispatch_policy": 0,
+        "swiglu_limit": 0.0,
+    }
     args = (x, shuffled(w1), shuffled(w2), weights, ids.to(I32), None, 0, 0, False, *4 * (None,))
     return args, words, lambda out: close(out, expected)
 
@@ -94,11 +114,11 @@ def quantised(
     quantise: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]],
 ) -> list[torch.Tensor]:
     """w1, w1_scale, w2, w2_scale of four experts of D = 256, I = 256."""
-    made = []
+    result = []
     for shape in ((512, 256), (256, 256)):
         each = [quantise(torch.randn(*shape) / 16) for _ in range(4)]
-        made += [torch.stack([one[0] for one in each]), torch.stack([one[1] for one in each])]
-    return made
+        result += [torch.stack([item[0] for item in each]), torch.stack([item[1] for item in each])]
+    return result
 
 
 def _routing() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -118,8 +138,13 @@ def softmax() -> Made:
 def gating() -> Made:
     logits, weights, ids = _routing()
     expected = rfops.topk_softmax_ref(logits, 4, True)[0]
-    words = {"correction_bias": None, "need_renorm": True, "routed_scaling_factor": 1.0,
-             "score_func": "softmax", "num_shared_experts": 0}  # fmt: skip
+    words = {
+        "correction_bias": None,
+        "need_renorm": True,
+        "routed_scaling_factor": 1.0,
+        "score_func": "softmax",
+        "num_shared_experts": 0,
+    }
     return (weights, ids, logits), words, lambda _: close(weights, expected)
 
 
@@ -187,8 +212,12 @@ def _fp4() -> tuple[torch.Tensor, ...]:
 def a4w4() -> Made:
     x, w, x_scale, w_scale = _fp4()
     expected = rfops.gemm_afp4wfp4_ref(x, w, x_scale, w_scale)
-    args = (x, rfops.shuffle_weight(w).data, rfops.shuffle_scale(x_scale).data,
-            rfops.shuffle_scale(w_scale).data)  # fmt: skip
+    args = (
+        x,
+        rfops.shuffle_weight(w).data,
+        rfops.shuffle_scale(x_scale).data,
+        rfops.shuffle_scale(w_scale).data,
+    )
     return args, {"dtype": BF16, "bpreshuffle": True}, lambda out: close(out, expected)
 
 
@@ -271,12 +300,12 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     monkeypatch.delenv("RFOPS_PLUGIN", raising=False)
     monkeypatch.setattr(later, "_EACH_TIME", {})  # of modules that are loaded when this is over
     monkeypatch.setattr(layouts, "_RECORDS", {})
-    monkeypatch.setattr(layouts, "_KNOWN", {})
+    monkeypatch.setattr(layouts, "_LAYOUT_RECORDS", {})
 
     def original(target: str) -> Callable[..., Any]:
         if target == "aiter.get_hip_quant":
-            made = original("aiter.ops.quant.per_group_quant_hip")
-            return lambda kind: made
+            result = original("aiter.ops.quant.per_group_quant_hip")
+            return lambda kind: result
 
         def function(*args: Any, **kwargs: Any) -> Any:
             noted.append(target)
@@ -290,9 +319,9 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         for depth in range(1, len(parts) + 1):
             path = ".".join(parts[:depth])
             if path not in sys.modules:
-                made = ModuleType(path)
-                made.__spec__ = importlib.machinery.ModuleSpec(path, None)
-                monkeypatch.setitem(sys.modules, path, made)
+                result = ModuleType(path)
+                result.__spec__ = importlib.machinery.ModuleSpec(path, None)
+                monkeypatch.setitem(sys.modules, path, result)
         monkeypatch.setattr(sys.modules[module], name, original(target), raising=False)
         callee.engaged = callee.compiled = 0
         callee.missing, callee.is_registered, callee.is_hooked = "", False, False
@@ -303,12 +332,12 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
 def function_of(target: str) -> Callable[..., Any]:
     module, _, name = target.rpartition(".")
-    found: Callable[..., Any] = getattr(sys.modules[module], name)
-    return found
+    result: Callable[..., Any] = getattr(sys.modules[module], name)
+    return result
 
 
 def called(target: str) -> Callable[..., Any]:
     """What is called with the arguments: the function, or what it makes."""
     function = function_of(target)
-    made: Callable[..., Any] = function(QuantType) if "get_hip_quant" in target else function
-    return made
+    result: Callable[..., Any] = function(QuantType) if "get_hip_quant" in target else function
+    return result

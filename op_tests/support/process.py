@@ -31,9 +31,12 @@ def _server() -> tuple[socket.socket, dict[str, str]]:
     ours, its = socket.socketpair()
     with its:
         process = subprocess.Popen(
-            [sys.executable, str(SERVER), str(its.fileno())], pass_fds=[its.fileno()], cwd="/",
-            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-        )  # fmt: skip
+            [sys.executable, str(SERVER), str(its.fileno())],
+            pass_fds=[its.fileno()],
+            cwd="/",
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+        )
     atexit.register(lambda: (ours.close(), process.wait()))
     return ours, dict(os.environ)
 
@@ -65,11 +68,17 @@ def run(
     """The code as `__main__` of a process with that environment; raises as subprocess.run does."""
     server, its_env = _server()
     if _at_start(env) != _at_start(its_env):
-        words = [sys.executable, *(["-c", code, *argv[1:]] if argv[0] == "-c" else argv)]
+        arguments = [sys.executable, *(["-c", code, *argv[1:]] if argv[0] == "-c" else argv)]
         return subprocess.run(
-            words, capture_output=True, text=True, check=check, cwd=cwd, env=env, timeout=timeout,
+            arguments,
+            capture_output=True,
+            text=True,
+            check=check,
+            cwd=cwd,
+            env=env,
+            timeout=timeout,
             stdin=subprocess.DEVNULL,
-        )  # fmt: skip
+        )
     folder = str(cwd if cwd is not None else Path.cwd())
     request = json.dumps({"code": code, "argv": list(argv), "cwd": folder, "env": env}).encode()
     ours, its = socket.socketpair()
@@ -79,14 +88,14 @@ def run(
             socket.send_fds(server, [b"%16d" % len(request)], files)
             server.sendall(request)
         status = _wait(ours, argv, timeout)
-        told = []
+        message = []
         for file in (out, err):
             file.seek(0)
-            told.append(file.read().decode(errors="replace"))
-    done = subprocess.CompletedProcess(list(argv), status, *told)
+            message.append(file.read().decode(errors="replace"))
+    completed = subprocess.CompletedProcess(list(argv), status, *message)
     if check:
-        done.check_returncode()
-    return done
+        completed.check_returncode()
+    return completed
 
 
 def _wait(ours: socket.socket, argv: Sequence[str], timeout: float) -> int:

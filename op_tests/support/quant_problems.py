@@ -32,15 +32,16 @@ def by(op: Op, backend: str, x: torch.Tensor, *values: Any) -> tuple[torch.Tenso
     return payload, scale
 
 
-def assert_same(got: Any, wanted: Any, x: torch.Tensor) -> None:
-    for name, a, b in zip(("payload", "scale"), got, wanted, strict=True):
+def assert_same(actual: Any, expected: Any, x: torch.Tensor) -> None:
+    for name, a, b in zip(("payload", "scale"), actual, expected, strict=True):
         off = (bytes_of(a) != bytes_of(b)).flatten().nonzero().flatten()
         if len(off):
-            at = int(off[0])
+            offset = int(off[0])
             each = x.shape[-1] // a.shape[-1]
             raise AssertionError(
-                f"{name} {at}: {bytes_of(a).flatten()[at]:#x}, expected "
-                f"{bytes_of(b).flatten()[at]:#x}, of {x.flatten()[each * at : each * at + each]}"
+                f"{name} {offset}: {bytes_of(a).flatten()[offset]:#x}, expected "
+                f"{bytes_of(b).flatten()[offset]:#x}, "
+                f"of {x.flatten()[each * offset : each * offset + each]}"
             )
 
 

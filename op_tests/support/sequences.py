@@ -34,9 +34,16 @@ CPU = torch.device("cpu")
 # How a tensor lies in memory. From "rows" on several elements share an address; the other layouts
 # hold the tensor's elements.
 STRIDED = (
-    "padded", "padded_16", "transposed", "step",
-    "rows", "rows_step", "columns", "scalar", "overlapping",
-)  # fmt: skip
+    "padded",
+    "padded_16",
+    "transposed",
+    "step",
+    "rows",
+    "rows_step",
+    "columns",
+    "scalar",
+    "overlapping",
+)
 DENSE = ("dense", "offset_16", "offset_1", "offset_3", "size_one")
 KINDS = (*DENSE, *STRIDED)
 ALIGNED = ("dense", "offset_16", "size_one")  # what every op takes
@@ -53,8 +60,10 @@ def view_of(tensor: torch.Tensor, kind: str, rng: random.Random) -> torch.Tensor
         kind, 0
     )
     if kind != "dense":
-        strides = [rng.choice((0, 1, 5, 7, 1000)) if n == 1 else s
-                   for n, s in zip(shape, strides, strict=True)]  # fmt: skip
+        strides = [
+            rng.choice((0, 1, 5, 7, 1000)) if n == 1 else s
+            for n, s in zip(shape, strides, strict=True)
+        ]
     last = sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
     buffer = _tiled(tensor, offset + last + 1 + 64)
     view = buffer.as_strided(shape, strides, offset)
@@ -112,25 +121,38 @@ SIZES: Mapping[str, Choices] = {
     "gemm_a8wfp4": {**_GEMM, "M": (1, 4, 5), "N": (16, 32)},
     "gemm_afp4wfp4": {**_GEMM, "M": (1, 4, 5), "N": (16, 32)},
     "grouped_gemm_mxfp8": {
-        "M": (2, 4, 8), "N": (16, 32), "K": (128, 160, 256), "E": (2, 4), "top_k": (1, 2),
-        "block_m": (4, 16), "a_div": (1, 2),
+        "M": (2, 4, 8),
+        "N": (16, 32),
+        "K": (128, 160, 256),
+        "E": (2, 4),
+        "top_k": (1, 2),
+        "block_m": (4, 16),
+        "a_div": (1, 2),
     },
     "grouped_topk": {**_CHOOSE, "num_groups": (1, 2, 4), "topk_groups": (1, 2)},
     "topk_softmax": _CHOOSE,
     "moe_router": {**_CHOOSE, "D": (64, 128)},
     "moe_align_block_size": {"rows": (1, 4, 7), "K": (2,), "E": (4, 8), "block_size": (4, 16)},
     "mla_decode": {
-        "B": (1, 2, 3), "H": (4, 16), "S": (2, 4, 6, 12, 13), "qo_len": (1, 2),
+        "B": (1, 2, 3),
+        "H": (4, 16),
+        "S": (2, 4, 6, 12, 13),
+        "qo_len": (1, 2),
         "page": (1, 2, 16, 31, 32, 63, 64),
     },
     "mla_layer_decode": {
-        "B": (1, 2), "start": (0, 3, 9), "D": (128,), "R": (64,), "V": (128, 256), "L": (16,),
+        "B": (1, 2),
+        "start": (0, 3, 9),
+        "D": (128,),
+        "R": (64,),
+        "V": (128, 256),
+        "L": (16,),
     },
     "quant_fp8_blockscale": {**_QUANT, "block_rows": (1, 128)},
     "quant_mxfp4": _QUANT,
     "quant_mxfp8": _QUANT,
     **{f"fused_moe{kind}": _MOE for kind in ("", "_fp8", "_mxfp4", "_mxfp8", "_tables")},
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)
@@ -169,20 +191,20 @@ def change(rng: random.Random, recipe: Recipe) -> Recipe:
     sizes = [name for name in choices if name in SIZES.get(op.name, op.asked)]
     for _ in range(20):
         given = dict(recipe.given)
-        what = rng.random()
-        name = sizes[0] if what < 0.4 else rng.choice(sizes if what < 0.75 else list(choices))
+        label = rng.random()
+        name = sizes[0] if label < 0.4 else rng.choice(sizes if label < 0.75 else list(choices))
         given[name] = rng.choice(choices[name])
-        made = replace(recipe, given=tuple(given.items()))
-        if made != recipe and _problem(op.name, made.given, made.seed) is not None:
-            return made
+        result = replace(recipe, given=tuple(given.items()))
+        if result != recipe and _problem(op.name, result.given, result.seed) is not None:
+            return result
     return recipe
 
 
 def change_layout(rng: random.Random, recipe: Recipe) -> Recipe:
     """The call with its tensors in another place, or of another form."""
     op = ops()[recipe.op]
-    what = rng.random()
-    if what < 0.25 and op.num_passed:
+    label = rng.random()
+    if label < 0.25 and op.num_passed:
         kinds = (
             "",
             "dense",
@@ -194,11 +216,11 @@ def change_layout(rng: random.Random, recipe: Recipe) -> Recipe:
             "transposed",
         )
         return replace(recipe, out=rng.choice(kinds))
-    if what < 0.35:
+    if label < 0.35:
         return replace(recipe, form=rng.choice(("", "list", "table")))
     views = dict(recipe.views)
     strided = [arg for arg in op.declaration.tensors if arg.strided]
-    arg = rng.choice(strided if strided and what < 0.85 else op.declaration.tensors)
+    arg = rng.choice(strided if strided and label < 0.85 else op.declaration.tensors)
     # A view that the op refuses is a call as well, but no frequent one.
     kind = rng.choice(KINDS if arg.strided or rng.random() < 0.2 else ALIGNED)
     views[arg.name] = kind
@@ -209,27 +231,33 @@ def change_layout(rng: random.Random, recipe: Recipe) -> Recipe:
 
 def _choices(op: Op) -> dict[str, tuple[Any, ...]]:
     """Of each size and value of an op, what it may be."""
-    found: dict[str, tuple[Any, ...]] = dict(
+    results: dict[str, tuple[Any, ...]] = dict(
         SIZES.get(op.name, dict.fromkeys(op.asked, (1, 2, 3, 128)))
     )
     fp8 = fp8_of(device_arch(CPU))
     for value in op.declaration.values:
         if value.kind == "bool":
-            found[value.name] = (False, True)
+            results[value.name] = (False, True)
         elif value.kind == "word":
-            found[value.name] = value.words
+            results[value.name] = value.words
         elif value.kind == "dtype":
-            found[value.name] = value.dtypes
+            results[value.name] = value.dtypes
         elif value.kind == "float":
-            found[value.name] = (0.125, 1.5, -0.0)
+            results[value.name] = (0.125, 1.5, -0.0)
     for arg in op.declaration.tensors:
-        dtypes = tuple(d for d in arg.dtypes if d.itemsize > 1 or d.is_floating_point is False
-                       or d in (fp8, torch.float8_e8m0fnu) or len(arg.dtypes) == 1)  # fmt: skip
+        dtypes = tuple(
+            d
+            for d in arg.dtypes
+            if d.itemsize > 1
+            or d.is_floating_point is False
+            or d in (fp8, torch.float8_e8m0fnu)
+            or len(arg.dtypes) == 1
+        )
         if len(dtypes) > 1:
-            found[f"{arg.name}_dtype"] = dtypes
+            results[f"{arg.name}_dtype"] = dtypes
         if arg.optional:
-            found[arg.name] = (False, True)
-    return found
+            results[arg.name] = (False, True)
+    return results
 
 
 @functools.lru_cache(maxsize=256)
@@ -271,14 +299,14 @@ class Made:
 
     def _as_block_table(self) -> None:
         """mla_decode's list of pages as a table of equal rows, where it has so many."""
-        at = {arg.name: i for i, arg in enumerate(self.op.declaration.inputs)}
-        pages, lens = self.inputs[at["kv_indices"]], self.inputs[at["kv_lens"]]
+        offset = {arg.name: i for i, arg in enumerate(self.op.declaration.inputs)}
+        pages, lens = self.inputs[offset["kv_indices"]], self.inputs[offset["kv_lens"]]
         if lens is not None and lens.numel() and pages.numel() % lens.numel() == 0:
             rows = pages.numel() // lens.numel()
-            page = self.inputs[at["kv"]].shape[1]
-            self.inputs[at["kv_indices"]] = pages.clone().view(-1, rows)
-            self.inputs[at["kv_lens"]] = lens.clamp(max=rows * page)
-            self.inputs[at["kv_indptr"]] = self.inputs[at["kv_lens"]]
+            page = self.inputs[offset["kv"]].shape[1]
+            self.inputs[offset["kv_indices"]] = pages.clone().view(-1, rows)
+            self.inputs[offset["kv_lens"]] = lens.clamp(max=rows * page)
+            self.inputs[offset["kv_indptr"]] = self.inputs[offset["kv_lens"]]
 
     @property
     def args(self) -> tuple[Any, ...]:
@@ -312,12 +340,12 @@ class Outcome:
         if self.error or other.error:
             same = self.error == other.error
             return "" if same else f"{self.error or 'a result'} and {other.error or 'a result'}"
-        for at, (a, b) in enumerate(zip(self.tensors, other.tensors, strict=True)):
+        for index, (a, b) in enumerate(zip(self.tensors, other.tensors, strict=True)):
             if (a.shape, a.dtype) != (b.shape, b.dtype):
-                return f"tensor {at}: {list(a.shape)} {a.dtype} and {list(b.shape)} {b.dtype}"
+                return f"tensor {index}: {list(a.shape)} {a.dtype} and {list(b.shape)} {b.dtype}"
             unlike = _as_ints(a) != _as_ints(b)
             if unlike.any():
-                return _worst(at, a, b, unlike)
+                return _worst(index, a, b, unlike)
         return ""
 
 
@@ -326,32 +354,33 @@ def _as_ints(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous().view(kinds[tensor.itemsize])
 
 
-def _worst(at: int, a: torch.Tensor, b: torch.Tensor, unlike: torch.Tensor) -> str:
+def _worst(offset: int, a: torch.Tensor, b: torch.Tensor, unlike: torch.Tensor) -> str:
     of_float = a.dtype in HALF_ULP or a.dtype.is_floating_point
     one, two = (t.double() if of_float else t.to(torch.int64).double() for t in (a, b))
     apart = torch.where(unlike, (one - two).abs().nan_to_num(math.inf), -1.0)
-    place = int(apart.flatten().argmax())
-    index = [int(i) for i in torch.unravel_index(torch.tensor(place), a.shape)]
-    values = f"{one.flatten()[place]:.9g} and {two.flatten()[place]:.9g}"
-    return f"tensor {at}: {int(unlike.sum())} of {a.numel()} differ; the worst at {index}: {values}"
+    position = int(apart.flatten().argmax())
+    index = [int(i) for i in torch.unravel_index(torch.tensor(position), a.shape)]
+    values = f"{one.flatten()[position]:.9g} and {two.flatten()[position]:.9g}"
+    count = f"{int(unlike.sum())} of {a.numel()}"
+    return f"tensor {offset}: {count} differ; the worst at {index}: {values}"
 
 
 def outcome(call: Made) -> Outcome:
     """Of one call; what it writes is poisoned before and as it was after. A tensor whose elements
     share memory, which torch writes to no more than an op does, is left as it is."""
-    before = [tensor.clone() for tensor in call.written]
+    previous = [tensor.clone() for tensor in call.written]
     for tensor in call.passed:
         if tensor is not None:
             with contextlib.suppress(RuntimeError):
                 _poison(tensor)
     try:
-        made = call.op.call(*call.args)
-        results = [made] if isinstance(made, torch.Tensor) else list(made or ())
+        result = call.op.call(*call.args)
+        results = [result] if isinstance(result, torch.Tensor) else list(result or ())
         return Outcome([t.clone() for t in (*results, *call.written)])
     except (ValueError, RfopsError) as error:
         return Outcome([], f"{type(error).__name__}: {error}")
     finally:
-        for tensor, old in zip(call.written, before, strict=True):
+        for tensor, old in zip(call.written, previous, strict=True):
             with contextlib.suppress(RuntimeError):
                 _bytes(tensor).copy_(_bytes(old))
 
@@ -366,13 +395,13 @@ def _poison(tensor: torch.Tensor) -> None:
 @contextlib.contextmanager
 def empty_plans() -> Iterator[None]:
     """Every op starts without plans, and has the ones from before again afterwards."""
-    before = {op: op.plans for op in ops().values()}
-    for op, plans in before.items():
-        op.plans = plans.fresh()
+    previous = {op: op.plans for op in ops().values()}
+    for op, plans in previous.items():
+        op.plans = plans.new_table()
     try:
         yield
     finally:
-        for op, plans in before.items():
+        for op, plans in previous.items():
             op.plans = plans
 
 
@@ -393,11 +422,11 @@ def sequence(seed: int, length: int, names: list[str]) -> Iterator[Recipe]:
     for _ in range(length):
         name = rng.choice(names)
         known = last.get(name)
-        made = (
+        result = (
             draw(rng, ops()[name]) if known is None or rng.random() < 0.15 else change(rng, known)
         )
-        last[name] = taken(made)
-        yield made
+        last[name] = taken(result)
+        yield result
 
 
 def taken(recipe: Recipe) -> Recipe:

@@ -12,9 +12,15 @@ from rfops.dispatch import tuned_table
 from rfops.dispatch.tuned_table import TABLES
 
 ROW = {
-    "arch": "gfx950", "cu_num": 256, "m": 8, "n": 480, "k": 640,
-    "kernel": "mfma", "origin": "estimated", "source": "a test",
-}  # fmt: skip
+    "arch": "gfx950",
+    "cu_num": 256,
+    "m": 8,
+    "n": 480,
+    "k": 640,
+    "kernel": "mfma",
+    "origin": "estimated",
+    "source": "a test",
+}
 Write = Callable[..., Path]
 
 

@@ -43,7 +43,7 @@ def each_name_works_or_is_refused():
         "device_of": (torch.zeros(1),), "graph": (None,), "caching_allocator_enable": (True,),
         "CUDAPluggableAllocator": ("a", "b", "c"), "DeferredCudaCallError": ("x",),
     }  # fmt: skip
-    wrong = []
+    mismatches = []
     for name in torch.cuda.__all__:
         function = getattr(torch.cuda, name)
         if not callable(function) or name == "CudaError":  # raised by check_error alone
@@ -52,8 +52,8 @@ def each_name_works_or_is_refused():
             function(*given.get(name, ()))
         except Exception as error:
             if not str(error).startswith("rfops run: torch.cuda."):
-                wrong.append(f"{name}: {error!r}")
-    assert not wrong, wrong
+                mismatches.append(f"{name}: {error!r}")
+    assert not mismatches, mismatches
 
 
 @case
@@ -125,10 +125,10 @@ def backward_calls_python():
 def torch_load_to_the_gpu():
     file = io.BytesIO()
     torch.save(ones(3), file)
-    places = ("cuda", torch.device("cuda", 0), {"cpu": "cuda:0"}, lambda data, _: data.cuda())
-    for place in places:
+    positions = ("cuda", torch.device("cuda", 0), {"cpu": "cuda:0"}, lambda data, _: data.cuda())
+    for location in positions:
         file.seek(0)
-        assert torch.load(file, map_location=place).tolist() == [1] * 3
+        assert torch.load(file, map_location=location).tolist() == [1] * 3
     stored = torch.zeros(3)
     stored.untyped_storage().cuda().fill_(1)
     assert stored.tolist() == [0] * 3, "a move copies"
@@ -175,12 +175,12 @@ def streams_differ():
         with torch.cuda.stream(b), torch.cuda.stream(None):
             assert torch.cuda.current_stream() == torch.cuda.ExternalStream(b.cuda_stream)
         assert torch.cuda.current_stream() == a != b
-    seen = []
+    recorded_calls = []
     torch.cuda.set_stream(a)
-    thread = threading.Thread(target=lambda: seen.append(torch.cuda.current_stream()))
+    thread = threading.Thread(target=lambda: recorded_calls.append(torch.cuda.current_stream()))
     thread.start()
     thread.join()
-    assert torch.cuda.current_stream() == a and seen == [default]
+    assert torch.cuda.current_stream() == a and recorded_calls == [default]
     torch.cuda.set_stream(default)
     ones(2).record_stream(a)
     a.wait_event(b.record_event())
@@ -188,10 +188,10 @@ def streams_differ():
 
 @case
 def memory_is_stable():
-    before = torch.cuda.mem_get_info()
+    previous = torch.cuda.mem_get_info()
     kept = ones(1 << 26)
-    assert torch.cuda.mem_get_info() == torch.cuda.mem_get_info(0) == before and kept.is_cuda
-    free, total = before
+    assert torch.cuda.mem_get_info() == torch.cuda.mem_get_info(0) == previous and kept.is_cuda
+    free, total = previous
     assert 0 < free <= total == torch.cuda.get_device_properties(0).total_memory
     assert torch.cuda.memory_stats()["allocated_bytes.all.peak"] == 0
 
@@ -264,9 +264,9 @@ def custom_op(name, device, step):
         return x + step
 
     function.__annotations__ = {"x": torch.Tensor, "return": torch.Tensor}
-    made = torch.library.custom_op(name, function, mutates_args=(), device_types=device)
-    made.register_fake(torch.empty_like)
-    return made
+    result = torch.library.custom_op(name, function, mutates_args=(), device_types=device)
+    result.register_fake(torch.empty_like)
+    return result
 
 
 @case

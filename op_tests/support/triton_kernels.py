@@ -83,9 +83,17 @@ def matmul_scaled(
         if b_scale is not None:
             y_scale = tl.load(b_scale + columns[:, None] * (k // 32) + group[None, :])
         acc = tl.dot_scaled(
-            x, x_scale, A_FORMAT, y, y_scale, B_FORMAT, acc,
-            fast_math=FAST_MATH, lhs_k_pack=A_K_PACK, rhs_k_pack=B_K_PACK,
-        )  # fmt: skip
+            x,
+            x_scale,
+            A_FORMAT,
+            y,
+            y_scale,
+            B_FORMAT,
+            acc,
+            fast_math=FAST_MATH,
+            lhs_k_pack=A_K_PACK,
+            rhs_k_pack=B_K_PACK,
+        )
         a_at += A_K_BYTES * a_k
         b_at += B_K_BYTES * b_k
     tl.store(c + rows[:, None] * n + columns[None, :], acc)
@@ -93,9 +101,17 @@ def matmul_scaled(
 
 @triton.jit
 def attention(
-    q, k, v, out, n, scale,
-    D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, CAUSAL: tl.constexpr,
-):  # fmt: skip
+    q,
+    k,
+    v,
+    out,
+    n,
+    scale,
+    D: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    CAUSAL: tl.constexpr,
+):
     """out = softmax(q k^T * scale) v, all [heads, n, D], with a running maximum; n % BN == 0."""
     start = tl.program_id(0) * BM
     base = tl.program_id(1) * n * D
@@ -108,8 +124,8 @@ def attention(
     end = n
     if CAUSAL:
         end = start + BM
-    for at in range(0, end, BN):
-        columns = at + tl.arange(0, BN)
+    for index in range(0, end, BN):
+        columns = index + tl.arange(0, BN)
         key = tl.load(k + base + columns[None, :] * D + d[:, None])
         score = tl.dot(query, key) * (scale * 1.4426950408889634)
         if CAUSAL:
@@ -130,61 +146,77 @@ def attention(
 
 @triton.jit
 def add(x, y, out, n, BLOCK: tl.constexpr):
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < n
-    tl.store(out + at, tl.load(x + at, mask=inside) + tl.load(y + at, mask=inside), mask=inside)
+    offset = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = offset < n
+    tl.store(
+        out + offset,
+        tl.load(x + offset, mask=inside) + tl.load(y + offset, mask=inside),
+        mask=inside,
+    )
 
 
 @triton.jit
 def softmax(x, out, n, BLOCK: tl.constexpr):
     row = tl.program_id(0)
-    at = tl.arange(0, BLOCK)
-    value = tl.load(x + row * n + at, mask=at < n, other=float("-inf")).to(tl.float32)
+    offset = tl.arange(0, BLOCK)
+    value = tl.load(x + row * n + offset, mask=offset < n, other=float("-inf")).to(tl.float32)
     e = tl.exp(value - tl.max(value, 0))
-    tl.store(out + row * n + at, (e / tl.sum(e, 0)).to(out.dtype.element_ty), mask=at < n)
+    tl.store(out + row * n + offset, (e / tl.sum(e, 0)).to(out.dtype.element_ty), mask=offset < n)
 
 
 @triton.jit
 def layer_norm(x, weight, bias, out, mean_out, rstd_out, n, eps, BLOCK: tl.constexpr):
     """Two passes over a row that is longer than the block."""
     row = tl.program_id(0)
-    at = tl.arange(0, BLOCK)
+    offset = tl.arange(0, BLOCK)
     total = tl.zeros((BLOCK,), tl.float32)
     for start in range(0, n, BLOCK):
-        total += tl.load(x + row * n + start + at, mask=start + at < n, other=0.0).to(tl.float32)
+        total += tl.load(x + row * n + start + offset, mask=start + offset < n, other=0.0).to(
+            tl.float32
+        )
     mean = tl.sum(total, 0) / n
     square = tl.zeros((BLOCK,), tl.float32)
     for start in range(0, n, BLOCK):
-        value = tl.load(x + row * n + start + at, mask=start + at < n, other=0.0).to(tl.float32)
-        value = tl.where(start + at < n, value - mean, 0.0)
+        value = tl.load(x + row * n + start + offset, mask=start + offset < n, other=0.0).to(
+            tl.float32
+        )
+        value = tl.where(start + offset < n, value - mean, 0.0)
         square += value * value
     rstd = 1 / tl.sqrt(tl.sum(square, 0) / n + eps)
     tl.store(mean_out + row, mean)
     tl.store(rstd_out + row, rstd)
     for start in range(0, n, BLOCK):
-        inside = start + at < n
-        w = tl.load(weight + start + at, mask=inside).to(tl.float32)
-        b = tl.load(bias + start + at, mask=inside).to(tl.float32)
-        value = tl.load(x + row * n + start + at, mask=inside, other=0.0).to(tl.float32)
+        inside = start + offset < n
+        w = tl.load(weight + start + offset, mask=inside).to(tl.float32)
+        b = tl.load(bias + start + offset, mask=inside).to(tl.float32)
+        value = tl.load(x + row * n + start + offset, mask=inside, other=0.0).to(tl.float32)
         result = (value - mean) * rstd * w + b
-        tl.store(out + row * n + start + at, result.to(out.dtype.element_ty), mask=inside)
+        tl.store(out + row * n + start + offset, result.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def reductions(
-    x, sums, maxima, minima, where_max, where_min, xors, R: tl.constexpr, C: tl.constexpr,
+    x,
+    sums,
+    maxima,
+    minima,
+    where_max,
+    where_min,
+    xors,
+    R: tl.constexpr,
+    C: tl.constexpr,
     AXIS: tl.constexpr,
-):  # fmt: skip
+):
     """Along one axis of a tile: across registers, lanes and waves, as the layout has it."""
     value = tl.load(x + tl.arange(0, R)[:, None] * C + tl.arange(0, C)[None, :])
     KEPT: tl.constexpr = C if AXIS == 0 else R
-    at = tl.arange(0, KEPT)
-    tl.store(sums + at, tl.sum(value, AXIS))
-    tl.store(maxima + at, tl.max(value, AXIS))
-    tl.store(minima + at, tl.min(value, AXIS))
-    tl.store(where_max + at, tl.argmax(value, AXIS))
-    tl.store(where_min + at, tl.argmin(value, AXIS))
-    tl.store(xors + at, tl.xor_sum(value.to(tl.int32, bitcast=True), AXIS))
+    offset = tl.arange(0, KEPT)
+    tl.store(sums + offset, tl.sum(value, AXIS))
+    tl.store(maxima + offset, tl.max(value, AXIS))
+    tl.store(minima + offset, tl.min(value, AXIS))
+    tl.store(where_max + offset, tl.argmax(value, AXIS))
+    tl.store(where_min + offset, tl.argmin(value, AXIS))
+    tl.store(xors + offset, tl.xor_sum(value.to(tl.int32, bitcast=True), AXIS))
 
 
 @triton.jit
@@ -217,23 +249,30 @@ def linear_step(a_left, b_left, a_right, b_right):
 
 @triton.jit
 def scans(
-    x, coefficient, sums, products, states, R: tl.constexpr, C: tl.constexpr, AXIS: tl.constexpr,
+    x,
+    coefficient,
+    sums,
+    products,
+    states,
+    R: tl.constexpr,
+    C: tl.constexpr,
+    AXIS: tl.constexpr,
     REVERSE: tl.constexpr,
-):  # fmt: skip
+):
     """Running sum, running product and the recurrence h = a h + x along one axis of a tile."""
-    at = tl.arange(0, R)[:, None] * C + tl.arange(0, C)[None, :]
-    value = tl.load(x + at)
-    a = tl.load(coefficient + at)
-    tl.store(sums + at, tl.cumsum(value, AXIS, reverse=REVERSE))
-    tl.store(products + at, tl.cumprod(a, AXIS, reverse=REVERSE))
+    offset = tl.arange(0, R)[:, None] * C + tl.arange(0, C)[None, :]
+    value = tl.load(x + offset)
+    a = tl.load(coefficient + offset)
+    tl.store(sums + offset, tl.cumsum(value, AXIS, reverse=REVERSE))
+    tl.store(products + offset, tl.cumprod(a, AXIS, reverse=REVERSE))
     _, state = tl.associative_scan((a, value), AXIS, linear_step, reverse=REVERSE)
-    tl.store(states + at, state)
+    tl.store(states + offset, state)
 
 
 @triton.jit
 def sort_rows(x, out, R: tl.constexpr, C: tl.constexpr, DESCENDING: tl.constexpr):
-    at = tl.arange(0, R)[:, None] * C + tl.arange(0, C)[None, :]
-    tl.store(out + at, tl.sort(tl.load(x + at), descending=DESCENDING))
+    offset = tl.arange(0, R)[:, None] * C + tl.arange(0, C)[None, :]
+    tl.store(out + offset, tl.sort(tl.load(x + offset), descending=DESCENDING))
 
 
 @triton.jit
@@ -265,8 +304,8 @@ def gather_scatter(table, index, where, out, n, m, C: tl.constexpr, BLOCK: tl.co
 
 @triton.jit
 def gather_in_tile(x, index, out, R: tl.constexpr, C: tl.constexpr, AXIS: tl.constexpr):
-    at = tl.arange(0, R)[:, None] * C + tl.arange(0, C)[None, :]
-    tl.store(out + at, tl.gather(tl.load(x + at), tl.load(index + at), AXIS))
+    offset = tl.arange(0, R)[:, None] * C + tl.arange(0, C)[None, :]
+    tl.store(out + offset, tl.gather(tl.load(x + offset), tl.load(index + offset), AXIS))
 
 
 @triton.jit
@@ -330,41 +369,41 @@ def atomic_each(x, index, out, old, n, OP: tl.constexpr, BLOCK: tl.constexpr):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = i < n
     value = tl.load(x + i, mask=inside)
-    at = out + tl.load(index + i, mask=inside, other=0)
+    offset = out + tl.load(index + i, mask=inside, other=0)
     if OP == "add":
-        before = tl.atomic_add(at, value, mask=inside)
+        previous = tl.atomic_add(offset, value, mask=inside)
     elif OP == "max":
-        before = tl.atomic_max(at, value, mask=inside)
+        previous = tl.atomic_max(offset, value, mask=inside)
     elif OP == "min":
-        before = tl.atomic_min(at, value, mask=inside)
+        previous = tl.atomic_min(offset, value, mask=inside)
     elif OP == "and":
-        before = tl.atomic_and(at, value, mask=inside)
+        previous = tl.atomic_and(offset, value, mask=inside)
     elif OP == "or":
-        before = tl.atomic_or(at, value, mask=inside)
+        previous = tl.atomic_or(offset, value, mask=inside)
     elif OP == "xor":
-        before = tl.atomic_xor(at, value, mask=inside)
+        previous = tl.atomic_xor(offset, value, mask=inside)
     else:
-        before = tl.atomic_xchg(at, value, mask=inside)
+        previous = tl.atomic_xchg(offset, value, mask=inside)
     if old is not None:
-        tl.store(old + i, before, mask=inside)
+        tl.store(old + i, previous, mask=inside)
 
 
 @triton.jit
 def compare_and_swap(cells, expected, new, old, n, BLOCK: tl.constexpr):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    before = tl.atomic_cas(cells + i, tl.load(expected + i), tl.load(new + i))
-    tl.store(old + i, before)
+    previous = tl.atomic_cas(cells + i, tl.load(expected + i), tl.load(new + i))
+    tl.store(old + i, previous)
 
 
 @triton.jit
 def locked_sum(x, total, lock, n, BLOCK: tl.constexpr):
     """Persistent: each program adds its tiles into `total`, a block that a spin lock guards."""
-    at = tl.arange(0, BLOCK)
+    offset = tl.arange(0, BLOCK)
     for tile in range(tl.program_id(0), tl.cdiv(n, BLOCK), tl.num_programs(0)):
-        value = tl.load(x + tile * BLOCK + at, mask=tile * BLOCK + at < n, other=0.0)
+        value = tl.load(x + tile * BLOCK + offset, mask=tile * BLOCK + offset < n, other=0.0)
         while tl.atomic_cas(lock, 0, 1) == 1:
             pass
-        tl.store(total + at, tl.load(total + at) + value)
+        tl.store(total + offset, tl.load(total + offset) + value)
         tl.debug_barrier()
         tl.atomic_xchg(lock, 0)
 

@@ -67,20 +67,20 @@ def assert_border(out: torch.Tensor) -> None:
     assert whole.isnan().all(), f"written outside of out: {(~whole.isnan()).nonzero()[:8].tolist()}"
 
 
-def assert_close(got: torch.Tensor, x: Side, w: Side, parts: int = 64) -> None:
+def assert_close(actual: torch.Tensor, x: Side, w: Side, parts: int = 64) -> None:
     """Against float64; values beyond the dtype's range are infinite."""
     exact, total = x.exact @ w.exact.T, x.exact.abs() @ w.exact.abs().T
-    assert_equal_within(got, exact, total, x.payload.shape[1], parts)
+    assert_equal_within(actual, exact, total, x.payload.shape[1], parts)
 
 
 def assert_equal_within(
-    got: torch.Tensor, exact: torch.Tensor, total: torch.Tensor, k: int, parts: int = 64
+    actual: torch.Tensor, exact: torch.Tensor, total: torch.Tensor, k: int, parts: int = 64
 ) -> None:
-    beyond = exact.abs() > torch.finfo(got.dtype).max * (1 + HALF_ULP[got.dtype])
+    beyond = exact.abs() > torch.finfo(actual.dtype).max * (1 + HALF_ULP[actual.dtype])
     # NVIDIA's matrix units truncate where others round: twice half an ULP
     depth = (32 + k // 32 + parts) * (2 if NVIDIA else 1)
-    bound = tolerance(exact, total, depth, got.dtype)
-    assert_within(got, torch.where(beyond, exact.sign() * math.inf, exact), bound)
+    bound = tolerance(exact, total, depth, actual.dtype)
+    assert_within(actual, torch.where(beyond, exact.sign() * math.inf, exact), bound)
 
 
 def dense(
@@ -132,28 +132,58 @@ def route(experts: list[int], block_m: int, worst_case: int = 3) -> Routing:
 
 
 def grouped(
-    a: Side, w: Side, routing: Routing, a_div: int, weights: torch.Tensor | None,
-    config: TritonConfig | None = None, dtype: torch.dtype = torch.bfloat16,
-) -> torch.Tensor:  # fmt: skip
+    a: Side,
+    w: Side,
+    routing: Routing,
+    a_div: int,
+    weights: torch.Tensor | None,
+    config: TritonConfig | None = None,
+    dtype: torch.dtype = torch.bfloat16,
+) -> torch.Tensor:
     (e, n, k), device = w.payload.shape, w.payload.device
     routing = routing.to(device)
     out = poisoned(routing.num_valid, n, dtype, device)
     run = prepare_grouped(
-        "triton", device, routing.num_valid, n, k, e, a_div, a_div, weights is not None,
-        routing.block_m, dtype, config=config,
-    )  # fmt: skip
-    run(out, a.payload.view(E4M3), a.scale, w.payload.view(E4M3), w.scale, routing.sorted_ids,
-        routing.expert_ids, routing.num_padded, weights)  # fmt: skip
+        "triton",
+        device,
+        routing.num_valid,
+        n,
+        k,
+        e,
+        a_div,
+        a_div,
+        weights is not None,
+        routing.block_m,
+        dtype,
+        config=config,
+    )
+    run(
+        out,
+        a.payload.view(E4M3),
+        a.scale,
+        w.payload.view(E4M3),
+        w.scale,
+        routing.sorted_ids,
+        routing.expert_ids,
+        routing.num_padded,
+        weights,
+    )
     return out
 
 
 def assert_grouped(
-    got: torch.Tensor, a: Side, w: Side, experts: list[int], a_div: int,
+    actual: torch.Tensor,
+    a: Side,
+    w: Side,
+    experts: list[int],
+    a_div: int,
     weights: torch.Tensor | None,
-) -> None:  # fmt: skip
+) -> None:
     """Row i is a[i / a_div] @ w[experts[i]]^T times its weight; zeros without an expert."""
     a_exact, used = a.exact, {}
-    exact, total = (torch.zeros(got.shape, dtype=torch.float64, device=got.device) for _ in "et")
+    exact, total = (
+        torch.zeros(actual.shape, dtype=torch.float64, device=actual.device) for _ in "et"
+    )
     for row, expert in enumerate(experts):
         if 0 <= expert < len(w.payload):
             if expert not in used:
@@ -161,5 +191,5 @@ def assert_grouped(
             factor = 1.0 if weights is None else weights[row].double()
             exact[row] = used[expert] @ a_exact[row // a_div] * factor
             total[row] = (used[expert].abs() @ a_exact[row // a_div].abs() * factor).abs()
-    assert_equal_within(got, exact, total, a.payload.shape[1])
-    assert_border(got)
+    assert_equal_within(actual, exact, total, a.payload.shape[1])
+    assert_border(actual)

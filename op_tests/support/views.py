@@ -102,6 +102,6 @@ def bits(tensor: torch.Tensor, copy: bool = True) -> torch.Tensor:
 
 def _exact(like: torch.Tensor, count: int) -> torch.Tensor:
     """Memory of so many elements at a 64-byte boundary, whose storage is that and no more."""
-    made = torch.empty(count, dtype=like.dtype)
-    bits(made, copy=False).fill_(-1 if made.itemsize > 1 else 0xFF)
-    return made
+    result = torch.empty(count, dtype=like.dtype)
+    bits(result, copy=False).fill_(-1 if result.itemsize > 1 else 0xFF)
+    return result

@@ -72,26 +72,26 @@ class Sum:
         self.launches[m, n](out, parts)
 
 
-def run(made: Sum, m: int, n: int, apart: int = 0, skip: int = 0, **options: Any) -> None:
+def run(result: Sum, m: int, n: int, apart: int = 0, skip: int = 0, **options: Any) -> None:
     """`apart` more columns between rows of out, which starts `skip` elements into its memory."""
     parts = torch.randn(SPLITS, m, n)
     memory = torch.full((skip + m * (n + apart),), 7.0, **options)
     out = memory[skip:].view(m, n + apart)[:, :n]
-    made(out, parts)
-    wanted = (parts[0] + parts[1]).to(out.dtype)
-    assert torch.equal(out, wanted), f"{m} x {n}: differs"
-    rest = memory[skip:].view(m, n + apart)[:, n:]
-    assert (memory[:skip] == 7).all() and (rest == 7).all(), "written outside"
+    result(out, parts)
+    expected = (parts[0] + parts[1]).to(out.dtype)
+    assert torch.equal(out, expected), f"{m} x {n}: differs"
+    remaining = memory[skip:].view(m, n + apart)[:, n:]
+    assert (memory[:skip] == 7).all() and (remaining == 7).all(), "written outside"
 
 
 SHAPES = [*itertools.product((1, 2, 16), (1, 2, 15, 16, 17, 32, 100), (0, 1, 16), (0, 1))]
 
 
 def test_one_bound_kernel_takes_any_numbers(searched: Counted) -> None:
-    made = Sum(searched)
+    result = Sum(searched)
     for _ in range(2):
         for m, n, apart, skip in SHAPES:
-            run(made, m, n, apart, skip)
+            run(result, m, n, apart, skip)
         first, searched.count = searched.count, 0
     assert searched.count == 0, "known the second time"
     assert first < len(SHAPES) / 3
@@ -108,11 +108,11 @@ def test_others_find_what_one_has_compiled(searched: Counted) -> None:
 
 
 def test_what_is_kept_is_bounded(searched: Counted, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bound, "_MOST", 8)
-    made = Sum(searched)
+    monkeypatch.setattr(bound, "_MAX_CACHED", 8)
+    result = Sum(searched)
     for m in range(1, 40):
-        run(made, 3, 5, apart=m)
-        (launch,) = made.launches.values()
+        run(result, 3, 5, apart=m)
+        (launch,) = result.launches.values()
         assert len(launch._known) <= 8 and len(bound._compiled) <= 8  # type: ignore[attr-defined]
     assert searched.count < 4
 
@@ -152,7 +152,7 @@ def test_arguments_go_by_name() -> None:
         ("ignored parts sums out", {"out": "sums"}, (2, 1, 0, 2)),
     ):
         out, ignored = torch.full((m, n), float("nan")), torch.full((m, n), 7.0)
-        given = [(out, parts, ignored)[at] for at in order]
+        given = [(out, parts, ignored)[offset] for offset in order]
         source = next(iter(sources.values()), "out")
         bound = add_splits()
         launch = bound.prepare(arguments, sources=sources, strides={source: "out_m _"})

@@ -131,9 +131,17 @@ def _check(arch: str, case: Case) -> str:
 
 
 TILES = [
-    (16, 16, 32), (16, 64, 64), (32, 32, 64), (32, 128, 32), (64, 16, 128), (64, 64, 64),
-    (128, 32, 32), (128, 128, 32), (16, 128, 128), (64, 128, 64),
-]  # fmt: skip
+    (16, 16, 32),
+    (16, 64, 64),
+    (32, 32, 64),
+    (32, 128, 32),
+    (64, 16, 128),
+    (64, 64, 64),
+    (128, 32, 32),
+    (128, 128, 32),
+    (16, 128, 128),
+    (64, 128, 64),
+]
 LAYOUTS = ("kn", "kk", "mn", "mk")
 WARPS, STAGES, NONKDIMS = (1, 2, 4, 8), (1, 2, 3), (0, 16, 32)
 
@@ -152,21 +160,28 @@ def _fits(case: Case) -> bool:
 def _sample(arch: str, pair: str, count: int) -> list[Case]:
     """Cases that together have every tile, wave count, stage count, MFMA size and memory order."""
     draw = random.Random(f"{arch} {pair}")
-    chosen: list[Case] = []
+    selected: list[Case] = []
     missing = {("tile", t) for t in TILES} | {("warps", w) for w in WARPS}
     missing |= {("stages", s) for s in STAGES} | {("nonkdim", d) for d in NONKDIMS}
     missing |= {("order", o) for o in LAYOUTS} | {("even", e) for e in (True, False)}
-    while len(chosen) < count:
+    while len(selected) < count:
         candidates = [
-            Case(pair, draw.choice(TILES), draw.choice(WARPS), draw.choice(STAGES),
-                 draw.choice(NONKDIMS), draw.choice(LAYOUTS), even=draw.random() > 0.2)
+            Case(
+                pair,
+                draw.choice(TILES),
+                draw.choice(WARPS),
+                draw.choice(STAGES),
+                draw.choice(NONKDIMS),
+                draw.choice(LAYOUTS),
+                even=draw.random() > 0.2,
+            )
             for _ in range(200)
-        ]  # fmt: skip
+        ]
         fitting = [case for case in candidates if _fits(case)]
         best = max(fitting, key=lambda case: len(missing & _traits(case)))
         missing -= _traits(best)
-        chosen.append(best)
-    return chosen
+        selected.append(best)
+    return selected
 
 
 def _traits(case: Case) -> set[tuple[str, object]]:
@@ -175,14 +190,14 @@ def _traits(case: Case) -> set[tuple[str, object]]:
 
 
 def _default_cases() -> list[object]:
-    found = []
+    results = []
     for arch, pairs in PAIRS.items():
         native = {"gfx950": ("e4m3fn", "e5m2"), "gfx942": ("e4m3fnuz", "e5m2fnuz")}[arch]
         for pair in pairs:
             few = "*" in pair or (pair.startswith("e") and pair not in native)
             cases = _sample(arch, pair, 2 if few else 4)
-            found += [pytest.param(arch, case, id=f"{arch}-{case}") for case in cases]
-    return found
+            results += [pytest.param(arch, case, id=f"{arch}-{case}") for case in cases]
+    return results
 
 
 @pytest.mark.thin(5)
@@ -279,9 +294,21 @@ def test_dot_f32_in_bf16_parts(arch: str, precision: str, lost: float) -> None:
     a, b = _operand(m, k, "f32", 1), _operand(k, n, "f32", 2)
     out = torch.full((m, n), float("nan"))
     kernels.matmul[(2, 2)](
-        a, b, out, m, n, k, *a.stride(), *b.stride(), BM=32, BN=32, BK=32, EVEN_K=True,
-        ACC=kernels.tl.float32, PRECISION=precision,
-    )  # fmt: skip
+        a,
+        b,
+        out,
+        m,
+        n,
+        k,
+        *a.stride(),
+        *b.stride(),
+        BM=32,
+        BN=32,
+        BK=32,
+        EVEN_K=True,
+        ACC=kernels.tl.float32,
+        PRECISION=precision,
+    )
     total = a.double().abs() @ b.double().abs()
     bound = (lost + 6 * (k + 1) * HALF_ULP[torch.float32]) * total
     assert_within(out, a.double() @ b.double(), bound)
@@ -301,17 +328,17 @@ SWEEP = 150  # for each architecture
 
 def _sweep() -> list[object]:
     """A fixed sample of the cross product, which has thousands and would take hours."""
-    found = []
+    results = []
     for arch, pairs in PAIRS.items():
         draw, cases = random.Random(arch), []
         for grid in itertools.product(pairs, TILES, WARPS, STAGES, NONKDIMS):
             case = Case(*grid, order=draw.choice(LAYOUTS), even=draw.random() > 0.2)
             if _fits(case):
                 cases.append(case)
-        found += [
+        results += [
             pytest.param(arch, case, id=f"{arch}-{case}") for case in draw.sample(cases, SWEEP)
         ]
-    return found
+    return results
 
 
 @pytest.mark.sweep

@@ -166,9 +166,15 @@ def test_upcast(pair: str) -> None:
 # ---------------------------------------------------------------------------------- layouts
 
 TILES = [
-    (16, 16, 128), (32, 32, 64), (16, 64, 256), (64, 32, 128), (32, 128, 128), (64, 64, 256),
-    (128, 128, 128), (128, 32, 64),
-]  # fmt: skip
+    (16, 16, 128),
+    (32, 32, 64),
+    (16, 64, 256),
+    (64, 32, 128),
+    (32, 128, 128),
+    (64, 64, 256),
+    (128, 128, 128),
+    (128, 32, 64),
+]
 WARPS, STAGES, NONKDIMS = (1, 2, 4, 8), (1, 2, 3), (0, 16, 32)
 ORDERS = ("kk", "kn", "mk", "mn")
 LAYOUTS = [
@@ -279,7 +285,7 @@ def _native(arch: str, case: Case) -> bool:
 
 def _sweep() -> list[object]:
     """A fixed sample of the cross product, which has thousands and would take hours."""
-    found = []
+    results = []
     for arch in rfops.vgpu.ARCHS:
         draw, cases = random.Random(arch), []
         for grid in itertools.product(NATIVE + MIXED, TILES, WARPS, STAGES, NONKDIMS):
@@ -287,16 +293,16 @@ def _sweep() -> list[object]:
             names = case.pair.split("*")
             packs = _native(arch, case)
             packing = "".join(
-                at if packs and name == "e2m1" and draw.random() < 0.5 else "k"
-                for at, name in zip(case.order, names, strict=True)
+                offset if packs and name == "e2m1" and draw.random() < 0.5 else "k"
+                for offset, name in zip(case.order, names, strict=True)
             )
             case = replace(case, packing=packing)
             if _fits(case):
                 cases.append(case)
-        found += [
+        results += [
             pytest.param(arch, case, id=f"{arch}-{case}") for case in draw.sample(cases, SWEEP)
         ]
-    return found
+    return results
 
 
 @pytest.mark.sweep

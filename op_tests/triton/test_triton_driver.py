@@ -56,11 +56,11 @@ def test_architectures_in_turn() -> None:
         assert compiled.metadata.target.arch == arch
         assert compiled is properties.setdefault(f"{arch} kernel", compiled)
         device = triton.runtime.driver.active.get_current_device()
-        found = triton.runtime.driver.active.utils.get_device_properties(device)
-        assert found["arch"].split(":")[0] == arch
-        for one in (0, None):  # the index of torch's device, as scripts have it
-            assert triton.runtime.driver.active.utils.get_device_properties(one) == found
-        properties[arch] = found
+        result = triton.runtime.driver.active.utils.get_device_properties(device)
+        assert result["arch"].split(":")[0] == arch
+        for item in (0, None):  # the index of torch's device, as scripts have it
+            assert triton.runtime.driver.active.utils.get_device_properties(item) == result
+        properties[arch] = result
     assert properties["gfx950"]["max_shared_mem"] == 160 << 10
     assert properties["gfx942"]["max_shared_mem"] == 64 << 10
     assert properties["gfx950"]["multiprocessor_count"] == 256
@@ -84,13 +84,13 @@ def test_it_is_the_only_active_driver() -> None:
     def active() -> list[str]:
         return [name for name, x in backends.items() if x.driver and x.driver.is_active()]
 
-    before = active()
+    previous = active()
     own = {name: vars(x.driver)["is_active"] for name, x in backends.items()}
     rfops.vgpu.activate_triton("gfx942")
     rfops.vgpu.activate_triton("gfx950")
     assert active() == ["amd"] and triton.runtime.driver.active.is_active()
     rfops.vgpu.deactivate_triton()
-    assert active() == before
+    assert active() == previous
     assert own == {name: vars(x.driver)["is_active"] for name, x in backends.items()}
 
 
@@ -101,20 +101,25 @@ def test_deactivate_gives_everything_back() -> None:
     def state() -> tuple[object, ...]:
         testing = triton.testing
         return (
-            triton.runtime.driver._active, testing.do_bench.__code__, testing.do_bench.__defaults__,
-            testing.do_bench_cudagraph.__code__, testing.do_bench_cudagraph.__defaults__,
-            knobs.build.impl, knobs.amd.libhip_path, hasattr(Autotuner, "cache"),
-        )  # fmt: skip
+            triton.runtime.driver._active,
+            testing.do_bench.__code__,
+            testing.do_bench.__defaults__,
+            testing.do_bench_cudagraph.__code__,
+            testing.do_bench_cudagraph.__defaults__,
+            knobs.build.impl,
+            knobs.amd.libhip_path,
+            hasattr(Autotuner, "cache"),
+        )
 
-    before = state()
+    previous = state()
     for _ in range(2):
         rfops.vgpu.activate_triton("gfx950")
-        assert state() != before
+        assert state() != previous
         add()
         rfops.vgpu.deactivate_triton()
-        assert state() == before
+        assert state() == previous
     rfops.vgpu.deactivate_triton()  # nothing to do
-    assert state() == before
+    assert state() == previous
 
 
 def test_lds_limit_is_that_of_the_arch() -> None:
@@ -227,5 +232,5 @@ assert torch.equal(out, 2 * x)
     environ = {name: text for name, text in os.environ.items() if name != "CC"}
     environ["TRITON_CACHE_DIR"] = str(tmp_path / "triton")
     environ["RFOPS_HIP_LIBRARY"] = str(vgpu_path)  # not one that ziglang would have to build
-    done = run(code, ["-c"], environ, OP_TESTS)
-    assert done.returncode == 0, done.stderr
+    completed = run(code, ["-c"], environ, OP_TESTS)
+    assert completed.returncode == 0, completed.stderr

@@ -57,10 +57,10 @@ def test_add(dtype: torch.dtype) -> None:
     x = (normal(size) * 100).to(dtype)
     y = (normal(size, seed=2) * 100).to(dtype)
     out = poisoned(size, dtype=dtype)
-    rest = out[n:].clone()
+    remaining = out[n:].clone()
     kernels.add[(cdiv(n, 256),)](x, y, out, n, BLOCK=256)
     assert torch.equal(out[:n], (x + y)[:n])
-    assert_within(out[n:], rest, 0)  # the mask holds
+    assert_within(out[n:], remaining, 0)  # the mask holds
 
 
 @pytest.mark.thin(5)
@@ -111,9 +111,18 @@ def test_reductions(rows: int, columns: int, warps: int, axis: int) -> None:
     sums, maxima, minima = (poisoned(kept) for _ in range(3))
     where_max, where_min, xors = (poisoned(kept, dtype=torch.int32) for _ in range(3))
     kernels.reductions[(1,)](
-        x, sums, maxima, minima, where_max, where_min, xors, R=rows, C=columns, AXIS=axis,
+        x,
+        sums,
+        maxima,
+        minima,
+        where_max,
+        where_min,
+        xors,
+        R=rows,
+        C=columns,
+        AXIS=axis,
         num_warps=warps,
-    )  # fmt: skip
+    )
     n = x.shape[axis]
     assert_within(sums, x.double().sum(axis), n * U * x.double().abs().sum(axis))
     assert torch.equal(maxima, x.amax(axis))
@@ -162,9 +171,8 @@ def test_attention(
     out = poisoned(heads, n, d, dtype=dtype)
     scale = 1 / math.sqrt(d)
     kernels.attention[(n // bm, heads)](
-        q, k, v, out, n, scale, D=d, BM=bm, BN=bn, CAUSAL=causal, num_warps=warps,
-        num_stages=stages,
-    )  # fmt: skip
+        q, k, v, out, n, scale, D=d, BM=bm, BN=bn, CAUSAL=causal, num_warps=warps, num_stages=stages
+    )
     q64, k64, v64 = q.double(), k.double(), v.double()
     score = q64 @ k64.mT * scale
     if causal:
@@ -344,14 +352,17 @@ def test_atomic_integers(op: str, dtype: torch.dtype) -> None:
     limits = np.iinfo(numpy_type)
     values = draw.integers(limits.min, limits.max, n, dtype=numpy_type, endpoint=True)
     start = draw.integers(limits.min, limits.max, cells, dtype=numpy_type, endpoint=True)
-    places = draw.integers(0, cells, n, dtype=np.int32)
+    positions = draw.integers(0, cells, n, dtype=np.int32)
     function = {
-        "max": np.maximum, "min": np.minimum, "and": np.bitwise_and, "or": np.bitwise_or,
+        "max": np.maximum,
+        "min": np.minimum,
+        "and": np.bitwise_and,
+        "or": np.bitwise_or,
         "xor": np.bitwise_xor,
-    }[op]  # fmt: skip
+    }[op]
     want = start.copy()
-    function.at(want, places, values)
-    x, index, out = (torch.from_numpy(array.copy()) for array in (values, places, start))
+    function.at(want, positions, values)
+    x, index, out = (torch.from_numpy(array.copy()) for array in (values, positions, start))
     # Where nobody wants the old values, Triton first combines a wave's lanes that have one address,
     # and compares signed numbers there as unsigned ones (3.6 to 3.9): not the hardware's doing.
     old = torch.zeros_like(x) if op in ("max", "min") else None
@@ -388,10 +399,10 @@ def test_compare_and_swap(dtype: torch.dtype) -> None:
     cells = torch.randint(0, 3, (n,), generator=rng(1)).to(dtype)
     expected = torch.randint(0, 3, (n,), generator=rng(2)).to(dtype)
     new = torch.arange(100, 100 + n).to(dtype)
-    old, before = poisoned(n, dtype=dtype), cells.clone()
+    old, previous = poisoned(n, dtype=dtype), cells.clone()
     kernels.compare_and_swap[(cdiv(n, 64),)](cells, expected, new, old, n, BLOCK=64)
-    assert torch.equal(old, before)
-    assert torch.equal(cells, torch.where(before == expected, new, before))
+    assert torch.equal(old, previous)
+    assert torch.equal(cells, torch.where(previous == expected, new, previous))
 
 
 @pytest.mark.parametrize("programs", [1, 7])
@@ -526,8 +537,10 @@ FNUZ = [torch.float8_e4m3fnuz, torch.float8_e5m2fnuz]
 
 def skip_fnuz(arch: str, fp8: torch.dtype) -> None:
     if arch == "gfx950" and fp8 in FNUZ and not FNUZ_CASTS:
-        pytest.skip("Triton before 3.9 converts FNUZ fp8 wrongly; .ci/run has the newest, and "
-                    "the instructions are in vgpu/isa/test_vgpu_convert.py")  # fmt: skip
+        pytest.skip(
+            "Triton before 3.9 converts FNUZ fp8 wrongly; .ci/run has the newest, and "
+            "the instructions are in vgpu/isa/test_vgpu_convert.py"
+        )
 
 
 @pytest.mark.thin(5)
@@ -569,14 +582,19 @@ def test_cast_to_fp8(arch: str, fp8: torch.dtype, wide: torch.dtype) -> None:
 @pytest.mark.parametrize(
     ("source", "target"),
     [
-        (torch.float32, torch.bfloat16), (torch.float32, torch.float16),
-        (torch.float64, torch.float32), (torch.float16, torch.float32),
-        (torch.bfloat16, torch.float32), (torch.int32, torch.float32),
-        (torch.int64, torch.float32), (torch.int64, torch.float64), (torch.int8, torch.float16),
+        (torch.float32, torch.bfloat16),
+        (torch.float32, torch.float16),
+        (torch.float64, torch.float32),
+        (torch.float16, torch.float32),
+        (torch.bfloat16, torch.float32),
+        (torch.int32, torch.float32),
+        (torch.int64, torch.float32),
+        (torch.int64, torch.float64),
+        (torch.int8, torch.float16),
         (torch.float32, torch.float64),
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_cast(source: torch.dtype, target: torch.dtype) -> None:
     if source.is_floating_point:
         special = torch.tensor(
@@ -614,9 +632,11 @@ def philox(seed: int, offset: np.ndarray) -> np.ndarray:
         a, b = counter[0] * np.uint64(0xD2511F53), counter[2] * np.uint64(0xCD9E8D57)
         high_a, high_b = a >> np.uint64(32), b >> np.uint64(32)
         counter = [
-            high_b ^ counter[1] ^ np.uint64(key[0]), b & mask,
-            high_a ^ counter[3] ^ np.uint64(key[1]), a & mask,
-        ]  # fmt: skip
+            high_b ^ counter[1] ^ np.uint64(key[0]),
+            b & mask,
+            high_a ^ counter[3] ^ np.uint64(key[1]),
+            a & mask,
+        ]
         key = [(key[0] + 0x9E3779B9) & 0xFFFFFFFF, (key[1] + 0xBB67AE85) & 0xFFFFFFFF]
     return np.stack(counter).astype(np.uint32)
 

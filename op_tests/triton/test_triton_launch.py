@@ -82,18 +82,18 @@ def test_the_users_virtual_gpu_keeps_its_arch(device: torch.device) -> None:
     other = next(name for name in ARCHS if name != arch)
     vgpu.activate_triton(other)
     try:
-        before = _driver_state()
+        previous = _driver_state()
         _call(device)
-        assert _driver_state() == before and before[1] == other
+        assert _driver_state() == previous and previous[1] == other
     finally:
         vgpu.deactivate_triton()
 
 
 def test_the_driver_comes_back_after_an_error(device: torch.device) -> None:
-    before = _driver_state()
+    previous = _driver_state()
     with pytest.raises(RuntimeError, match="from inside"), launch.on(device):
         raise RuntimeError("from inside")
-    assert _driver_state() == before
+    assert _driver_state() == previous
 
 
 # ---------------------------------------------------------------- the table
@@ -118,8 +118,8 @@ def test_tiles_between_the_bounds() -> None:
         ((257, 3073, 6144), "expand", (128, 128, 3)),
         ((1 << 20, 3072, 6144), "blocks", (64, 64, 3)),
     ):
-        found = TritonGemm().default(dense_call(*sizes, arch="sm_90"))
-        assert (found.method, found.fill) == (method, 0)
-        assert (found.block_m, found.block_n, found.stages) == tile, sizes
+        result = TritonGemm().default(dense_call(*sizes, arch="sm_90"))
+        assert (result.method, result.fill) == (method, 0)
+        assert (result.block_m, result.block_n, result.stages) == tile, sizes
     splits = [TritonGemm().default(dense_call(8, n, 6144)).splits for n in (512, 1024, 9216)]
     assert splits == [12, 12, 3], "two steps of K in each part at least, four tiles a unit at most"

@@ -15,11 +15,14 @@ from support.mxfp4_problems import OPS, assert_correct, call, random_problem, ru
 from support.quant_problems import assert_same, by, every_16_bits, ties_of_e4m3, wild
 
 if not torch.cuda.is_available():
-    pytest.skip("no GPU; the virtual one: op_tests/quantization, gemm/test_mxfp4_triton.py",
-                allow_module_level=True)  # fmt: skip
+    pytest.skip(
+        "no GPU; the virtual one: op_tests/quantization, gemm/test_mxfp4_triton.py",
+        allow_module_level=True,
+    )
 
-QUANT = {op.name: (op, modes) for op, modes in
-         ((mxfp4.OP, mxfp4.ROUNDING), (mxfp8.OP, mxfp8.ROUNDING))}  # fmt: skip
+QUANT = {
+    op.name: (op, modes) for op, modes in ((mxfp4.OP, mxfp4.ROUNDING), (mxfp8.OP, mxfp8.ROUNDING))
+}
 NAMES = sorted(OPS)
 CPU = torch.device("cpu")
 
@@ -35,13 +38,13 @@ def values_of(op: Op, mode: str | None = None) -> tuple[object, ...]:
 
 
 def assert_bits(
-    op: Op, x: torch.Tensor, mode: str | None = None, got: tuple[torch.Tensor, ...] | None = None
+    op: Op, x: torch.Tensor, mode: str | None = None, actual: tuple[torch.Tensor, ...] | None = None
 ) -> None:
     """Triton on the GPU, of the layout that x has, against torch on the CPU."""
     values = values_of(op, mode)
-    got = got or by(op, "triton", x, *values)
+    actual = actual or by(op, "triton", x, *values)
     plain = x.cpu().contiguous()
-    assert_same([t.cpu() for t in got], by(op, "torch", plain, *values), plain)
+    assert_same([t.cpu() for t in actual], by(op, "torch", plain, *values), plain)
 
 
 @pytest.mark.parametrize("name", sorted(QUANT))
@@ -112,22 +115,22 @@ def test_extremes_of_scales(
     for row, byte in scales.items():
         problem.w_scale[row] = byte
     problem = problem.of(name).to(device)
-    got = run("triton", problem, dtype=torch.float32)
-    assert_correct(got, problem)
-    assert got[2].isnan().all() and got[:, 3].isnan().all()
+    actual = run("triton", problem, dtype=torch.float32)
+    assert_correct(actual, problem)
+    assert actual[2].isnan().all() and actual[:, 3].isnan().all()
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_in_a_graph(name: str, device: torch.device) -> None:
     problem = random_problem(16, 2112, 7168).of(name).to(device)
-    wanted = call(problem)
-    graph, out = torch.cuda.CUDAGraph(), torch.empty_like(wanted)
+    expected = call(problem)
+    graph, out = torch.cuda.CUDAGraph(), torch.empty_like(expected)
     with torch.cuda.graph(graph):
         call(problem, out=out)
     for _ in range(2):
         out.fill_(math.nan)
         graph.replay()
-        assert torch.equal(out, wanted)
+        assert torch.equal(out, expected)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -136,7 +139,7 @@ def test_weights_beyond_2_gib(name: str, device: torch.device) -> None:
     x = random_problem(3, 16, k).of(name).to(device)
     w = torch.randint(256, (n, k // 2), dtype=torch.uint8, device=device)
     w_scale = torch.randint(121, 134, (n, k // 32), dtype=torch.uint8, device=device)
-    got = call(x.with_(w=w, w_scale=w_scale))
+    actual = call(x.with_(w=w, w_scale=w_scale))
     for start in (0, 262_144, 524_288 - 32, n - 64):
         rows = slice(start, start + 64)
-        assert_correct(got[:, rows], x.with_(w=w[rows], w_scale=w_scale[rows]))
+        assert_correct(actual[:, rows], x.with_(w=w[rows], w_scale=w_scale[rows]))

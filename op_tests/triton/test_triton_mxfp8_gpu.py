@@ -21,8 +21,10 @@ from support.triton_mxfp8_cases import (
 )
 
 if not torch.cuda.is_available():
-    pytest.skip("no GPU, and hours on the virtual one; smaller sizes: test_triton_mxfp8.py",
-                allow_module_level=True)  # fmt: skip
+    pytest.skip(
+        "no GPU, and hours on the virtual one; smaller sizes: test_triton_mxfp8.py",
+        allow_module_level=True,
+    )
 
 
 @pytest.fixture

@@ -50,9 +50,9 @@ def copy_rows(rows: int, passes: int = 1) -> None:
     assert torch.equal(out, torch.full((ROWS,), float(passes * COLUMNS)))
 
 
-def estimated_ms(fn: Callable[[], Any], **how: Any) -> float:
+def estimated_ms(fn: Callable[[], Any], **options: Any) -> float:
     """What timing mode says of the launches of one call."""
-    with rfops.vgpu.timing(**how) as t:
+    with rfops.vgpu.timing(**options) as t:
         fn()
     return sum(launch.us for launch in t.launches) / 1e3
 
@@ -66,15 +66,20 @@ def event() -> Any:
 
 @pytest.mark.thin(3)
 @pytest.mark.parametrize(
-    "bench", [triton.testing.do_bench, triton.testing.do_bench_cudagraph, imported_early,
-              graph_imported_early],
-)  # fmt: skip
+    "bench",
+    [
+        triton.testing.do_bench,
+        triton.testing.do_bench_cudagraph,
+        imported_early,
+        graph_imported_early,
+    ],
+)
 def test_do_bench_is_the_estimate(bench: Callable[..., float]) -> None:
     """From cold caches, as do_bench clears them; in a graph from warm ones."""
     graph = "graph" in bench.__name__
-    how = {"cold": False, "kind": "graph"} if graph else {}
+    options = {"cold": False, "kind": "graph"} if graph else {}
     ms = bench(add)
-    assert ms == pytest.approx(estimated_ms(add, **how), abs=1e-9)
+    assert ms == pytest.approx(estimated_ms(add, **options), abs=1e-9)
     assert ms < estimated_ms(add) if graph else ms > estimated_ms(add, cold=False)
     assert bench(lambda: copy_rows(8, passes=30)) > 2 * bench(lambda: copy_rows(1))
     assert not timing()
@@ -92,8 +97,9 @@ def test_only_the_launches_take_time() -> None:
 
     ms = triton.testing.do_bench(fn)
     assert ms == triton.testing.do_bench(lambda: fn(pause=0.02))
-    small, large = (triton.testing.do_bench(lambda n=n, b=b: add(n, b))
-                    for n, b in [(300, 64), (1000, 256)])  # fmt: skip
+    small, large = (
+        triton.testing.do_bench(lambda n=n, b=b: add(n, b)) for n, b in [(300, 64), (1000, 256)]
+    )
     assert ms == pytest.approx(2 * small + large, abs=1e-8)
 
 
@@ -148,8 +154,9 @@ def test_within_a_timing(arch: str) -> None:
     with rfops.vgpu.timing(part, cold=False, kind="event") as t:
         ms = triton.testing.do_bench(add)
     assert [(r.part, r.cold, r.kind) for r in t.launches] == [
-        (part, 0, "event"), (part, 1, "profiler")
-    ]  # fmt: skip
+        (part, 0, "event"),
+        (part, 1, "profiler"),
+    ]
     assert ms == pytest.approx(t.launches[1].us / 1e3, abs=1e-9)
     assert "pcs" in t.launches[0].figures and not timing()
 
@@ -246,14 +253,13 @@ def test_autotune_takes_what_the_model_likes() -> None:
     for name, config in CONFIGS.items():
         rows, passes = config.kwargs["ROWS"], config.kwargs["PASSES"]
         run = lambda r=rows, p=passes: kernels.sum_rows[(triton.cdiv(ROWS, r),)](  # noqa: E731
-            MATRIX, SUMS, ROWS, ROWS=r, PASSES=p, C=COLUMNS,
-            num_warps=1,
-        )  # fmt: skip
+            MATRIX, SUMS, ROWS, ROWS=r, PASSES=p, C=COLUMNS, num_warps=1
+        )
         assert measured[name] == pytest.approx(estimated_ms(run), abs=1e-9), name
     for name in set(CONFIGS) - {"spread"}:
         assert measured[name] > 1.2 * measured["spread"], measured
-    again, same = tune([slow_on_the_host(config) for config in reversed(configs)])
-    assert again == best
+    repeated, same = tune([slow_on_the_host(config) for config in reversed(configs)])
+    assert repeated == best
     assert same == times[::-1]
 
 

@@ -27,13 +27,13 @@ def _say_ignored(name: str) -> None:
     log.get().info("%s: metadata and splits are ignored, the kernel shares tokens out", name)
 
 
-def _refuse(name: str, argument: str, expected: str, got: Any) -> None:
-    Guard(name).fail(argument, expected, show(got), "call the original")
+def _refuse(name: str, argument: str, expected: str, value: Any) -> None:
+    Guard(name).fail(argument, expected, show(value), "call the original")
 
 
-def _refuse_others(name: str, others: Mapping[str, Any]) -> None:
+def _refuse_others(name: str, arguments: Mapping[str, Any]) -> None:
     """Refuse arguments of newer versions that do not have their neutral value."""
-    for argument, value in others.items():
+    for argument, value in arguments.items():
         neutral = _NEUTRAL.get(argument)
         if value is not None and (neutral is None or value != neutral):
             expected = "None" if neutral is None else f"{neutral} or None"
@@ -116,9 +116,9 @@ def mla_decode_fwd(
     kv_indices = _as_int32(name, "kv_indices", kv_indices)
     lens = None
     if kv.shape[1] > 1:
-        last = _as_int32(name, "kv_last_page_lens", kv_last_page_lens, batch)
+        last_page_lens = _as_int32(name, "kv_last_page_lens", kv_last_page_lens, batch)
         pages = kv_indptr.diff()
-        lens = ((pages - 1) * kv.shape[1] + last) * (pages > 0)
+        lens = ((pages - 1) * kv.shape[1] + last_page_lens) * (pages > 0)
         lens = lens.to(torch.int32)
     lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device) if return_lse else None
     scale = D_QK**-0.5 if sm_scale is None else sm_scale
@@ -146,8 +146,15 @@ def get_mla_metadata_info_v1(
     """aiter's: shape and dtype of the six buffers that its metadata wants; nothing is kept there,
     so the least of each. Raises ValueError for sparse attention."""
     _refuse_others("get_mla_metadata_info_v1", {"is_sparse": is_sparse})
-    whole = ((1,), torch.int32)
-    return ((2,), torch.uint64), whole, ((1, 8), torch.int32), whole, ((1, 2), torch.int32), whole
+    one_int = ((1,), torch.int32)
+    return (
+        ((2,), torch.uint64),
+        one_int,
+        ((1, 8), torch.int32),
+        one_int,
+        ((1, 2), torch.int32),
+        one_int,
+    )
 
 
 def get_mla_metadata_v1(*_args: Any, topk: Any = None, **_kwargs: Any) -> None:
@@ -194,10 +201,10 @@ def decode_attention_fwd(
     table = _as_int32(name, "req_to_token", req_to_token)
     lens = _as_int32(name, "b_seq_len", b_seq_len)
     is_written = lse.dtype is torch.float32 and lse.is_contiguous()
-    own = lse if is_written else torch.empty_like(lse, dtype=torch.float32).contiguous()
-    mla_decode(q, kv, None, table, sm_scale, kv_lens=lens, kv_scale=scale, out=o, lse=own)
-    if own is not lse:
-        lse.copy_(own)
+    lse_out = lse if is_written else torch.empty_like(lse, dtype=torch.float32).contiguous()
+    mla_decode(q, kv, None, table, sm_scale, kv_lens=lens, kv_scale=scale, out=o, lse=lse_out)
+    if lse_out is not lse:
+        lse.copy_(lse_out)
 
 
 # ---------------------------------------------------------------- FlashMLA

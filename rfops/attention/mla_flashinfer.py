@@ -20,8 +20,8 @@ _NAME = "BatchMLAPagedAttentionWrapper"
 _ROPE = D_QK - D_V
 
 
-def _refuse(argument: str, expected: str, got: Any, way: str = "call the original") -> None:
-    Guard(_NAME).fail(argument, expected, show(got), way)
+def _refuse(argument: str, expected: str, value: Any, fix: str = "call the original") -> None:
+    Guard(_NAME).fail(argument, expected, show(value), fix)
 
 
 class BatchMLAPagedAttentionWrapper:
@@ -42,8 +42,8 @@ class BatchMLAPagedAttentionWrapper:
         backend: str = "auto",
     ) -> None:
         self.device = float_workspace_buffer.device
-        self._kept = (kv_indptr, kv_indices, kv_len_arr) if use_cuda_graph else None
-        if self._kept and any(buffer is None for buffer in self._kept):
+        self._kept_tables = (kv_indptr, kv_indices, kv_len_arr) if use_cuda_graph else None
+        if self._kept_tables and any(buffer is None for buffer in self._kept_tables):
             _refuse(
                 "kv_indptr, kv_indices and kv_len_arr",
                 "given with use_cuda_graph",
@@ -82,24 +82,24 @@ class BatchMLAPagedAttentionWrapper:
         self._qo_len = counts[-1] if counts else 1
         if len(counts) > 1 or counts == [0] or (counts and int(qo_indptr[0]) != 0):
             self._queries = self._plan_queries(qo_indptr, counts)
-        given = (kv_indptr, kv_indices, kv_len_arr)
-        if self._kept:
-            for kept, own in zip(self._kept, given, strict=True):
-                assert kept is not None
-                kept[: len(own)].copy_(own)
+        tables = (kv_indptr, kv_indices, kv_len_arr)
+        if self._kept_tables:
+            for kept_table, table in zip(self._kept_tables, tables, strict=True):
+                assert kept_table is not None
+                kept_table[: len(table)].copy_(table)
             batch = len(kv_len_arr)
-            kept_bounds, kept_indices, kept_lens = self._kept
+            kept_bounds, kept_indices, kept_lens = self._kept_tables
             assert kept_bounds is not None and kept_indices is not None and kept_lens is not None
             self._lists = kept_bounds[: batch + 1], kept_indices, kept_lens[:batch]
         else:
-            bounds, indices, lens = (own.to(self.device) for own in given)
+            bounds, indices, lens = (table.to(self.device) for table in tables)
             self._lists = bounds, indices, lens
         self._heads, self._page, self._causal = num_heads, page_size, causal
         self._scale, self._dtypes = sm_scale, (q_data_type, kv_data_type)
 
     def _plan_queries(self, qo_indptr: Tensor, counts: list[int]) -> Tensor:
         """Where the rows of each sequence begin, of numbers that differ."""
-        if self._kept is None:
+        if self._kept_tables is None:
             return qo_indptr.to(self.device)
         if self._kept_queries is None:
             _refuse(
@@ -109,8 +109,8 @@ class BatchMLAPagedAttentionWrapper:
                 "pass a buffer for it, or as many rows for each sequence",
             )
             raise AssertionError
-        kept = self._kept_queries[: len(qo_indptr)]
-        return kept.copy_(qo_indptr)
+        indptr = self._kept_queries[: len(qo_indptr)]
+        return indptr.copy_(qo_indptr)
 
     def run(
         self,
@@ -160,7 +160,9 @@ class BatchMLAPagedAttentionWrapper:
                 "allocate one, and pass views of it",
             )
             raise AssertionError
-        own = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device) if return_lse else None
+        lse_out = (
+            torch.empty(q.shape[:2], dtype=torch.float32, device=q.device) if return_lse else None
+        )
         bounds, indices, lens = self._lists
         is_uniform = self._queries is None
         out = mla_decode(
@@ -175,27 +177,27 @@ class BatchMLAPagedAttentionWrapper:
             causal=self._causal,
             kv_lens=lens,
             out=out,
-            lse=own,
+            lse=lse_out,
         )
-        if own is None:
+        if lse_out is None:
             return out
-        base = own if return_lse_base_on_e else own.mul_(1 / math.log(2))
+        base = lse_out if return_lse_base_on_e else lse_out.mul_(1 / math.log(2))
         return out, base if lse is None else lse.copy_(base)
 
 
-def _together(left: Tensor, right: Tensor) -> Tensor | None:
+def _together(latent: Tensor, rope: Tensor) -> Tensor | None:
     """The tensor [..., 576] of which they are the parts; None if there is none."""
-    size = left.element_size()
+    size = latent.element_size()
     is_one = (
-        left.dtype == right.dtype
-        and left.shape == (*right.shape[:-1], D_V)
-        and right.shape[-1] == _ROPE
-        and left.stride() == right.stride()
-        and left.stride(-1) == 1
-        and left.stride(-2) >= D_QK
-        and right.data_ptr() - left.data_ptr() == D_V * size
-        and left.untyped_storage().data_ptr() == right.untyped_storage().data_ptr()
+        latent.dtype == rope.dtype
+        and latent.shape == (*rope.shape[:-1], D_V)
+        and rope.shape[-1] == _ROPE
+        and latent.stride() == rope.stride()
+        and latent.stride(-1) == 1
+        and latent.stride(-2) >= D_QK
+        and rope.data_ptr() - latent.data_ptr() == D_V * size
+        and latent.untyped_storage().data_ptr() == rope.untyped_storage().data_ptr()
     )
     if not is_one:
         return None
-    return left.as_strided((*left.shape[:-1], D_QK), left.stride(), left.storage_offset())
+    return latent.as_strided((*latent.shape[:-1], D_QK), latent.stride(), latent.storage_offset())

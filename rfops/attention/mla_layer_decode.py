@@ -48,18 +48,24 @@ class Torch(Kernel):
 
 class _MlaLayerDecode(Op):
     def unsupported_reason(self, c: Call, *sizes: int) -> tuple[str, str, str, str] | None:
-        found = dict(zip(self.declaration.sizes, sizes, strict=True))
-        v, rows, start = found["V"], found["L"], found["start"]
+        sizes_by_name = dict(zip(self.declaration.sizes, sizes, strict=True))
+        v, rows, start = sizes_by_name["V"], sizes_by_name["L"], sizes_by_name["start"]
         if v % V:
             return "o", f"of {V} columns a head", str(v), "pass [D, heads * 128]"
         heads = v // V
-        for name, size, each in (("q_up", "Q", NOPE + ROPE), ("kv_up", "U", NOPE + V)):
-            if found[size] != each * heads:
-                wanted = f"of {each} rows for each of o's {heads} heads, {each * heads}"
-                return name, wanted, str(found[size]), "weights must have the same heads"
-        if found["A"] < rows:
+        for name, size, rows_per_head in (("q_up", "Q", NOPE + ROPE), ("kv_up", "U", NOPE + V)):
+            if sizes_by_name[size] != rows_per_head * heads:
+                num_rows = rows_per_head * heads
+                expected = f"of {rows_per_head} rows for each of o's {heads} heads, {num_rows}"
+                return name, expected, str(sizes_by_name[size]), "weights must have the same heads"
+        if sizes_by_name["A"] < rows:
             way = f"pass rope_angles({rows})"
-            return "angles", f"of a row for each of the cache's {rows}", str(found["A"]), way
+            return (
+                "angles",
+                f"of a row for each of the cache's {rows}",
+                str(sizes_by_name["A"]),
+                way,
+            )
         if start >= rows:
             way = "the new token's row must be free"
             return "start", f"below the cache's {rows} rows", str(start), way
@@ -67,8 +73,8 @@ class _MlaLayerDecode(Op):
 
     def assume(self, sizes: dict[str, int], values: Mapping[str, Any]) -> None:
         """DeepSeek-V3's, of the challenge."""
-        usual = {"D": 7168, "R": 1536, "V": 128 * V, "L": 8192}
-        sizes |= {name: size for name, size in usual.items() if name not in sizes}
+        defaults = {"D": 7168, "R": 1536, "V": 128 * V, "L": 8192}
+        sizes |= {name: size for name, size in defaults.items() if name not in sizes}
         sizes.setdefault("Q", sizes["V"] // V * (NOPE + ROPE))
         sizes.setdefault("U", sizes["V"] // V * (NOPE + V))
         sizes.setdefault("A", sizes["L"])
@@ -82,11 +88,11 @@ class _MlaLayerDecode(Op):
             "kv_up": (c.U, LATENT),
             "o": (c.D, c.V),
         }
-        fitted = {
+        inputs = {
             name: draw.floats(shape, BF16) / max(shape[1], 1) ** 0.5
             for name, shape in weights.items()
         }
-        return {**fitted, "angles": rope_angles(c.A, device=c.device)}
+        return {**inputs, "angles": rope_angles(c.A, device=c.device)}
 
     def flops(self, c: Call) -> int:
         heads = c.V // V
@@ -99,10 +105,10 @@ class _MlaLayerDecode(Op):
 
     def traffic(self, c: Call) -> int:
         """Of the cache what is read, and a row written."""
-        used = 2 * CACHE_ROW * c.B * (c.start + 2)
+        used_bytes = 2 * CACHE_ROW * c.B * (c.start + 2)
         tensors = {name: t.nbytes for name, t in c.tensors.items() if t is not None}
         unread = tensors["angles"] + 2 * tensors["cache"]
-        return int(super().traffic(c) - unread + used)
+        return int(super().traffic(c) - unread + used_bytes)
 
 
 OP = _MlaLayerDecode(
@@ -180,8 +186,8 @@ def mla_layer_decode(
     RoFormer (arXiv:2104.09864).
     """
     call: Callable[..., Tensor] = OP.traced if is_dynamo_compiling() else OP.call
-    first, positions = (0, start) if isinstance(start, Tensor) else (start, None)
-    return call(x, cache, first, q_down, q_up, kv_down, kv_up, o, angles, positions, out, config)
+    start_, positions = (0, start) if isinstance(start, Tensor) else (start, None)
+    return call(x, cache, start_, q_down, q_up, kv_down, kv_up, o, angles, positions, out, config)
 
 
 mla_layer_decode.supports = OP.supports  # type: ignore[attr-defined]
@@ -205,7 +211,7 @@ def rope_angles(
 # ---------------------------------------------------------------- torch
 
 
-def turned(x: Tensor, angles: Tensor) -> Tensor:
+def rotated(x: Tensor, angles: Tensor) -> Tensor:
     """Of x [..., 64] and angles [..., 64], in x's dtype."""
     low, high = x[..., :HALF], x[..., HALF:]
     cos, sin = angles[..., :HALF].to(x.dtype), angles[..., HALF:].to(x.dtype)
@@ -214,8 +220,8 @@ def turned(x: Tensor, angles: Tensor) -> Tensor:
 
 def _mm(a: Tensor, w: Tensor, dtype: torch.dtype) -> Tensor:
     """a w^T by sums of at least fp32, then as dtype."""
-    wide = torch.promote_types(dtype, torch.float32)
-    return (a.to(wide) @ w.to(wide).mT).to(dtype)
+    wide_dtype = torch.promote_types(dtype, torch.float32)
+    return (a.to(wide_dtype) @ w.to(wide_dtype).mT).to(dtype)
 
 
 def _appended(
@@ -228,10 +234,10 @@ def _appended(
 ) -> tuple[Tensor, list[int]]:
     """Writes the new rows; x as rows, and the lengths, read back to the host."""
     rows = x.reshape(-1, x.shape[-1])
-    places = [start] * len(rows) if positions is None else positions.tolist()
+    positions_ = [start] * len(rows) if positions is None else positions.tolist()
     for b, new in enumerate(_mm(rows, kv_down, dtype).to(cache.dtype)):
-        cache[b, places[b]] = new
-    return rows, [place + 1 for place in places]
+        cache[b, positions_[b]] = new
+    return rows, [position + 1 for position in positions_]
 
 
 def _queries(
@@ -239,8 +245,8 @@ def _queries(
 ) -> tuple[Tensor, Tensor]:
     """[B, heads, 128], and [B, heads, 64] turned."""
     q = _mm(_mm(rows, q_down, dtype), q_up, dtype).view(len(rows), -1, NOPE + ROPE)
-    at = angles[[length - 1 for length in lens]][:, None]
-    return q[..., :NOPE], turned(q[..., NOPE:], at)
+    row_angles = angles[[length - 1 for length in lens]][:, None]
+    return q[..., :NOPE], rotated(q[..., NOPE:], row_angles)
 
 
 def run_torch(
@@ -262,12 +268,12 @@ def run_torch(
     up = kv_up.view(-1, NOPE + V, LATENT)
     latent = _mm(nope.transpose(0, 1), up[:, :NOPE].mT, BF16).transpose(0, 1)
     q = torch.cat((latent, roped), -1).float()
-    seen = torch.empty_like(latent)
+    attended = torch.empty_like(latent)
     for b, length in enumerate(lens):
         kv = cache[b, :length]
-        key = torch.cat((kv[:, :LATENT], turned(kv[:, LATENT:], angles[:length])), -1).float()
-        seen[b] = torch.softmax(SM_SCALE * q[b] @ key.T, -1) @ key[:, :LATENT]
-    value = _mm(seen.transpose(0, 1), up[:, NOPE:], BF16).transpose(0, 1)
+        key = torch.cat((kv[:, :LATENT], rotated(kv[:, LATENT:], angles[:length])), -1).float()
+        attended[b] = torch.softmax(SM_SCALE * q[b] @ key.T, -1) @ key[:, :LATENT]
+    value = _mm(attended.transpose(0, 1), up[:, NOPE:], BF16).transpose(0, 1)
     out.view(rows.shape)[:] = _mm(value.reshape(len(rows), -1), o, BF16)
 
 
@@ -292,15 +298,15 @@ def mla_layer_decode_ref(
     rows, lens = _appended(x, cache, start, kv_down, positions, dtype)
     nope, roped = _queries(rows, q_down, q_up, angles, lens, dtype)
     up = kv_up.view(-1, NOPE + V, LATENT)
-    made = []
+    outputs = []
     for b, length in enumerate(lens):
         kv = cache[b, :length].to(dtype)
         key = _mm(kv[:, :LATENT], up[:, :NOPE], dtype)  # [heads, tokens, 128]
-        shared = turned(kv[:, LATENT:], angles[:length])
+        shared = rotated(kv[:, LATENT:], angles[:length])
         score = (nope[b][:, None] @ key.mT).squeeze(1) + roped[b] @ shared.mT
         weight = torch.softmax(SM_SCALE * score, -1)
-        made.append((weight[:, None] @ _mm(kv[:, :LATENT], up[:, NOPE:], dtype)).flatten())
-    return _mm(torch.stack(made), o, dtype).view(x.shape) if made else x.to(dtype)
+        outputs.append((weight[:, None] @ _mm(kv[:, :LATENT], up[:, NOPE:], dtype)).flatten())
+    return _mm(torch.stack(outputs), o, dtype).view(x.shape) if outputs else x.to(dtype)
 
 
 OP.reference = mla_layer_decode_ref

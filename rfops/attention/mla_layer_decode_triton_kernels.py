@@ -40,16 +40,16 @@ def _rows(
 ):
     """The sums of rows of x by rows of w."""
     at_k = tl.arange(0, BLOCK_K)
-    x_at = x + row.to(tl.int64)[:, None] * x_row + at_k[None, :]
-    w_at = w + at_k[:, None] * w_k + column.to(tl.int64)[None, :] * w_n
+    x_ptr = x + row.to(tl.int64)[:, None] * x_row + at_k[None, :]
+    w_ptr = w + at_k[:, None] * w_k + column.to(tl.int64)[None, :] * w_n
     acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    for first in range(0, k, BLOCK_K):
-        inside = at_k < k - first
-        own = tl.load(x_at, mask=(row < rows)[:, None] & inside[None, :], other=0.0)
-        by = tl.load(w_at, mask=inside[:, None] & (column < columns)[None, :], other=0.0)
-        acc = tl.dot(own, by, acc)
-        x_at += BLOCK_K
-        w_at += BLOCK_K * w_k
+    for k_begin in range(0, k, BLOCK_K):
+        in_bounds = at_k < k - k_begin
+        x_tile = tl.load(x_ptr, mask=(row < rows)[:, None] & in_bounds[None, :], other=0.0)
+        w_tile = tl.load(w_ptr, mask=in_bounds[:, None] & (column < columns)[None, :], other=0.0)
+        acc = tl.dot(x_tile, w_tile, acc)
+        x_ptr += BLOCK_K
+        w_ptr += BLOCK_K * w_k
     return acc
 
 
@@ -91,15 +91,15 @@ def down(
     if tile < own_tiles:
         column = tile * BLOCK_N + tl.arange(0, BLOCK_N)
         acc = _rows(x, w, row, column, m, n, k, k, k, 1, BLOCK_M, BLOCK_N, BLOCK_K)
-        to = out + row.to(tl.int64)[:, None] * n + column[None, :]
-        tl.store(to, acc.to(tl.bfloat16), mask=(row < m)[:, None] & (column < n)[None, :])
+        out_ptr = out + row.to(tl.int64)[:, None] * n + column[None, :]
+        tl.store(out_ptr, acc.to(tl.bfloat16), mask=(row < m)[:, None] & (column < n)[None, :])
     else:
         column = (tile - own_tiles) * BLOCK_N + tl.arange(0, BLOCK_N)
         acc = _rows(x, w_other, row, column, m, CACHE_ROW, k, k, k, 1, BLOCK_M, BLOCK_N, BLOCK_K)
-        own = (row.to(tl.int64) * cache_rows + position) * CACHE_ROW
-        to = cache + own[:, None] + column[None, :]
-        there = (row < m)[:, None] & (column < CACHE_ROW)[None, :]
-        tl.store(to, acc.to(tl.bfloat16), mask=there)
+        cache_offset = (row.to(tl.int64) * cache_rows + position) * CACHE_ROW
+        out_ptr = cache + cache_offset[:, None] + column[None, :]
+        in_bounds = (row < m)[:, None] & (column < CACHE_ROW)[None, :]
+        tl.store(out_ptr, acc.to(tl.bfloat16), mask=in_bounds)
 
 
 @triton.jit
@@ -120,24 +120,24 @@ def query(
     """64 columns of a head: of nope [m, heads, 128], or rotated in q [m, heads, 576]."""
     row = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
     head, part = tl.program_id(0) // 3, tl.program_id(0) % 3
-    first = tl.program_id(0) * (2 * HALF) + tl.arange(0, HALF)
+    q_up_row = tl.program_id(0) * (2 * HALF) + tl.arange(0, HALF)
     columns = heads * ROPED
-    low = _rows(x, w, row, first, m, columns, k, k, k, 1, BLOCK_M, HALF, BLOCK_K)
-    high = _rows(x, w, row, first + HALF, m, columns, k, k, k, 1, BLOCK_M, HALF, BLOCK_K)
+    low = _rows(x, w, row, q_up_row, m, columns, k, k, k, 1, BLOCK_M, HALF, BLOCK_K)
+    high = _rows(x, w, row, q_up_row + HALF, m, columns, k, k, k, 1, BLOCK_M, HALF, BLOCK_K)
     low, high = low.to(tl.bfloat16), high.to(tl.bfloat16)
     d = tl.arange(0, HALF)
-    own = row.to(tl.int64) * heads + head
+    head_row = row.to(tl.int64) * heads + head
     if part < 2:
-        to = nope + own * NOPE + part * (2 * HALF)
+        out_ptr = nope + head_row * NOPE + part * (2 * HALF)
     else:
         position = _positions(positions, start, row, m).to(tl.int64)
-        at = angles + position[:, None] * (2 * HALF) + d[None, :]
-        cos = tl.load(at, mask=(row < m)[:, None], other=0)
-        sin = tl.load(at + HALF, mask=(row < m)[:, None], other=0)
+        angle_ptr = angles + position[:, None] * (2 * HALF) + d[None, :]
+        cos = tl.load(angle_ptr, mask=(row < m)[:, None], other=0)
+        sin = tl.load(angle_ptr + HALF, mask=(row < m)[:, None], other=0)
         low, high = rotate(low, high, cos, sin)
-        to = q + own * CACHE_ROW + LATENT
-    tl.store(to[:, None] + d[None, :], low, mask=(row < m)[:, None])
-    tl.store(to[:, None] + HALF + d[None, :], high, mask=(row < m)[:, None])
+        out_ptr = q + head_row * CACHE_ROW + LATENT
+    tl.store(out_ptr[:, None] + d[None, :], low, mask=(row < m)[:, None])
+    tl.store(out_ptr[:, None] + HALF + d[None, :], high, mask=(row < m)[:, None])
 
 
 @triton.jit
@@ -179,5 +179,5 @@ def product(
         BLOCK_N,
         BLOCK_K,
     )
-    to = out + head * out_head + row.to(tl.int64)[:, None] * out_row + column[None, :]
-    tl.store(to, acc.to(tl.bfloat16), mask=(row < m)[:, None] & (column < n)[None, :])
+    out_ptr = out + head * out_head + row.to(tl.int64)[:, None] * out_row + column[None, :]
+    tl.store(out_ptr, acc.to(tl.bfloat16), mask=(row < m)[:, None] & (column < n)[None, :])

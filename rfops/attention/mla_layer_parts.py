@@ -50,14 +50,14 @@ def attention_call(c: Call, page: int) -> Call:
     return Call(c.arch, c.cu_num, c.device, sizes, values, tensors)
 
 
-def attention_kernel(of: Call, *, hip: bool) -> tuple[Kernel | None, str]:
+def attention_kernel(decode_call: Call, *, hip: bool) -> tuple[Kernel | None, str]:
     """The first that turns keys and takes the call, of HIP or of Triton; else why there is none."""
     reasons = []
-    order = mla_decode.OP.order(of)
+    order = mla_decode.OP.order(decode_call)
     for name in (*order, *(n for n in mla_decode.OP.kernels if n not in order)):
         kernel = mla_decode.OP.kernels[name]
         if turns(kernel) and kernel.is_hip == hip:
-            reason = kernel.unsupported_reason(of)
+            reason = kernel.unsupported_reason(decode_call)
             if reason is None:
                 return kernel, ""
             reasons.append(f"{kernel.name}: {reason}")
@@ -67,10 +67,10 @@ def attention_kernel(of: Call, *, hip: bool) -> tuple[Kernel | None, str]:
 def attention(c: Call, page: int, *, hip: bool) -> NestedRun:
     """The launch of mla_decode's kernel on `q`, `kv`, `kv_indices`, `kv_lens` and `angles`, into
     `out`; a block table needs no kv_indptr, but some lengths in its place."""
-    of = attention_call(c, page)
-    kernel, reason = attention_kernel(of, hip=hip)
+    decode_call = attention_call(c, page)
+    kernel, reason = attention_kernel(decode_call, hip=hip)
     assert kernel is not None, reason
-    run = kernel.variant(of, kernel.default(of))(*of.sizes.values())
+    run = kernel.variant(decode_call, kernel.default(decode_call))(*decode_call.sizes.values())
     sources = {
         "out": "latent",
         "kv": "cache",

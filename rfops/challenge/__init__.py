@@ -26,5 +26,5 @@ def problem(name: str) -> Problem:
     full = name if name.startswith("amd-") else f"amd-{name}"
     if full not in MODULES:
         raise ValueError(f"problem {name!r}: expected one of {', '.join(MODULES)}")
-    found: Problem = importlib.import_module(f"rfops.challenge.{MODULES[full]}").PROBLEM
-    return found
+    loaded: Problem = importlib.import_module(f"rfops.challenge.{MODULES[full]}").PROBLEM
+    return loaded

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from rfops.challenge import inline, problem
-from rfops.challenge.data import into, moved, tensors_of
+from rfops.challenge.data import into, tensors_of, to_device
 from rfops.challenge.folder import HARNESS, problem_of
 from rfops.challenge.problem import Problem
 from rfops.jit import settings
@@ -33,14 +33,15 @@ _FLUSHED = 1 << 30  # bytes, four times what MI300X's last cache holds
 
 
 def main(job: Path, replies: int) -> None:
-    given = json.loads(job.read_text(encoding="utf-8"))
-    _end_with(given["evaluator"])
-    root = given["root"]
+    """Run the calls of a job file and write one reply per step to `replies`."""
+    job_ = json.loads(job.read_text(encoding="utf-8"))
+    _end_with(job_["evaluator"])
+    root = job_["root"]
     if root is None:
-        found = problem(given["problem"])
-        _put_harness(found)
+        problem_ = problem(job_["problem"])
+        _put_harness(problem_)
     else:
-        found = problem_of(Path(root), settings.text("RFOPS_VGPU_ARCH"))
+        problem_ = problem_of(Path(root), settings.text("RFOPS_VGPU_ARCH"))
     channel = os.fdopen(replies, "w", encoding="utf-8")
     os.set_inheritable(replies, False)
 
@@ -50,15 +51,15 @@ def main(job: Path, replies: int) -> None:
 
     start = time.monotonic()
     try:
-        if not given["on_gpu"]:
+        if not job_["on_gpu"]:
             inline.activate()
-        kernel = _entry(Path(given["submission"]))
+        kernel = _entry(Path(job_["submission"]))
     except BaseException as error:  # SystemExit too: an entry may call exit()
-        reply(step="import", error=_said(error))
+        reply(step="import", error=_error_text(error))
         return
     reply(step="import", seconds=time.monotonic() - start)
-    for call in given["calls"]:
-        _one(found, kernel, call, given, reply)
+    for call in job_["calls"]:
+        _run_call(problem_, kernel, call, job_, reply)
     reply(step="done")
 
 
@@ -69,11 +70,11 @@ def _end_with(evaluator: int) -> None:
         os._exit(1)
 
 
-def _put_harness(of: Problem) -> None:
+def _put_harness(problem_: Problem) -> None:
     """The harness's modules, for an entry to import."""
     for name in HARNESS:
         module = types.ModuleType(name)
-        vars(module).update(_harness(of))
+        vars(module).update(_harness(problem_))
         sys.modules[name] = module
 
 
@@ -95,24 +96,24 @@ def _entry(file: Path) -> Any:
 
 def _imported(tree: ast.AST) -> set[str]:
     """The packages that it names in its import statements."""
-    found = set()
+    modules = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found |= {name.name.partition(".")[0] for name in node.names}
+            modules |= {name.name.partition(".")[0] for name in node.names}
         elif isinstance(node, ast.ImportFrom):
-            found.add((node.module or "").partition(".")[0])
-    return found
+            modules.add((node.module or "").partition(".")[0])
+    return modules
 
 
-def _harness(of: Problem) -> dict[str, Any]:
+def _harness(problem_: Problem) -> dict[str, Any]:
     """What entries import of task, utils and reference: types for annotations, classes of data."""
-    definitions = vars(sys.modules[of.generate.__module__])
+    definitions = vars(sys.modules[problem_.generate.__module__])
     classes = {n: v for n, v in definitions.items() if isinstance(v, type) and n[0].isupper()}
 
     def seed(seed: int = 42) -> None:
         torch.manual_seed(seed)
 
-    def compared(*_: Any, **__: Any) -> Any:
+    def refuse_comparison(*_: Any, **__: Any) -> Any:
         raise RuntimeError("the evaluator compares: not part of an entry")
 
     def generated(*_: Any, **__: Any) -> Any:
@@ -127,40 +128,42 @@ def _harness(of: Problem) -> dict[str, Any]:
         "output_t": Any,
         "TestSpec": dict,
         "set_seed": seed,
-        "make_match_reference": lambda *_, **__: compared,
-        "match_reference": compared,
-        "verbose_allclose": compared,
+        "make_match_reference": lambda *_, **__: refuse_comparison,
+        "match_reference": refuse_comparison,
+        "verbose_allclose": refuse_comparison,
         "generate_input": generated,
-        "ref_kernel": of.reference,
+        "ref_kernel": problem_.reference,
     }
 
 
-def _one(of: Problem, kernel: Any, call: dict[str, Any], job: dict[str, Any], reply: Any) -> None:
+def _run_call(
+    problem_: Problem, kernel: Any, call: dict[str, Any], job: dict[str, Any], reply: Any
+) -> None:
     """One case: a call, and a second on the same tensors with other values in them."""
     data = None
-    for turn, given in enumerate(call["inputs"]):
-        fresh = _input(of, given)
+    for input_idx, input_spec in enumerate(call["inputs"]):
+        fresh_input = _input(problem_, input_spec)
         try:
             if data is None:
-                data = moved(fresh, "cuda") if job["on_gpu"] else fresh
+                data = to_device(fresh_input, "cuda") if job["on_gpu"] else fresh_input
             else:
-                into(data, fresh)
+                into(data, fresh_input)
             us, result = _estimated(kernel, data) if not job["on_gpu"] else (0.0, kernel(data))
-            kept = [t.detach().cpu().contiguous() for t in tensors_of(result)]
+            results = [t.detach().cpu().contiguous() for t in tensors_of(result)]
             kind = "tensor" if isinstance(result, torch.Tensor) else type(result).__name__
-            if job["on_gpu"] and "probe" not in given:
-                us = _measured(kernel, data, fresh, of.cold)
+            if job["on_gpu"] and "probe" not in input_spec:
+                us = _measured(kernel, data, fresh_input, problem_.cold)
         except BaseException as error:
-            reply(step="call", at=call["at"], turn=turn, error=_said(error))
+            reply(step="call", at=call["at"], turn=input_idx, error=_error_text(error))
             return
-        torch.save(kept, Path(job["folder"]) / f"{call['at']}-{turn}.pt")
-        reply(step="call", at=call["at"], turn=turn, us=us, kind=kind)
+        torch.save(results, Path(job["folder"]) / f"{call['at']}-{input_idx}.pt")
+        reply(step="call", at=call["at"], turn=input_idx, us=us, kind=kind)
 
 
-def _input(of: Problem, given: dict[str, Any]) -> Any:
-    if "probe" in given:
-        return of.probes(given["case"])[given["probe"]].data
-    return of.generate(given["case"])
+def _input(problem_: Problem, input_spec: dict[str, Any]) -> Any:
+    if "probe" in input_spec:
+        return problem_.probes(input_spec["case"])[input_spec["probe"]].data
+    return problem_.generate(input_spec["case"])
 
 
 def _estimated(kernel: Any, data: Any) -> tuple[float, Any]:
@@ -168,17 +171,17 @@ def _estimated(kernel: Any, data: Any) -> tuple[float, Any]:
     call's tensors is cold on the model."""
     from rfops.vgpu import modelled_ms
 
-    before = modelled_ms()
+    ms_before = modelled_ms()
     result = kernel(data)
-    return 1e3 * (modelled_ms() - before), result
+    return 1e3 * (modelled_ms() - ms_before), result
 
 
-def _measured(kernel: Any, data: Any, fresh: Any, cold: bool) -> float:
-    """The median time in us of calls on a GPU, each with the values of `fresh`; what the entry
-    builds or tunes on its first call, and keeps, is done."""
+def _measured(kernel: Any, data: Any, fresh_input: Any, cold: bool) -> float:
+    """Return the median time in us of calls on a GPU, each with the values of `fresh_input`. An
+    earlier call has done what the entry builds or tunes once."""
     times: list[float] = []
     for _ in range(_REPEATS):
-        into(data, fresh)
+        into(data, fresh_input)
         if cold:
             torch.empty(_FLUSHED, dtype=torch.uint8, device="cuda").zero_()
         start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -191,7 +194,7 @@ def _measured(kernel: Any, data: Any, fresh: Any, cold: bool) -> float:
     return statistics.median(times)
 
 
-def _said(error: BaseException) -> str:
+def _error_text(error: BaseException) -> str:
     frames = traceback.format_exception(error)
     return f"{type(error).__name__}: {error}\n{''.join(frames[-4:])}"[:4000]
 

@@ -17,38 +17,38 @@ def tensors_of(result: Any) -> list[torch.Tensor]:
     return []
 
 
-def moved(data: Any, device: str) -> Any:
+def to_device(data: Any, device: str) -> Any:
     """A copy with its tensors there."""
     if isinstance(data, torch.Tensor):
         return data.to(device)
     if isinstance(data, torch.nn.Module):
         return copy.deepcopy(data).to(device)
     if isinstance(data, (tuple, list)):
-        return type(data)(moved(part, device) for part in data)
+        return type(data)(to_device(element, device) for element in data)
     if isinstance(data, dict):
-        return {name: moved(value, device) for name, value in data.items()}
-    made = copy.copy(data)
+        return {name: to_device(value, device) for name, value in data.items()}
+    clone = copy.copy(data)
     for name, value in vars(data).items() if hasattr(data, "__dict__") else ():
-        setattr(made, name, moved(value, device))
-    return made
+        setattr(clone, name, to_device(value, device))
+    return clone
 
 
-def into(data: Any, fresh: Any) -> Any:
+def into(data: Any, source: Any) -> Any:
     """New values in the same memory, so that what an entry kept by address or shape is stale."""
     if isinstance(data, torch.Tensor):
-        data.copy_(fresh)
+        data.copy_(source)
     elif isinstance(data, (tuple, list)):
-        for old, new in zip(data, fresh, strict=True):
+        for old, new in zip(data, source, strict=True):
             into(old, new)
     elif isinstance(data, dict):
         for name in data:
-            into(data[name], fresh[name])
+            into(data[name], source[name])
     elif hasattr(data, "__dict__"):
         if isinstance(data, torch.nn.Module):
-            into(dict(data.named_buffers()), dict(fresh.named_buffers()))
+            into(dict(data.named_buffers()), dict(source.named_buffers()))
         for name, value in vars(data).items():
             if isinstance(value, torch.Tensor):
-                into(value, vars(fresh)[name])
+                into(value, vars(source)[name])
             elif isinstance(value, int) and not isinstance(data, type):
-                setattr(data, name, vars(fresh)[name])
+                setattr(data, name, vars(source)[name])
     return data

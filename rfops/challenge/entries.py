@@ -29,11 +29,12 @@ class Row:
 
     @property
     def op(self) -> Op:
-        found: Op = importlib.import_module(self.module).OP
-        return found
+        op: Op = importlib.import_module(self.module).OP
+        return op
 
 
 def is_out(data: Any, out: torch.Tensor) -> Any:
+    """Return the entry's result: `out` itself."""
     return out
 
 
@@ -56,9 +57,12 @@ def _call_fp8_mm(t: dict[str, Any], _data: Any) -> object:
 
 
 def mixture_of_experts(data: Any) -> tuple[Any, dict[str, Any]]:
+    """Return the sizes and the named tensors of a call with this input."""
     x, weights, config = data
     names = [f"experts.{e}" for e in range(config["n_routed_experts"])]
-    gate, up, down = ([weights[f"{name}.{part}.weight"] for name in names] for part in range(3))
+    gate, up, down = (
+        [weights[f"{name}.{matrix_idx}.weight"] for name in names] for matrix_idx in range(3)
+    )
     shared = config["n_shared_experts"]  # as wide as so many experts: their columns, and rows
     gate += shared_of(weights["shared_experts.0.weight"], shared, 1)
     up += shared_of(weights["shared_experts.1.weight"], shared, 1)
@@ -69,11 +73,13 @@ def mixture_of_experts(data: Any) -> tuple[Any, dict[str, Any]]:
     return sizes, tensors
 
 
-def shared_of(weight: torch.Tensor, parts: int, dim: int) -> list[torch.Tensor]:
-    return [part.contiguous() for part in weight.chunk(parts, dim)]
+def shared_of(weight: torch.Tensor, num_experts: int, dim: int) -> list[torch.Tensor]:
+    """Return `weight` cut along `dim` into one contiguous tensor per shared expert."""
+    return [expert_weight.contiguous() for expert_weight in weight.chunk(num_experts, dim)]
 
 
 def as_x(data: Any, out: torch.Tensor) -> Any:
+    """Return the entry's result: `out` in the shape of x."""
     return out.view(data[0].shape)
 
 
@@ -104,6 +110,7 @@ def _call_mxfp4_mm(t: dict[str, Any], _data: Any) -> object:
 
 
 def mixed_mla(data: Any) -> tuple[Any, dict[str, Any]]:
+    """Return the sizes and the named tensors of a call with this input."""
     q, kv_data, _, kv_indptr, config = data
     kv, kv_scale = kv_data["fp8"]
     kv = kv.view(-1, 1, 1, kv.shape[-1])  # pages of one token
@@ -119,6 +126,7 @@ def mixed_mla(data: Any) -> tuple[Any, dict[str, Any]]:
 
 @functools.cache
 def order(tokens: int, device: torch.device) -> torch.Tensor:
+    """Return the token numbers 0 .. tokens - 1 as int32, an identity page table."""
     return torch.arange(tokens, dtype=torch.int32, device=device)
 
 
@@ -141,6 +149,7 @@ def _call_mixed_mla(t: dict[str, Any], data: Any) -> object:
 
 
 def moe_mxfp4(data: Any) -> tuple[Any, dict[str, Any]]:
+    """Return the sizes and the named tensors of a call with this input."""
     x, _, _, _, _, w1, w2, w1_scale, w2_scale, topk_weights, topk_ids, _ = data
     padding = w2.shape[1] - x.shape[1]
     x = torch.nn.functional.pad(x, (0, padding)) if padding else x
@@ -158,6 +167,7 @@ def moe_mxfp4(data: Any) -> tuple[Any, dict[str, Any]]:
 
 
 def without_padding(data: Any, out: torch.Tensor) -> Any:
+    """Return the entry's result: `out` without the columns that pad D."""
     return out[:, : data[0].shape[1]]
 
 
@@ -184,6 +194,7 @@ def _call_moe_mxfp4(t: dict[str, Any], _data: Any) -> object:
 
 
 def mla_decode(data: Any) -> tuple[Any, dict[str, Any]]:
+    """Return the sizes and the named tensors of a call with this input."""
     config, x, kv_cache = data
     cache = kv_cache.data
     tensors = {
@@ -203,11 +214,12 @@ def mla_decode(data: Any) -> tuple[Any, dict[str, Any]]:
 def angles(rows: int, device: torch.device) -> torch.Tensor:
     """Cosines and sines of each position, as the layer computes them: all in bfloat16."""
     frequency = 10000.0 ** (-torch.arange(32, dtype=torch.bfloat16, device=device) / 32)
-    turns = torch.arange(rows, device=device).to(torch.bfloat16)[:, None] * frequency
-    return torch.cat((turns.cos(), turns.sin()), -1)
+    rotations = torch.arange(rows, device=device).to(torch.bfloat16)[:, None] * frequency
+    return torch.cat((rotations.cos(), rotations.sin()), -1)
 
 
 def with_cache(data: Any, out: torch.Tensor) -> Any:
+    """Return the entry's result: `out` and the KV cache."""
     return out, data[2].data
 
 

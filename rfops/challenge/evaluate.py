@@ -21,11 +21,11 @@ from typing import Any, NamedTuple
 import msgspec
 import torch
 
-from rfops.challenge.data import moved
+from rfops.challenge.data import to_device
 from rfops.challenge.problem import Case, Problem, Result, error_of, spec_of
 from rfops.challenge.sandbox import Sandbox
 
-REFUSED_WORD = "stream"  # in any case, comments too
+FORBIDDEN_WORD = "stream"  # in any case, comments too
 SEED_STEP = 13  # between the calls of a case, as the harness's leaderboard mode has it
 IMPORT_SECONDS = 600.0  # builds included
 TWICE = "two processes answered: it forked and both went on"
@@ -66,12 +66,12 @@ class Call(msgspec.Struct):
     def inputs(self) -> list[dict[str, Any]]:
         if self.probe is not None:
             return [{"case": self.case, "probe": self.probe}]
-        again = {**self.case, "seed": self.case["seed"] + SEED_STEP}
-        return [{"case": self.case}, {"case": again}]
+        next_case = {**self.case, "seed": self.case["seed"] + SEED_STEP}
+        return [{"case": self.case}, {"case": next_case}]
 
 
 def evaluate(
-    of: Problem,
+    problem: Problem,
     submission: Path,
     cases: list[Case],
     limits: Limits,
@@ -81,31 +81,31 @@ def evaluate(
     """A verdict a case, as they come. `env`: of the entry's process; `root`: a folder whose own
     problem it is."""
     calls: list[Call] = []
-    refusal = refused(submission.read_text(encoding="utf-8", errors="replace"))
+    refusal = refusal_of(submission.read_text(encoding="utf-8", errors="replace"))
     for case in cases:
-        named = [refusal] if refusal else []
-        verdict = Verdict(spec_of(case), named=named, measured=limits.on_gpu)
-        probes = range(len(of.probes(case)))
+        defects = [refusal] if refusal else []
+        verdict = Verdict(spec_of(case), named=defects, measured=limits.on_gpu)
+        probes = range(len(problem.probes(case)))
         for probe in (None, *probes):
             calls.append(Call(len(calls), verdict, case, probe))
     with tempfile.TemporaryDirectory(prefix="rfops-eval-") as name:
-        runner = _Runner(of, submission, limits, env, Path(name), root)
+        runner = _Runner(problem, submission, limits, env, Path(name), root)
         try:
-            for at, call in enumerate(calls):
+            for index, call in enumerate(calls):
                 if not call.verdict.error:
-                    runner.result_of(calls, at)
-                if at + 1 == len(calls) or calls[at + 1].verdict is not call.verdict:
-                    runner.finish(call.verdict, last=at + 1 == len(calls))
+                    runner.result_of(calls, index)
+                if index + 1 == len(calls) or calls[index + 1].verdict is not call.verdict:
+                    runner.finish(call.verdict, is_last=index + 1 == len(calls))
                     yield call.verdict
         finally:  # of an interrupted evaluation no process stays
             runner.stop("")
 
 
-def refused(text: str) -> str:
+def refusal_of(text: str) -> str:
     """What the competition's bot refuses a file for, or nothing."""
     for number, line in enumerate(text.splitlines(), 1):
-        if REFUSED_WORD in line.lower():
-            return f'the bot refuses the file: line {number} has the word "{REFUSED_WORD}"'
+        if FORBIDDEN_WORD in line.lower():
+            return f'the bot refuses the file: line {number} has the word "{FORBIDDEN_WORD}"'
     return ""
 
 
@@ -114,7 +114,7 @@ class _Runner:
 
     def __init__(
         self,
-        of: Problem,
+        problem: Problem,
         submission: Path,
         limits: Limits,
         env: dict[str, str],
@@ -122,7 +122,7 @@ class _Runner:
         root: Path | None,
     ) -> None:
         self.root = None if root is None else str(root.absolute())
-        self.of, self.submission, self.limits, self.env = of, submission, limits, env
+        self.problem, self.submission, self.limits, self.env = problem, submission, limits, env
         self.folder = folder
         self.sandbox: Sandbox | None = None
         self.lines: Iterator[dict[str, Any]] = iter(())
@@ -133,7 +133,7 @@ class _Runner:
 
     def start(self, calls: list[Call]) -> None:
         job = {
-            "problem": self.of.name,
+            "problem": self.problem.name,
             "root": self.root,
             "submission": str(self.submission.absolute()),
             "folder": str(self.folder),
@@ -144,74 +144,74 @@ class _Runner:
         file = self.folder / "job.json"
         file.write_text(json.dumps(job), encoding="utf-8")
         reading, writing = os.pipe()
-        words = [sys.executable, "-m", "rfops.challenge.child", str(file), str(writing)]
+        command = [sys.executable, "-m", "rfops.challenge.child", str(file), str(writing)]
         output = self.folder / "output"
-        self.sandbox = Sandbox(words, self.env, output, self.limits.memory, (writing,))
+        self.sandbox = Sandbox(command, self.env, output, self.limits.memory, (writing,))
         os.close(writing)
         self.lines = self.replies(reading)
-        first = next(self.lines)
-        self.broken = str(first.get("error", ""))
+        first_reply = next(self.lines)
+        self.broken = str(first_reply.get("error", ""))
 
     def replies(self, descriptor: int) -> Iterator[dict[str, Any]]:
         """A line at a time; when there is no more to come, one that says why."""
-        held, limit = b"", IMPORT_SECONDS
+        buffered, limit = b"", IMPORT_SECONDS
         with os.fdopen(descriptor, "rb", buffering=0) as stream:
             while True:
-                line, newline, rest = held.partition(b"\n")
+                line, newline, remainder = buffered.partition(b"\n")
                 if newline:
-                    held, limit = rest, self.limits.seconds
+                    buffered, limit = remainder, self.limits.seconds
                     yield _decoded(line)
                     continue
-                more = self.more(stream, time.monotonic() + limit)
-                if isinstance(more, str):
-                    yield {"step": "end", "error": more}
+                chunk = self.read_chunk(stream, time.monotonic() + limit)
+                if isinstance(chunk, str):
+                    yield {"step": "end", "error": chunk}
                     return
-                held += more
+                buffered += chunk
 
-    def more(self, stream: Any, deadline: float) -> bytes | str:
+    def read_chunk(self, stream: Any, deadline: float) -> bytes | str:
         """Bytes, or why none come any more."""
         while time.monotonic() < deadline:
             runs = self.sandbox is not None and self.sandbox.poll()
-            ready = select.select([stream], [], [], 0.05)[0]
-            if ready and (data := stream.read(65536)):
+            readable = select.select([stream], [], [], 0.05)[0]
+            if readable and (data := stream.read(65536)):
                 return bytes(data)
-            if ready or not runs:
+            if readable or not runs:
                 return self.stop("")
         return self.stop(f"no answer within {self.limits.seconds:g} s: it hangs")
 
-    def stop(self, why: str) -> str:
+    def stop(self, reason: str) -> str:
         """End the process; why there is no answer, in words."""
         if self.sandbox is None:
-            return why
-        ended = self.sandbox.end()
+            return reason
+        outcome = self.sandbox.end()
         self.sandbox = None
-        if ended.left:
-            self.named = f"left {ended.left} processes running"
-        if why or ended.why:
-            return why or ended.why
-        if ended.status < 0:
-            return f"its process was ended by {_signal(-ended.status)}"
-        return f"its process ended with status {ended.status} before it answered"
+        if outcome.left:
+            self.named = f"left {outcome.left} processes running"
+        if reason or outcome.why:
+            return reason or outcome.why
+        if outcome.status < 0:
+            return f"its process was ended by {_signal(-outcome.status)}"
+        return f"its process ended with status {outcome.status} before it answered"
 
     # ------------------------------------------------------------ a call and its verdict
 
-    def result_of(self, calls: list[Call], at: int) -> None:
-        call = calls[at]
+    def result_of(self, calls: list[Call], index: int) -> None:
+        call = calls[index]
         if not self.broken and self.sandbox is None:
-            self.start([c for c in calls[at:] if not c.verdict.error])
+            self.start([c for c in calls[index:] if not c.verdict.error])
         if self.broken:
             call.verdict.error = f"at import: {self.broken}"
             self.broken = self.broken.split("\n", 1)[0]  # once with its frames
             return
         results: list[Result | None] = []
-        for turn in range(len(call.inputs)):
+        for input_idx in range(len(call.inputs)):
             line = next(self.lines)
             if "error" in line:
                 call.verdict.error = line["error"].split("\n", 1)[0]
                 if line.get("step") != "call":
                     self.stop("")
                 return
-            if (line.get("at"), line.get("turn")) != (call.at, turn):
+            if (line.get("at"), line.get("turn")) != (call.at, input_idx):
                 call.verdict.error = TWICE
                 self.stop("")
                 return
@@ -241,15 +241,15 @@ class _Runner:
             self.judge_probe(call, results[0])
             return
         officials = []
-        for given, got in zip(call.inputs, results, strict=True):
-            data = self.of.generate(given["case"])
+        for input_spec, got in zip(call.inputs, results, strict=True):
+            data = self.problem.generate(input_spec["case"])
             if self.root:  # its own check makes what it expects, where its data lies
-                there = moved(got, "cuda") if self.limits.on_gpu else got
-                officials.append(self.of.official((), there, data))
+                result_on_device = to_device(got, "cuda") if self.limits.on_gpu else got
+                officials.append(self.problem.official((), result_on_device, data))
                 continue
-            expected = self.of.reference(data)
-            officials.append(self.of.official(expected, got))
-            verdict.strict = verdict.strict or self.of.strict(data, got, expected)
+            expected = self.problem.reference(data)
+            officials.append(self.problem.official(expected, got))
+            verdict.strict = verdict.strict or self.problem.strict(data, got, expected)
         verdict.official = next(filter(None, officials), "")
         if verdict.official:
             self.name_failure(verdict, not officials[0], results)
@@ -257,23 +257,27 @@ class _Runner:
             verdict.named.append(f"passes the official check, but by luck: {verdict.strict}")
 
     def name_failure(self, verdict: Verdict, is_first_right: bool, results: list[Any]) -> None:
-        first, second = (r if isinstance(r, torch.Tensor) else r[0] for r in results)
-        if not (first.any() or second.any()):
+        first_result, second_result = (r if isinstance(r, torch.Tensor) else r[0] for r in results)
+        if not (first_result.any() or second_result.any()):
             verdict.named.append("returns zeros")
-        elif is_first_right and first.shape == second.shape and torch.equal(first, second):
+        elif (
+            is_first_right
+            and first_result.shape == second_result.shape
+            and torch.equal(first_result, second_result)
+        ):
             verdict.named.append("returned the first call's output again: it keeps outputs")
 
-    def judge_probe(self, call: Call, got: Any) -> None:
-        probe = self.of.probes(call.case)[call.probe or 0]
-        result = got if isinstance(got, torch.Tensor) else got[0]
+    def judge_probe(self, call: Call, result_: Any) -> None:
+        probe = self.problem.probes(call.case)[call.probe or 0]
+        result = result_ if isinstance(result_, torch.Tensor) else result_[0]
         error = error_of(probe.expected, result)
         if error > probe.bound:
-            found = f"misses {probe.label} (relative L2 {error:.2g}, bound {probe.bound:g})"
-            call.verdict.strict = call.verdict.strict or found
-            call.verdict.named.append(found)
+            defect = f"misses {probe.label} (relative L2 {error:.2g}, bound {probe.bound:g})"
+            call.verdict.strict = call.verdict.strict or defect
+            call.verdict.named.append(defect)
 
-    def finish(self, verdict: Verdict, last: bool) -> None:
-        if last and self.sandbox is not None:
+    def finish(self, verdict: Verdict, is_last: bool) -> None:
+        if is_last and self.sandbox is not None:
             if next(self.lines).get("step") == "done":
                 self.sandbox.wait(END_SECONDS)
             self.stop("")
@@ -287,10 +291,10 @@ class _Runner:
 
 def _decoded(line: bytes) -> dict[str, Any]:
     try:
-        found = json.loads(line)
+        reply = json.loads(line)
     except ValueError:
         return {"step": "end", "error": "its process wrote over the evaluator's replies"}
-    return found if isinstance(found, dict) else {"step": "end", "error": "a reply of no meaning"}
+    return reply if isinstance(reply, dict) else {"step": "end", "error": "a reply of no meaning"}
 
 
 def _signal(number: int) -> str:

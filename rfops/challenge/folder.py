@@ -25,17 +25,18 @@ HARNESS = ("task", "utils", "reference")  # modules, in the order in which they 
 class FolderProblem(Problem):
     reference_module: ModuleType | None = None
 
-    def official(self, expected: Result, got: Any, data: Any = None) -> str:
+    def official(self, expected: Result, result: Any, data: Any = None) -> str:
         """What check_implementation says: a text, empty where it agrees; or whether it does, and a
         text."""
         assert self.reference_module is not None
-        said = self.reference_module.check_implementation(data, got)
-        if isinstance(said, tuple):
-            good, text = said[0], said[1] if len(said) > 1 else ""
-            return "" if good else str(text or "check_implementation says no")
-        return str(said or "")
+        verdict = self.reference_module.check_implementation(data, result)
+        if isinstance(verdict, tuple):
+            is_correct, text = verdict[0], verdict[1] if len(verdict) > 1 else ""
+            return "" if is_correct else str(text or "check_implementation says no")
+        return str(verdict or "")
 
-    def strict(self, data: Any, got: Any, expected: Result) -> str:
+    def strict(self, data: Any, result: Any, expected: Result) -> str:
+        """Return "": a problem of a folder has no strict check."""
         return ""
 
 
@@ -90,15 +91,15 @@ def _sections(folder: Path) -> dict[str, list[Any]]:
     if not file.is_file():
         raise ValueError(f"{folder}: expected a problem by its name, or a folder with a task.yml")
     try:
-        given = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
+        content = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
     except yaml.YAMLError as error:
         raise ValueError(f"{file}: {error}") from error
-    found = {name: given.get(name) or [] for name in ("files", "tests", "benchmarks")}
-    if not found["tests"] or not all(
-        isinstance(row, dict) for rows in found.values() for row in rows
+    sections = {name: content.get(name) or [] for name in ("files", "tests", "benchmarks")}
+    if not sections["tests"] or not all(
+        isinstance(row, dict) for rows in sections.values() for row in rows
     ):
         raise ValueError(f"{file}: expected tests:, a row - {{name: value, ...}} each")
-    return found
+    return sections
 
 
 def _load(name: str, file: Path) -> None:

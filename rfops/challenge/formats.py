@@ -14,7 +14,7 @@ from rfops.quantization.mxfp4 import ROUNDING, _quantise, fp4_values
 from rfops.quantization.mxfp8 import E8M0_BIAS, E8M0_NAN
 
 BLOCK = 32
-_AT_ONCE = 1 << 19  # elements: torch's temporaries of so many stay in the host's caches
+_MAX_TEMPORARY_ELEMS = 1 << 19  # elements: torch's temporaries of so many stay in the host's caches
 
 
 def mxfp4(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -23,8 +23,8 @@ def mxfp4(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     payload = torch.empty(m, k // 2, dtype=torch.uint8)
     scale = torch.empty(m, k // BLOCK, dtype=torch.uint8)
     if not isinstance(x, FakeTensor):  # of which only sizes are asked (record.unreal)
-        for p, s, part in _by_rows(k, payload, scale, x):
-            _quantise(p, s, part, ROUNDING["even"])
+        for p, s, x_rows in _by_rows(k, payload, scale, x):
+            _quantise(p, s, x_rows, ROUNDING["even"])
     return payload, scale
 
 
@@ -35,8 +35,10 @@ def from_mxfp4(payload: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     scale = scale[:rows, : 2 * half // BLOCK]
     for out, codes, bytes_ in _by_rows(2 * half, values, payload, scale):
         pairs = _pairs().index_select(0, codes.flatten().int()).view(torch.float32)
-        by = (bytes_.float() - E8M0_BIAS).exp2().masked_fill_(bytes_ == E8M0_NAN, math.nan)
-        torch.mul(pairs.view(-1, BLOCK), by.view(-1, 1), out=out.view(-1, BLOCK))
+        scale_values = (
+            (bytes_.float() - E8M0_BIAS).exp2().masked_fill_(bytes_ == E8M0_NAN, math.nan)
+        )
+        torch.mul(pairs.view(-1, BLOCK), scale_values.view(-1, 1), out=out.view(-1, BLOCK))
     return values
 
 
@@ -49,16 +51,16 @@ def _pairs() -> torch.Tensor:
 def _by_rows(columns: int, *tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
     """Parts of them, some rows of all. By one thread: passes are short, and with more of them each
     waits for the last one, ten times as long where other programs run too."""
-    rows = max(1, _AT_ONCE // columns)
+    rows = max(1, _MAX_TEMPORARY_ELEMS // columns)
     with _threads(1):
         yield from zip(*(tensor.split(rows) for tensor in tensors), strict=True)
 
 
 @contextlib.contextmanager
 def _threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
+    previous = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(previous)

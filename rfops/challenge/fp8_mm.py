@@ -50,6 +50,7 @@ BENCHMARKS = _cases(
 
 
 def generate(case: Case) -> Any:
+    """Return the official input of a case, drawn with its seed."""
     m, n, k, gen = case["m"], case["n"], case["k"], generator(case)
 
     def column_major(rows: int) -> torch.Tensor:
@@ -62,6 +63,7 @@ def generate(case: Case) -> Any:
 
 
 def exact(data: Any) -> torch.Tensor:
+    """Return the product in float32 of the dequantised operands."""
     a, b, a_scale, b_scale, _ = data
     wide_a = a.float() * a_scale.repeat_interleave(BLOCK, 1)[:, : a.shape[1]]
     tall = b_scale.repeat_interleave(BLOCK, 0)[: b.shape[0]]

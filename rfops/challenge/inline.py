@@ -32,7 +32,7 @@ from rfops.jit.cache import kept
 SHIM = paths.CSRC / "hip_shim"
 _HOST_ENTRY = "host-x86_64-unknown-linux-gnu-"
 _PAGE = 4096
-_REFUSED = {
+_UNSUPPORTED_LIBRARIES = {
     "hipblas": "hipBLAS",
     "rocblas": "rocBLAS",
     "rocwmma": "rocWMMA",
@@ -67,7 +67,7 @@ def load_inline(
     extra_include_paths: Sequence[str] | None = None,
     verbose: bool = False,
     no_implicit_headers: bool = False,
-    **_others: Any,
+    **_ignored: Any,
 ) -> Any:
     """As torch's: the module that pybind11 makes of the sources."""
     del verbose, extra_ldflags, extra_include_paths
@@ -82,8 +82,8 @@ def load_inline(
     if device and "{" not in "".join(_texts(cpp_sources)):  # declarations: torch is read once less
         device += ["#if !defined(__HIP_DEVICE_COMPILE__)", *host, "#endif"]
         host = []
-    texts = [_as_hip("\n".join(part)) for part in (host, device)]
-    flags = [_flags(given or ()) for given in (extra_cflags, extra_cuda_cflags)]
+    texts = [_as_hip("\n".join(sources)) for sources in (host, device)]
+    flags = [_flags(flag_texts or ()) for flag_texts in (extra_cflags, extra_cuda_cflags)]
     return _loaded(name, _library(name, (texts[0], texts[1]), (flags[0], flags[1])))
 
 
@@ -97,8 +97,8 @@ def _texts(sources: str | Iterable[str]) -> list[str]:
 
 def _as_hip(text: str) -> str:
     """CUDA's names as HIP's, which torch does to every extension on ROCm."""
-    for word, library in _REFUSED.items():
-        if re.search(rf"#include\s*<{re.escape(word)}", text):
+    for library_name, library in _UNSUPPORTED_LIBRARIES.items():
+        if re.search(rf"#include\s*<{re.escape(library_name)}", text):
             raise CannotBuild(f"{library} is not here: rfops eval builds what HIP alone can build")
     if "cuda" not in text.lower():
         return text
@@ -107,11 +107,11 @@ def _as_hip(text: str) -> str:
     return RE_PYTORCH_PREPROCESSOR.sub(lambda match: str(PYTORCH_MAP[match[0]]), text)
 
 
-def _flags(given: Iterable[str]) -> list[str]:
+def _flags(texts: Iterable[str]) -> list[str]:
     """Those of hipcc that clang knows, as a shell would split them; the architecture is the
     virtual GPU's."""
-    words = [word for text in given for word in shlex.split(text)]
-    return [word for word in words if not word.startswith(_DROPPED)]
+    arguments = [argument for text in texts for argument in shlex.split(text)]
+    return [argument for argument in arguments if not argument.startswith(_DROPPED)]
 
 
 _DROPPED = ("--offload-arch", "--rocm", "-save-temps", "--save-temps", "-Rpass", "-march=")
@@ -126,8 +126,8 @@ def _library(name: str, texts: tuple[str, str], flags: tuple[list[str], list[str
     arch = settings.text("RFOPS_VGPU_ARCH")
     shim = [file.read_text(encoding="utf-8") for file in sorted(SHIM.rglob("*.h"))]
     versions = torch.__version__, sys.version, _zig("version").strip()
-    told = [name, *texts, arch, *flags[0], "-", *flags[1], *shim, *versions]
-    key = hashlib.sha256("\0".join(told).encode()).hexdigest()[:40]
+    key_parts = [name, *texts, arch, *flags[0], "-", *flags[1], *shim, *versions]
+    key = hashlib.sha256("\0".join(key_parts).encode()).hexdigest()[:40]
     return kept.library(key, f"{name}.so", lambda folder: _build(name, texts, flags, arch, folder))
 
 
@@ -167,7 +167,7 @@ def _host_compiler() -> tuple[str, ...]:
 def _host_object(name: str, text: str, flags: list[str], folder: Path) -> Path:
     source, output = folder / "main.cpp", folder / "main.o"
     source.write_text(text, encoding="utf-8")
-    words = [
+    command = [
         *_host_compiler(),
         "-c",
         str(source),
@@ -177,7 +177,7 @@ def _host_object(name: str, text: str, flags: list[str], folder: Path) -> Path:
         *_CXX,
         *_defines(name),
     ]
-    _run([*words, *_include_flags(), *flags, "-O0", "-w"])
+    _run([*command, *_include_flags(), *flags, "-O0", "-w"])
     return output
 
 
@@ -275,13 +275,13 @@ def _zig_folder() -> Path:
     return Path(spec.origin).parent
 
 
-def _zig(*words: str | Path) -> str:
-    return _run([str(_zig_folder() / "zig"), *map(str, words)])
+def _zig(*arguments: str | Path) -> str:
+    return _run([str(_zig_folder() / "zig"), *map(str, arguments)])
 
 
-def _run(words: list[str]) -> str:
-    done = subprocess.run(
-        words,
+def _run(command: list[str]) -> str:
+    completed = subprocess.run(
+        command,
         capture_output=True,
         text=True,
         errors="replace",
@@ -289,11 +289,13 @@ def _run(words: list[str]) -> str:
         stdin=subprocess.DEVNULL,
         env=toolchain.environment(),
     )
-    output = done.stdout + done.stderr
-    if done.returncode != 0:
+    output = completed.stdout + completed.stderr
+    if completed.returncode != 0:
         errors = [line for line in output.splitlines() if "error" in line or "undefined" in line]
-        told = "; ".join(errors[:5]) or f"{words[0]}: status {done.returncode}: {output[-500:]}"
-        raise CannotBuild(told)
+        summary = (
+            "; ".join(errors[:5]) or f"{command[0]}: status {completed.returncode}: {output[-500:]}"
+        )
+        raise CannotBuild(summary)
     return output
 
 
@@ -301,11 +303,11 @@ def _bundle(images: Sequence[tuple[str, bytes]]) -> bytes:
     """clang's offload bundle: a head, then each entry's bytes on a page of their own."""
     head = b"__CLANG_OFFLOAD_BUNDLE__" + struct.pack("<Q", len(images))
     size = len(head) + sum(24 + len(name) for name, _ in images)
-    at, body = -(-size // _PAGE) * _PAGE, b""
+    offset, body = -(-size // _PAGE) * _PAGE, b""
     for name, data in images:
-        head += struct.pack("<QQQ", at + len(body), len(data), len(name)) + name.encode()
+        head += struct.pack("<QQQ", offset + len(body), len(data), len(name)) + name.encode()
         body += data + b"\0" * (-len(data) % _PAGE)
-    return head.ljust(at, b"\0") + body
+    return head.ljust(offset, b"\0") + body
 
 
 def _loaded(name: str, library: Path) -> Any:

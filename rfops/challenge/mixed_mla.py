@@ -28,6 +28,7 @@ def _cases(*sizes: tuple[int, int, int]) -> tuple[Case, ...]:
 
 
 def generate(case: Case) -> Any:
+    """Return the official input of a case, drawn with its seed."""
     gen, bs = generator(case), case["batchsize"]
     q = torch.randn(bs * case["qseqlen"], HEADS, QK, generator=gen).bfloat16()
     kv = torch.randn(bs * case["kvseqlen"], 1, QK, generator=gen).bfloat16()
@@ -35,12 +36,14 @@ def generate(case: Case) -> Any:
 
 
 def data_of(case: Case, q: torch.Tensor, kv: torch.Tensor) -> Any:
-    most = torch.finfo(FP8).max
-    scale = (kv.abs().amax().clamp(min=1e-12) / most).float()
-    fp8 = (kv / scale).clamp(-most, most).to(FP8)
+    """Return the official input for queries and a bf16 cache: the cache in bf16, FP8 and MXFP4, the
+    page tables and the config."""
+    max_fp8 = torch.finfo(FP8).max
+    scale = (kv.abs().amax().clamp(min=1e-12) / max_fp8).float()
+    fp8 = (kv / scale).clamp(-max_fp8, max_fp8).to(FP8)
     payload, e8m0 = mxfp4(kv.reshape(-1, QK))
-    wide = torch.zeros(-(-kv.shape[0] // 256) * 256, 24, dtype=torch.uint8)
-    wide[: kv.shape[0], : QK // 32] = e8m0  # padded as aiter's quantiser leaves it
+    padded_scale = torch.zeros(-(-kv.shape[0] // 256) * 256, 24, dtype=torch.uint8)
+    padded_scale[: kv.shape[0], : QK // 32] = e8m0  # padded as aiter's quantiser leaves it
     steps = torch.arange(case["batchsize"] + 1, dtype=torch.int32)
     config = {
         "batch_size": case["batchsize"],
@@ -57,12 +60,13 @@ def data_of(case: Case, q: torch.Tensor, kv: torch.Tensor) -> Any:
     kv_data = {
         "bf16": kv,
         "fp8": (fp8, scale.reshape(1)),
-        "mxfp4": (payload.view(-1, 1, QK // 2), wide),
+        "mxfp4": (payload.view(-1, 1, QK // 2), padded_scale),
     }
     return q, kv_data, steps * case["qseqlen"], steps * case["kvseqlen"], config
 
 
 def attention(q: torch.Tensor, kv: torch.Tensor, config: dict[str, Any]) -> torch.Tensor:
+    """Return the attention of q over kv in float32, sequence by sequence."""
     bs = config["batch_size"]
     q = q.float().view(bs, -1, QK)  # positions and heads: each sees all keys when qseqlen is 1
     kv = kv.float().view(bs, -1, QK)
@@ -78,6 +82,7 @@ def of_fp8(data: Any) -> torch.Tensor:
 
 
 def truths(data: Any, _expected: Any = None) -> dict[str, torch.Tensor]:
+    """Return the accepted results by name: those of the bf16, the FP8 and the MXFP4 cache."""
     q, kv_data, _, _, config = data
     payload, e8m0 = kv_data["mxfp4"]
     return {
@@ -91,19 +96,24 @@ def probes(case: Case) -> list[Probe]:
     """Needles in each sixteenth of the keys, at its first and its last."""
     gen, bs, keys = generator(case), case["batchsize"], case["kvseqlen"]
     kv = torch.randn(bs * keys, 1, QK, generator=gen).bfloat16()
-    at = sorted(
-        {min(keys - 1, keys * part // 16 + off) for part in range(17) for off in (0, -1)} - {-1}
+    positions = sorted(
+        {
+            min(keys - 1, keys * sixteenth // 16 + shift)
+            for sixteenth in range(17)
+            for shift in (0, -1)
+        }
+        - {-1}
     )
-    found = []
-    for first in range(0, len(at), HEADS):
-        needles = at[first : first + HEADS]
+    probes_ = []
+    for begin in range(0, len(positions), HEADS):
+        needles = positions[begin : begin + HEADS]
         rows = kv.view(bs, keys, QK)[:, [needles[h % len(needles)] for h in range(HEADS)]]
         q = (1.5 * rows).reshape(-1, HEADS, QK)
         label = f"a needle among keys {needles[0]} to {needles[-1]} of {keys}"
         expected = rows[..., :V].float().reshape(-1, HEADS, V)
         # MXFP4 keeps 1 part in 6 of a value at worst: 0.12 in a row's norm.
-        found.append(Probe(label, data_of(case, q, kv), expected, 0.2))
-    return found
+        probes_.append(Probe(label, data_of(case, q, kv), expected, 0.2))
+    return probes_
 
 
 PROBLEM = Problem(

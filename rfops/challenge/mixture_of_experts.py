@@ -31,6 +31,7 @@ def _cases(*sizes: tuple[int, ...]) -> tuple[Case, ...]:
 
 
 def generate(case: Case) -> Any:
+    """Return the official input of a case, drawn with its seed."""
     d, i, experts = case["dhidden"], case["dexpert"], case["nroutedexperts"]
     gen = generator(case)
 
@@ -74,7 +75,7 @@ def layer(data: Any, dtype: torch.dtype) -> torch.Tensor:
         return (a.float() @ b.float()).to(dtype)
 
     def expert(name: str, rows: torch.Tensor) -> torch.Tensor:
-        gate, up, down = (weights[f"{name}.{part}.weight"] for part in range(3))
+        gate, up, down = (weights[f"{name}.{matrix_idx}.weight"] for matrix_idx in range(3))
         return mm(silu(mm(rows, gate)) * mm(rows, up), down)
 
     routed = torch.zeros(tokens.shape, dtype=dtype)

@@ -17,8 +17,8 @@ import torch
 from rfops.challenge.problem import Case, Problem, generator, smaller
 
 BF16 = torch.bfloat16
-LORA, NOPE, ROPE, V, MOST = 512, 128, 64, 128, 8192
-_AT_ONCE = 1 << 26  # elements of k and v that the reference holds at once
+LORA, NOPE, ROPE, V, MAX_ROWS = 512, 128, 64, 128, 8192
+_MAX_KV_ELEMS = 1 << 26  # elements of k and v that the reference holds at once
 
 
 class KVCache(torch.nn.Module):
@@ -38,6 +38,7 @@ class KVCache(torch.nn.Module):
         return self.data
 
     def forward(self, c_kv: torch.Tensor) -> tuple[torch.Tensor, int]:
+        """Append the rows to the cache; return its rows so far and their number."""
         end = self.seq_len + c_kv.shape[1]
         if end > self.data.shape[1]:
             raise ValueError(f"KVCache: {end} rows, room for {self.data.shape[1]}")
@@ -75,7 +76,7 @@ def generate(case: Case) -> Any:
     """A `heads` of a shrunk case is not the harness's: there it is always 128."""
     gen, dim, dq, bs = generator(case), case["dim"], case["dq"], case["batchsize"]
     heads = case.get("heads", 128)
-    shape = (bs, min(MOST, case.get("rows", MOST)), LORA + ROPE)
+    shape = (bs, min(MAX_ROWS, case.get("rows", MAX_ROWS)), LORA + ROPE)
 
     def weight(n: int, k: int) -> torch.Tensor:
         return torch.randn(n, k, generator=gen).to(BF16) / math.sqrt(k)
@@ -108,14 +109,15 @@ def rope(x: torch.Tensor, start: int, dtype: torch.dtype) -> torch.Tensor:
     """Of x [..., positions, 64]; angles in bf16 whatever the dtype, as the layer defines them."""
     half = x.shape[-1] // 2
     theta = 10000 ** (-torch.arange(half, dtype=BF16) / half)
-    at = torch.arange(start, start + x.shape[-2])
-    angle = at.to(BF16)[:, None] * theta
+    positions = torch.arange(start, start + x.shape[-2])
+    angle = positions.to(BF16)[:, None] * theta
     cos, sin = (f(angle).to(BF16).to(dtype).repeat(1, 2) for f in (torch.cos, torch.sin))
-    turned = torch.cat((-x[..., half:], x[..., :half]), -1)
-    return x * cos + turned * sin
+    half_rotated = torch.cat((-x[..., half:], x[..., :half]), -1)
+    return x * cos + half_rotated * sin
 
 
 def mm(a: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """Return a @ w.T in float32."""
     return a.float() @ w.float().mT
 
 
@@ -130,8 +132,8 @@ def queries(data: Any, dtype: torch.dtype) -> torch.Tensor:
 def cached(data: Any) -> torch.Tensor:
     """The cache's filled rows, and this step's."""
     config, x, cache = data
-    own = mm(x, config.KV_proj_down_weight).to(BF16)
-    return torch.cat((cache.data[:, : cache.seq_len], own), 1)
+    new_rows = mm(x, config.KV_proj_down_weight).to(BF16)
+    return torch.cat((cache.data[:, : cache.seq_len], new_rows), 1)
 
 
 def step(data: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -151,9 +153,9 @@ def step(data: Any) -> tuple[torch.Tensor, torch.Tensor]:
     rows = cache.data.clone()
     rows[:, cache.seq_len] = kv[:, -1]
     # k and v of all of the batch would take 137 GB at 8192 keys.
-    at_once = max(1, _AT_ONCE // (kv.shape[1] * kv_up.shape[0]))
-    parts = zip(queries(data, BF16).split(at_once), kv.split(at_once), strict=True)
-    y = torch.cat([attended(*part) for part in parts])
+    batch_step = max(1, _MAX_KV_ELEMS // (kv.shape[1] * kv_up.shape[0]))
+    batches = zip(queries(data, BF16).split(batch_step), kv.split(batch_step), strict=True)
+    y = torch.cat([attended(*batch) for batch in batches])
     return mm(y.reshape(config.batch_size, 1, -1), config.wo_weight).to(BF16), rows
 
 
@@ -163,9 +165,9 @@ def exact(data: Any) -> torch.Tensor:
     kv = cached(data).float()
     q = queries(data, torch.float32)[:, :, 0]
     w = config.KV_proj_up_weight.float().view(config.n_heads, NOPE + V, LORA)
-    inside = torch.einsum("bhn,hnc->bhc", q[..., :NOPE], w[:, :NOPE])
-    turned = rope(kv[..., LORA:], 0, torch.float32)
-    scores = inside @ kv[..., :LORA].mT + q[..., NOPE:] @ turned.mT
+    absorbed = torch.einsum("bhn,hnc->bhc", q[..., :NOPE], w[:, :NOPE])
+    rotated = rope(kv[..., LORA:], 0, torch.float32)
+    scores = absorbed @ kv[..., :LORA].mT + q[..., NOPE:] @ rotated.mT
     p = (scores / math.sqrt(NOPE + ROPE)).softmax(-1)
     y = torch.einsum("bhc,hvc->bhv", p @ kv[..., :LORA], w[:, NOPE:])
     return mm(y.reshape(config.batch_size, 1, -1), config.wo_weight)

@@ -29,16 +29,17 @@ def _cases(*sizes: tuple[int, int, int, int, int, int]) -> tuple[Case, ...]:
 
 
 def generate(case: Case) -> Any:
+    """Return the official input of a case, drawn with its seed."""
     gen, bs, routed = generator(case), case["bs"], case["nroutedexperts"]
     experts = routed + case["nsharedexperts"]
     d, i = (-(-case[name] // PAD) * PAD for name in ("dhidden", "dexpert"))
 
     def weights(rows: int, columns: int, fan: int) -> tuple[torch.Tensor, torch.Tensor]:
-        each = [
+        experts_ = [
             mxfp4(torch.randn(rows, columns, generator=gen).bfloat16() / math.sqrt(fan))
             for _ in range(experts)
         ]
-        return torch.stack([p for p, _ in each]), torch.cat([s for _, s in each])
+        return torch.stack([p for p, _ in experts_]), torch.cat([s for _, s in experts_])
 
     x = torch.randn(bs, case["dhidden"], generator=gen).bfloat16()
     router = torch.randn(routed, case["dhidden"], generator=gen).bfloat16()
@@ -74,12 +75,12 @@ def layer(data: Any) -> torch.Tensor:
     out = torch.zeros(x.shape[0], d)
     for e in topk_ids.unique().tolist():
         token, slot = (topk_ids == e).nonzero(as_tuple=True)
-        first = from_mxfp4(w1[e], s1[e * w1.shape[1] : (e + 1) * w1.shape[1]])
-        second = from_mxfp4(w2[e], s2[e * w2.shape[1] : (e + 1) * w2.shape[1]])
-        gate, up = (quantised[token] @ first.T).chunk(2, -1)
+        gate_up = from_mxfp4(w1[e], s1[e * w1.shape[1] : (e + 1) * w1.shape[1]])
+        down = from_mxfp4(w2[e], s2[e * w2.shape[1] : (e + 1) * w2.shape[1]])
+        gate, up = (quantised[token] @ gate_up.T).chunk(2, -1)
         h = silu(gate) * up
         h[:, width:] = 0  # what pads the experts' width is no result's
-        rows = from_mxfp4(*mxfp4(h.bfloat16())) @ second.T
+        rows = from_mxfp4(*mxfp4(h.bfloat16())) @ down.T
         out[token] += topk_weights[token, slot, None] * rows[:, :d]
     return out
 

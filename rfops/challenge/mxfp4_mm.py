@@ -19,6 +19,7 @@ def _cases(*sizes: tuple[int, int, int, int]) -> tuple[Case, ...]:
 
 
 def generate(case: Case) -> Any:
+    """Return the official input of a case, drawn with its seed."""
     gen = generator(case)
     a = torch.randn(case["m"], case["k"], generator=gen).bfloat16()
     b = torch.randn(case["n"], case["k"], generator=gen).bfloat16()

@@ -13,7 +13,7 @@ from rfops.challenge.data import tensors_of
 
 Case = dict[str, int]
 Result = torch.Tensor | tuple[torch.Tensor, ...]
-_AT_ONCE = 1 << 22  # elements that are compared at once
+_CHUNK_ELEMS = 1 << 22  # elements that are compared at once
 
 
 class Probe(NamedTuple):
@@ -46,47 +46,47 @@ class Problem:
     probes: Callable[[Case], list[Probe]] = lambda _case: []
     in_place: Callable[[Any], list[torch.Tensor]] = lambda _data: []  # inputs that a call changes
 
-    def official(self, expected: Result, got: Any, data: Any = None) -> str:
+    def official(self, expected: Result, result: Any, data: Any = None) -> str:
         """Why the official check refuses it, or nothing. `data`: what a folder's own check asks
         for."""
         del data
-        pairs = zip(tensors_of(expected), tensors_of(got), strict=False)
-        if len(tensors_of(expected)) != len(tensors_of(got)):
-            return f"expected {len(tensors_of(expected))} tensors, got {_kind(got)}"
+        pairs = zip(tensors_of(expected), tensors_of(result), strict=False)
+        if len(tensors_of(expected)) != len(tensors_of(result)):
+            return f"expected {len(tensors_of(expected))} tensors, got {_kind(result)}"
         return next(filter(None, (self._mismatch(e, g) for e, g in pairs)), "")
 
-    def _mismatch(self, expected: torch.Tensor, got: torch.Tensor) -> str:
-        if expected.shape != got.shape:
-            return f"shape {tuple(got.shape)}, expected {tuple(expected.shape)}"
-        count, first = 0, None
-        parts = zip(*(t.flatten().split(_AT_ONCE) for t in (expected, got)), strict=True)
-        for part, pair in enumerate(parts):  # a cache of keys may have 10^9 elements
+    def _mismatch(self, expected: torch.Tensor, result: torch.Tensor) -> str:
+        if expected.shape != result.shape:
+            return f"shape {tuple(result.shape)}, expected {tuple(expected.shape)}"
+        count, first_index = 0, None
+        chunks = zip(*(t.flatten().split(_CHUNK_ELEMS) for t in (expected, result)), strict=True)
+        for chunk_idx, pair in enumerate(chunks):  # a cache of keys may have 10^9 elements
             if torch.equal(*pair):
                 continue
-            wrong = self._wrong(*pair)
-            if found := int(wrong.sum()):
-                count += found
-                if first is None:
-                    first = part * _AT_ONCE + int(wrong.nonzero()[0])
-        if first is None or count <= self.forgiven * got.numel():
+            mismatch = self._mismatch_mask(*pair)
+            if num_wrong := int(mismatch.sum()):
+                count += num_wrong
+                if first_index is None:
+                    first_index = chunk_idx * _CHUNK_ELEMS + int(mismatch.nonzero()[0])
+        if first_index is None or count <= self.forgiven * result.numel():
             return ""
-        at = tuple(int(i) for i in torch.unravel_index(torch.tensor(first), got.shape))
+        index = tuple(int(i) for i in torch.unravel_index(torch.tensor(first_index), result.shape))
         return (
-            f"{count} of {got.numel()} elements beyond rtol {self.rtol:g}, atol {self.atol:g}; "
-            f"the first at {at}: {got[at]:g}, expected {expected[at]:g}"
+            f"{count} of {result.numel()} elements beyond rtol {self.rtol:g}, atol {self.atol:g}; "
+            f"the first at {index}: {result[index]:g}, expected {expected[index]:g}"
         )
 
-    def _wrong(self, expected: torch.Tensor, got: torch.Tensor) -> torch.Tensor:
-        e, g = expected.float(), got.float()
-        wrong = (g - e).abs() > self.atol + self.rtol * e.abs()
-        for same in (torch.isnan, torch.isposinf, torch.isneginf):
-            wrong |= same(g) ^ same(e)
-        return wrong
+    def _mismatch_mask(self, expected: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
+        e, g = expected.float(), result.float()
+        mismatch = (g - e).abs() > self.atol + self.rtol * e.abs()
+        for predicate in (torch.isnan, torch.isposinf, torch.isneginf):
+            mismatch |= predicate(g) ^ predicate(e)
+        return mismatch
 
-    def strict(self, data: Any, got: Any, expected: Result) -> str:
+    def strict(self, data: Any, result: Any, expected: Result) -> str:
         """Why the strict check refuses it, or nothing."""
         truths = self.truths(data, expected)
-        errors = {name: error_of(t, tensors_of(got)[0]) for name, t in truths.items()}
+        errors = {name: error_of(t, tensors_of(result)[0]) for name, t in truths.items()}
         name = min(errors, key=lambda name: errors[name])
         if errors[name] <= self.bound:
             return ""
@@ -97,25 +97,25 @@ def _kind(result: Any) -> str:
     return f"{len(tensors_of(result))} in {type(result).__name__}"
 
 
-def error_of(expected: torch.Tensor, got: torch.Tensor) -> float:
+def error_of(expected: torch.Tensor, result: torch.Tensor) -> float:
     """The worst row's relative L2 error; inf where a row is not finite or the shape is wrong."""
-    if expected.shape != got.shape:
+    if expected.shape != result.shape:
         return float("inf")
-    e, g = (t.double().reshape(-1, t.shape[-1]) for t in (expected, got))
+    e, g = (t.double().reshape(-1, t.shape[-1]) for t in (expected, result))
     worst = ((g - e).norm(dim=1) / e.norm(dim=1).clamp(min=1e-30)).max().item()
     return worst if worst == worst else float("inf")
 
 
-_PART = re.compile(r"\s*([a-zA-Z_]+)\s*:\s*([+-]?\d+)\s*")
+_ITEM = re.compile(r"\s*([a-zA-Z_]+)\s*:\s*([+-]?\d+)\s*")
 
 
 def case_of(text: str) -> Case:
     """`m: 64; n: 64; k: 128; seed: 1`. Raises ValueError."""
     case = {}
-    for part in text.split(";"):
-        matched = _PART.fullmatch(part)
+    for item in text.split(";"):
+        matched = _ITEM.fullmatch(item)
         if matched is None:
-            raise ValueError(f"case {text!r}: expected NAME: NUMBER; ..., got {part!r}")
+            raise ValueError(f"case {text!r}: expected NAME: NUMBER; ..., got {item!r}")
         case[matched[1]] = int(matched[2])
     return case
 
@@ -129,6 +129,6 @@ def generator(case: Case) -> torch.Generator:
     return torch.Generator().manual_seed(case["seed"])
 
 
-def smaller(**most: int) -> Callable[[Case], Case]:
+def smaller(**limits: int) -> Callable[[Case], Case]:
     """A shrink that cuts each named size."""
-    return lambda case: {n: min(v, most.get(n, v)) for n, v in case.items()}
+    return lambda case: {n: min(v, limits.get(n, v)) for n, v in case.items()}

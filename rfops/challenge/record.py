@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from rfops.dispatch.dynamic_plan import DynamicShapePlan
 from rfops.dispatch.op import Op
 from rfops.jit import CompiledOp, settings
-from rfops.jit.launch.bind import bound_by
+from rfops.jit.launch.bind import bind_with
 from rfops.jit.launch.prepare import NamedLaunch
 
 Dim3 = tuple[int, int, int]
@@ -33,7 +33,7 @@ class Variant(NamedTuple):
     defines: tuple[tuple[str, Any], ...]
 
 
-class Place(NamedTuple):
+class ArgPlace(NamedTuple):
     """A launch's tensor: where it begins, in bytes from the named one's first."""
 
     name: str
@@ -95,29 +95,30 @@ class Recorder:
         """The plan of a call of `op`, which is made in `call` on tensors that hold nothing."""
         self._launches.clear()
         self._result = self._made = None
-        own = op.call
+        original = op.call
         op.call = lambda *args: self._recorded(op, args)
         try:
             call()
         finally:
-            op.call = own
-        named = dict(inputs) if self._made is None else {**inputs, "out": self._made}
-        names = _Names(named, self._launches)
+            op.call = original
+        named_tensors = dict(inputs) if self._made is None else {**inputs, "out": self._made}
+        names = _Names(named_tensors, self._launches)
         launches = tuple(
-            one._replace(args=tuple(map(names.of, one.args))) for one in self._launches
+            launch._replace(args=tuple(map(names.place_of, launch.args)))
+            for launch in self._launches
         )
         return Plan(launches, names.scratch, self._result)
 
     def _recorded(self, op: Op, args: tuple[Any, ...]) -> Any:
         c, config = op.check(op._typed_values(args))
-        passed = args[op.num_inputs : op.num_inputs + op.num_passed]
+        passed_results = args[op.num_inputs : op.num_inputs + op.num_passed]
         results = [
-            made if given is None else given
-            for made, given in zip(op.make_results(c), passed, strict=False)
+            result if passed_result is None else passed_result
+            for result, passed_result in zip(op.make_results(c), passed_results, strict=False)
         ]
         if len(results) != 1:
             raise ValueError(f"{op.name} has {len(results)} results; a plan has one")
-        if passed[0] is None:
+        if passed_results[0] is None:
             self._made = results[0]
             self._result = tuple(results[0].shape), results[0].dtype
         kernel, _, config = op.decide(c, DynamicShapePlan(op, c, config).router, config)
@@ -125,7 +126,7 @@ class Recorder:
             reasons = {n: k.unsupported_reason(c) for n, k in op.kernels.items() if k.is_hip}
             raise ValueError(f"{op.name} {c} on {c.arch} goes to {kernel.name}, no HIP: {reasons}")
         run = op.finish_run(c, kernel.variant(c, config)(*c.sizes.values()))
-        tensors = [args[at] for at in op._tensors_at]
+        tensors = [args[index] for index in op._tensors_at]
         run(results[0], *tensors)  # workspaces are there, and their zeros, from the first call on
         self._launches.clear()
         with _Only():  # type: ignore[no-untyped-call]
@@ -137,12 +138,12 @@ class _Names:
     """What each tensor of the launches is called."""
 
     def __init__(self, inputs: Tensors, launches: Sequence[Launch]) -> None:
-        self._known: list[tuple[int, int, Place]] = []
+        self._spans: list[tuple[int, int, ArgPlace]] = []
         for name, value in inputs.items():
             pairs = enumerate(value) if isinstance(value, (tuple, list)) else [(None, value)]
             for item, tensor in pairs:
                 if tensor is not None and tensor.numel():
-                    self._known.append((*_span(tensor), Place(name, 0, item)))
+                    self._spans.append((*_span(tensor), ArgPlace(name, 0, item)))
         self.scratch: dict[str, int] = {}
         spans = [
             (*_span(tensor), parameter.name)
@@ -153,37 +154,37 @@ class _Names:
         ]
         self._add_scratch(spans, set(inputs))
 
-    def _add_scratch(self, spans: list[tuple[int, int, str]], taken: set[str]) -> None:
+    def _add_scratch(self, spans: list[tuple[int, int, str]], used_names: set[str]) -> None:
         """Those that overlap are one."""
         merged: list[tuple[int, int, str]] = []
-        first_use = {span: at for at, span in reversed(list(enumerate(spans)))}
+        first_use = {span: index for index, span in reversed(list(enumerate(spans)))}
         for begin, end, name in sorted(set(spans), key=lambda s: (s[0], first_use[s])):
             if merged and begin < merged[-1][1]:
-                last = merged[-1]
-                merged[-1] = last[0], max(last[1], end), last[2]
+                previous = merged[-1]
+                merged[-1] = previous[0], max(previous[1], end), previous[2]
             else:
                 merged.append((begin, end, name))
         merged.sort(key=lambda m: min(first_use[s] for s in spans if m[0] <= s[0] < m[1]))
         for begin, end, name in merged:
             unique = name
-            while unique in taken:
+            while unique in used_names:
                 unique += "_"
-            taken.add(unique)
+            used_names.add(unique)
             self.scratch[unique] = end - begin
-            self._known.append((begin, end, Place(unique)))
+            self._spans.append((begin, end, ArgPlace(unique)))
 
-    def _find(self, tensor: torch.Tensor) -> Place | None:
-        at = tensor.data_ptr()
-        exact = next((p for begin, _, p in self._known if begin == at), None)
+    def _find(self, tensor: torch.Tensor) -> ArgPlace | None:
+        address = tensor.data_ptr()
+        exact = next((p for begin, _, p in self._spans if begin == address), None)
         if exact is not None:
             return exact
-        found = ((b, p) for b, end, p in self._known if b <= at < end)
-        begin, place = next(found, (0, None))
-        return None if place is None else place._replace(offset=at - begin)
+        containing = ((b, p) for b, end, p in self._spans if b <= address < end)
+        begin, argument = next(containing, (0, None))
+        return None if argument is None else argument._replace(offset=address - begin)
 
-    def of(self, arg: Any) -> Any:
+    def place_of(self, arg: Any) -> Any:
         if isinstance(arg, (tuple, list)):
-            return tuple(map(self.of, arg))
+            return tuple(map(self.place_of, arg))
         if not isinstance(arg, torch.Tensor):
             return arg
         return self._find(arg) if arg.numel() else None
@@ -191,29 +192,30 @@ class _Names:
 
 def _span(tensor: torch.Tensor) -> tuple[int, int]:
     """The addresses from its first to behind its last element."""
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))  # noqa: B905
-    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.itemsize
+    last_element = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))  # noqa: B905
+    return tensor.data_ptr(), tensor.data_ptr() + (last_element + 1) * tensor.itemsize
 
 
 @contextlib.contextmanager
 def recording(arch: str) -> Iterator[Recorder]:
+    """Record the launches of calls for `arch` instead of running them."""
     recorder = Recorder()
 
     def bind(op: CompiledOp, defines: Mapping[str, Any]) -> Any:
         return _Kernel(recorder._launches, op, defines)
 
-    part = settings.put("RFOPS_VGPU_PART", "")
-    with part, settings.put("RFOPS_VGPU_ARCH", arch), bound_by(bind):
+    no_gpu_model = settings.put("RFOPS_VGPU_PART", "")
+    with no_gpu_model, settings.put("RFOPS_VGPU_ARCH", arch), bind_with(bind):
         yield recorder
 
 
-def unreal(made: Callable[[], Tensors]) -> dict[str, Any]:
-    """What `made` returns, of the same sizes, strides and memory in common, but nothing is computed
-    nor written: tensors of hundreds of GiB cost nothing."""
+def unreal(make_fakes: Callable[[], Tensors]) -> dict[str, Any]:
+    """Return tensors like those of `make_fakes`: the same sizes, strides and shared storages, but
+    nothing is computed or written, so tensors of hundreds of GiB cost nothing."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     with FakeTensorMode():
-        fakes = made()
+        fakes = make_fakes()
     storages: dict[int, torch.UntypedStorage] = {}
 
     def real(value: Any) -> Any:
@@ -221,12 +223,12 @@ def unreal(made: Callable[[], Tensors]) -> dict[str, Any]:
             return tuple(map(real, value))
         if not isinstance(value, torch.Tensor):
             return value
-        theirs = value.untyped_storage()
-        if theirs._cdata not in storages:
-            made = torch.empty(theirs.nbytes(), dtype=torch.uint8)
-            storages[theirs._cdata] = made.untyped_storage()
+        fake_storage = value.untyped_storage()
+        if fake_storage._cdata not in storages:
+            memory = torch.empty(fake_storage.nbytes(), dtype=torch.uint8)
+            storages[fake_storage._cdata] = memory.untyped_storage()
         empty = torch.empty(0, dtype=value.dtype)
-        place = value.storage_offset(), value.size(), value.stride()
-        return empty.set_(storages[theirs._cdata], *place)
+        geometry = value.storage_offset(), value.size(), value.stride()
+        return empty.set_(storages[fake_storage._cdata], *geometry)
 
     return {name: real(value) for name, value in fakes.items()}

@@ -20,7 +20,7 @@ MOST_PROCESSES = 64  # compilers and their children; more is a fork bomb
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
-class Ended(NamedTuple):
+class Outcome(NamedTuple):
     status: int
     why: str  # what ended it, if this process did
     left: int  # processes that were still there
@@ -31,7 +31,7 @@ class Sandbox:
 
     def __init__(
         self,
-        words: Sequence[str],
+        command: Sequence[str],
         env: Mapping[str, str],
         output: Path,
         memory: int,
@@ -40,10 +40,10 @@ class Sandbox:
         if ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
             raise OSError("prctl(PR_SET_CHILD_SUBREAPER) failed: forked processes would be lost")
         self.memory, self.why = memory, ""
-        self._others = set(_processes().children(os.getpid()))
+        self._earlier_children = set(_processes().children(os.getpid()))
         with output.open("wb") as stream:
             self.process = subprocess.Popen(
-                words,
+                command,
                 env=dict(env),
                 stdin=subprocess.DEVNULL,
                 stdout=stream,
@@ -56,11 +56,11 @@ class Sandbox:
         """Whether it runs and keeps its limits; else `why` says what it did."""
         if self.process.poll() is not None:
             return False
-        found = self._all(_processes())
-        if len(found) > MOST_PROCESSES:
-            self.why = f"forked {len(found)} processes, at most {MOST_PROCESSES} are let run"
-        elif (used := sum(map(_memory, found))) > self.memory:
-            self.why = f"took {used >> 20} MiB of memory, limit {self.memory >> 20} MiB"
+        pids = self._all(_processes())
+        if len(pids) > MOST_PROCESSES:
+            self.why = f"forked {len(pids)} processes, at most {MOST_PROCESSES} are let run"
+        elif (used_bytes := sum(map(_memory, pids))) > self.memory:
+            self.why = f"took {used_bytes >> 20} MiB of memory, limit {self.memory >> 20} MiB"
         return not self.why
 
     def wait(self, seconds: float) -> None:
@@ -69,33 +69,33 @@ class Sandbox:
         while self.poll() and time.monotonic() < deadline:
             time.sleep(0.02)
 
-    def end(self) -> Ended:
+    def end(self) -> Outcome:
         """Kill what there is. What was left by a process that ended by itself is counted."""
         by_itself = self.process.poll() is not None
-        left = len(self._all(_processes())) if by_itself else 0
+        num_left = len(self._all(_processes())) if by_itself else 0
         for _ in range(100):
             processes = _processes()
-            alive = self._all(processes)
-            for pid in alive:
+            pids = self._all(processes)
+            for pid in pids:
                 _kill(pid)
             self._reap(processes)
-            if not alive:
+            if not pids:
                 break
             time.sleep(0.02)
         self.process.wait()
-        return Ended(self.process.returncode, self.why, left)
+        return Outcome(self.process.returncode, self.why, num_left)
 
     def _all(self, processes: Processes) -> list[int]:
         """Its own, what is below it, and orphans of its: they have become this one's children."""
-        return [pid for child in self._ours(processes) for pid in processes.below(child)]
+        return [pid for child in self._own_children(processes) for pid in processes.below(child)]
 
-    def _ours(self, processes: Processes) -> list[int]:
-        return [pid for pid in processes.children(os.getpid()) if pid not in self._others]
+    def _own_children(self, processes: Processes) -> list[int]:
+        return [pid for pid in processes.children(os.getpid()) if pid not in self._earlier_children]
 
     def _reap(self, processes: Processes) -> None:
         """Orphans that have ended; its own process is Popen's to wait for."""
         for pid in processes.ended:
-            if pid not in self._others and pid != self.process.pid:
+            if pid not in self._earlier_children and pid != self.process.pid:
                 try:
                     os.waitpid(pid, os.WNOHANG)
                 except ChildProcessError:
@@ -109,18 +109,20 @@ class Processes(NamedTuple):
     ended: list[int]
 
     def children(self, parent: int) -> list[int]:
+        """Return the ids of the direct children of a process."""
         return self.by_parent.get(parent, [])
 
     def below(self, root: int) -> list[int]:
-        found, todo = [], [root]
+        """Return the ids of a process and all its descendants."""
+        pids, todo = [], [root]
         while todo:
-            found.append(todo.pop())
-            todo += self.children(found[-1])
-        return found
+            pids.append(todo.pop())
+            todo += self.children(pids[-1])
+        return pids
 
 
 def _processes() -> Processes:
-    running, ended = dict[int, list[int]](), list[int]()
+    children_of, ended_pids = dict[int, list[int]](), list[int]()
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
@@ -130,10 +132,10 @@ def _processes() -> Processes:
             continue
         state, parent = fields.rpartition(")")[2].split()[:2]
         if state not in "ZX":
-            running.setdefault(int(parent), []).append(int(entry.name))
+            children_of.setdefault(int(parent), []).append(int(entry.name))
         elif int(parent) == os.getpid():
-            ended.append(int(entry.name))
-    return Processes(running, ended)
+            ended_pids.append(int(entry.name))
+    return Processes(children_of, ended_pids)
 
 
 def _memory(pid: int) -> int:

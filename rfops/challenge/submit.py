@@ -2,7 +2,7 @@
 launches for each case's sizes, and what launches them. It takes nothing of rfops.
 
 The text depends on the problem, form, cases, the sources and tuned tables alone: two runs write the
-same bytes. The competition refuses files with a certain word, in any case and place (`WORD`).
+same bytes. The competition refuses files with a certain word, in any case and place (`FORBIDDEN`).
 """
 
 from __future__ import annotations
@@ -19,76 +19,82 @@ from typing import Any
 
 import rfops
 from rfops.challenge.entries import ROWS, Row
-from rfops.challenge.evaluate import REFUSED_WORD
+from rfops.challenge.evaluate import FORBIDDEN_WORD
 from rfops.challenge.problem import Case, Problem
-from rfops.challenge.record import Launch, Place, Plan, Variant, recording, unreal
+from rfops.challenge.record import ArgPlace, Launch, Plan, Variant, recording, unreal
 from rfops.jit import paths
 from rfops.jit.build.spec import ModuleSpec, load_config
 from rfops.jit.texts import define_text
 
 FORMS = ("load_inline", "module")
-WORD, INSTEAD = REFUSED_WORD, "flow"
+FORBIDDEN, SUBSTITUTE = FORBIDDEN_WORD, "flow"
 GPUS = {"gfx942": "MI300", "gfx950": "MI355X"}
 _ENTRY = Path(__file__).with_name("entry")
 _WIDTH = 100
 
 
-def generate(of: Problem, form: str, cases: Iterable[Case], about: str) -> str:
-    """The file's text. `about` says in its head how it was made. Raises ValueError where there is
+def generate(problem: Problem, form: str, cases: Iterable[Case], command: str) -> str:
+    """The file's text. `command` says in its head how it was made. Raises ValueError where there is
     no HIP kernel for a case."""
-    if of.name not in ROWS:
-        raise ValueError(f"{of.name}: no entry is known yet, only of {', '.join(ROWS)}")
-    row = ROWS[of.name]
-    plans = _plans(of, row, cases)
+    if problem.name not in ROWS:
+        raise ValueError(f"{problem.name}: no entry is known yet, only of {', '.join(ROWS)}")
+    row = ROWS[problem.name]
+    plans = _plans(problem, row, cases)
     kernels = _Kernels(plan for plan, _ in plans.values())
     folded = Folded(kernels.specs)
-    parts = [
-        _head(of, form, row, about),
+    sections = [
+        _head(problem, form, row, command),
         _functions(row),
         _tables(kernels, plans, form),
         _pasted("plans.py"),
         _pasted(f"{form}.py"),
-        _launching(of, form),
+        _launching(problem, form),
     ]
-    plain = "\n\n".join([*parts, folded.text(), _ENDS[form].format(name=of.name, arch=of.arch)])
-    text = _reworded(plain)
+    original_text = "\n\n".join(
+        [*sections, folded.text(), _ENDS[form].format(name=problem.name, arch=problem.arch)]
+    )
+    text = _reworded(original_text)
     if form == "module":
-        code = _compiled(of, kernels, folded)
+        code = _compiled(problem, kernels, folded)
         text = text.replace("CODE = {}", _code_text(code))
-    assert WORD not in text.lower(), "a word that the competition refuses"
+    assert FORBIDDEN not in text.lower(), "a word that the competition refuses"
     return text.rstrip() + "\n"
 
 
 # ---------------------------------------------------------------- plans
 
 
-def _plans(of: Problem, row: Row, cases: Iterable[Case]) -> dict[Any, tuple[Plan, dict[str, Any]]]:
+def _plans(
+    problem: Problem, row: Row, cases: Iterable[Case]
+) -> dict[Any, tuple[Plan, dict[str, Any]]]:
     """By sizes; a plan and its inputs' strides."""
-    found: dict[Any, tuple[Plan, dict[str, Any]]] = {}
+    plans: dict[Any, tuple[Plan, dict[str, Any]]] = {}
     # Of a case only the sizes count.
     cases = {
         tuple(v for name, v in case.items() if name != "seed"): case for case in cases
     }.values()
-    with recording(of.arch) as record:
+    with recording(problem.arch) as record:
         for case in cases:
-            seen: dict[str, Any] = {}
+            captured: dict[str, Any] = {}
 
-            def made(case: Case = case, seen: dict[str, Any] = seen) -> dict[str, Any]:
-                seen["data"] = of.generate(case)
-                seen["sizes"], tensors = row.arguments(seen["data"])
+            def make_inputs(
+                case: Case = case, captured: dict[str, Any] = captured
+            ) -> dict[str, Any]:
+                captured["data"] = problem.generate(case)
+                captured["sizes"], tensors = row.arguments(captured["data"])
                 return tensors
 
-            tensors = unreal(made)
-            if seen["sizes"] not in found:
-                data = seen["data"]
+            tensors = unreal(make_inputs)
+            if captured["sizes"] not in plans:
+                data = captured["data"]
                 plan = record(tensors, row.op, lambda t=tensors, d=data: row.call(t, d))  # type: ignore[misc]
-                found[seen["sizes"]] = plan, _strides(tensors)
-    return found
+                plans[captured["sizes"]] = plan, _strides(tensors)
+    return plans
 
 
 def _strides(tensors: Mapping[str, Any]) -> dict[str, Any]:
-    first = {n: v[0] if isinstance(v, (tuple, list)) else v for n, v in tensors.items()}
-    return {name: tuple(tensor.stride()) for name, tensor in first.items()}
+    first_tensors = {n: v[0] if isinstance(v, (tuple, list)) else v for n, v in tensors.items()}
+    return {name: tuple(tensor.stride()) for name, tensor in first_tensors.items()}
 
 
 class _Kernels:
@@ -107,8 +113,8 @@ class _Kernels:
 
     @property
     def specs(self) -> list[ModuleSpec]:
-        found = {variant.op.module: variant.op.spec for variant, _ in self.names}
-        return [found[name] for name in sorted(found)]
+        specs_by_module = {variant.op.module: variant.op.spec for variant, _ in self.names}
+        return [specs_by_module[name] for name in sorted(specs_by_module)]
 
     def name_of(self, launch: Launch) -> str:
         return self.names[launch.variant, launch.lds]
@@ -128,31 +134,32 @@ class _Kernels:
 
 def _layout(variant: Variant) -> str:
     """A struct's code an argument; padding written out, where the compiler puts it."""
-    codes, at = [], 0
+    codes, offset = [], 0
     for parameter in variant.op.parameters:
         scalar = parameter.layout
         align = 8 if parameter.count else scalar.size
-        if at % align:
-            codes.append(f"{align - at % align}x")
-            at += align - at % align
+        if offset % align:
+            codes.append(f"{align - offset % align}x")
+            offset += align - offset % align
         codes.append(scalar.code)
-        at += scalar.size
+        offset += scalar.size
     return " ".join(codes)
 
 
 # ---------------------------------------------------------------- the file's parts
 
 
-def _head(of: Problem, form: str, row: Row, about: str) -> str:
+def _head(problem: Problem, form: str, row: Row, command: str) -> str:
     return "\n".join(
         [
-            f"#!POPCORN leaderboard {of.name}",
-            f"#!POPCORN gpus {GPUS[of.arch]}",
-            '"""' + f"{of.name} for {of.arch} by {row.op.name} of rfops {rfops.__version__}.",
+            f"#!POPCORN leaderboard {problem.name}",
+            f"#!POPCORN gpus {GPUS[problem.arch]}",
+            '"""'
+            + f"{problem.name} for {problem.arch} by {row.op.name} of rfops {rfops.__version__}.",
             "",
-            *textwrap.wrap(f"Written by `{about}`: change rfops and write it again.", _WIDTH),
+            *textwrap.wrap(f"Written by `{command}`: change rfops and write it again.", _WIDTH),
             "",
-            *textwrap.wrap(_SAYS[form], _WIDTH),
+            *textwrap.wrap(_EXPLANATIONS[form], _WIDTH),
             '"""',
             "",
             *_IMPORTS[form],
@@ -188,7 +195,7 @@ _IMPORTS = {
         "from task import input_t, output_t",
     ),
 }
-_SAYS = {
+_EXPLANATIONS = {
     "load_inline": "PLANS has what is launched for each size, KERNELS the kernels with the "
     "constants that were chosen for them, SOURCES their text; torch's load_inline builds them when "
     "this file is imported.",
@@ -213,17 +220,22 @@ _RULE = "# " + "-" * 64
 
 
 def _tables(kernels: _Kernels, plans: Mapping[Any, tuple[Plan, dict[str, Any]]], form: str) -> str:
-    shown = {}
+    plans_shown = {}
     for sizes, (plan, strides) in plans.items():
         launches = [
-            (kernels.name_of(one), one.grid, one.block, [_argument(arg) for arg in one.args])
-            for one in plan.launches
+            (
+                kernels.name_of(launch),
+                launch.grid,
+                launch.block,
+                [_argument(arg) for arg in launch.args],
+            )
+            for launch in plan.launches
         ]
         result = {}
         if plan.result is not None:
             shape, dtype = plan.result
             result["result"] = shape, str(dtype).removeprefix("torch.")
-        shown[sizes] = {
+        plans_shown[sizes] = {
             **result,
             "strides": strides,
             "scratch": dict(plan.scratch),
@@ -239,37 +251,39 @@ def _tables(kernels: _Kernels, plans: Mapping[Any, tuple[Plan, dict[str, Any]]],
             "",
             "# Of each size: the strides of its inputs, scratch memory in bytes, and the launches",
             "# in their order: kernel, grid, block, arguments.",
-            f"PLANS = {_literal(shown)}",
+            f"PLANS = {_literal(plans_shown)}",
         ]
     )
 
 
 def _argument(value: Any) -> Any:
     """As entry/plans.py reads it."""
-    if isinstance(value, Place):
+    if isinstance(value, ArgPlace):
         assert value.item is None, "a tensor of a tuple comes in a table"
         return f"{value.name}+{value.offset}" if value.offset else value.name
     if isinstance(value, tuple):
-        given = [place for place in value if place is not None]
-        expected = tuple(Place(given[0].name, 0, index) for index in range(len(given)))
-        if value != expected + (None,) * (len(value) - len(given)):
-            raise ValueError(f"a table of tensors in another order than {given[0].name}'s")
-        return f"{given[0].name}[:{len(value)}]"
+        present = [arg_place for arg_place in value if arg_place is not None]
+        expected = tuple(ArgPlace(present[0].name, 0, index) for index in range(len(present)))
+        if value != expected + (None,) * (len(value) - len(present)):
+            raise ValueError(f"a table of tensors in another order than {present[0].name}'s")
+        return f"{present[0].name}[:{len(value)}]"
     return value
 
 
-def _literal(value: Any, indent: str = "", used: int = 0) -> str:
+def _literal(value: Any, indent: str = "", used_columns: int = 0) -> str:
     """As formatters write it: on the line where it fits, else an item a line; numbers and names of
-    a list are filled into lines. `used`: what stands before it in its line."""
-    plain = _plain(value)
-    if len(indent) + used + len(plain) < _WIDTH or not isinstance(value, (dict, list, tuple)):
-        return plain
+    a list are filled into lines. `used_columns`: what stands before it in its line."""
+    plain_text = _plain_text(value)
+    if len(indent) + used_columns + len(plain_text) < _WIDTH or not isinstance(
+        value, (dict, list, tuple)
+    ):
+        return plain_text
     inner = indent + "    "
     if isinstance(value, dict):
-        keys = [f"{_plain(key)}: " for key in value]
+        keys = [f"{_plain_text(key)}: " for key in value]
         rows = [k + _literal(v, inner, len(k)) for k, v in zip(keys, value.values(), strict=True)]
     elif all(isinstance(item, (int, float, str, type(None))) for item in value):
-        text = textwrap.fill(", ".join(map(_plain, value)), _WIDTH - len(inner) - 1)
+        text = textwrap.fill(", ".join(map(_plain_text, value)), _WIDTH - len(inner) - 1)
         rows = text.rstrip(",").splitlines()
         rows = [row.rstrip(",") for row in rows]
     else:
@@ -278,11 +292,13 @@ def _literal(value: Any, indent: str = "", used: int = 0) -> str:
     return begin + "".join(f"\n{inner}{row}," for row in rows) + f"\n{indent}{end}"
 
 
-def _plain(value: Any) -> str:
+def _plain_text(value: Any) -> str:
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{_plain(k)}: {_plain(v)}" for k, v in value.items()) + "}"
+        return (
+            "{" + ", ".join(f"{_plain_text(k)}: {_plain_text(v)}" for k, v in value.items()) + "}"
+        )
     if isinstance(value, (list, tuple)):
-        text = ", ".join(map(_plain, value))
+        text = ", ".join(map(_plain_text, value))
         if isinstance(value, list):
             return f"[{text}]"
         return f"({text},)" if len(value) == 1 else f"({text})"
@@ -295,7 +311,7 @@ def _pasted(name: str) -> str:
     return text[text.index("# -----") :].rstrip()
 
 
-def _launching(of: Problem, form: str) -> str:
+def _launching(problem: Problem, form: str) -> str:
     return textwrap.dedent("""\
         def custom_kernel(data: input_t) -> output_t:
             sizes, tensors = arguments(data)
@@ -383,31 +399,31 @@ def _raw(text: str) -> str:
 def _reworded(text: str) -> str:
     """Without the word that the competition refuses."""
     names = set(re.findall(r"\w+", text))
-    for name in sorted(n for n in names if WORD in n.lower()):
+    for name in sorted(n for n in names if FORBIDDEN in n.lower()):
         if _without(name) in names:
             raise ValueError(f"{name} cannot be called {_without(name)}: there is one")
     return _without(text)
 
 
 def _without(text: str) -> str:
-    for word, instead in (
-        (WORD, INSTEAD),
-        (WORD.capitalize(), INSTEAD.capitalize()),
-        (WORD.upper(), INSTEAD.upper()),
+    for phrase, replacement in (
+        (FORBIDDEN, SUBSTITUTE),
+        (FORBIDDEN.capitalize(), SUBSTITUTE.capitalize()),
+        (FORBIDDEN.upper(), SUBSTITUTE.upper()),
     ):
-        text = text.replace(word, instead)
+        text = text.replace(phrase, replacement)
     return text
 
 
 # ---------------------------------------------------------------- code objects
 
 
-def _compiled(of: Problem, kernels: _Kernels, folded: Folded) -> dict[str, bytes]:
+def _compiled(problem: Problem, kernels: _Kernels, folded: Folded) -> dict[str, bytes]:
     """Of the text that stands in the entry."""
     from rfops.jit.build.device import build_device
     from rfops.jit.cache.code_object import unbundle
 
-    found = {}
+    code_objects = {}
     with tempfile.TemporaryDirectory(prefix="rfops-submit-") as name:
         folder = Path(name)
         entries = {}
@@ -419,17 +435,19 @@ def _compiled(of: Problem, kernels: _Kernels, folded: Folded) -> dict[str, bytes
         config.write_text(json.dumps(entries), encoding="utf-8")
         specs = load_config(config)
         for (module, defines), code in kernels.code.items():
-            built = build_device(specs[module], of.arch, dict(defines))
-            found[code] = unbundle(built.file.read_bytes(), of.arch)
-    return found
+            built = build_device(specs[module], problem.arch, dict(defines))
+            code_objects[code] = unbundle(built.file.read_bytes(), problem.arch)
+    return code_objects
 
 
 def _code_text(code: Mapping[str, bytes]) -> str:
     rows = []
     for name, data in code.items():
         text = base64.b64encode(data).decode()
-        lines = [text[at : at + _WIDTH] for at in range(0, len(text), _WIDTH)]
+        lines = [text[begin : begin + _WIDTH] for begin in range(0, len(text), _WIDTH)]
         # Broken where it would spell the word.
-        lines = [re.sub(f"(?i)({WORD[:3]})({WORD[3:]})", r"\1\n\2", line) for line in lines]
+        lines = [
+            re.sub(f"(?i)({FORBIDDEN[:3]})({FORBIDDEN[3:]})", r"\1\n\2", line) for line in lines
+        ]
         rows.append(f'    "{name}": """\n' + "\n".join(lines) + '""",')
     return "\n".join(["CODE = {", *rows, "}"])

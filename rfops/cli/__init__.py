@@ -28,12 +28,14 @@ from rfops.jit.cache.files import cache_roots
 
 def main(argv: list[str] | None = None) -> int:
     """Exit status: 0 done, 1 an error that is printed, 2 wrong usage, 130 interrupted."""
-    words = sys.argv[1:] if argv is None else list(argv)
+    arguments = sys.argv[1:] if argv is None else list(argv)
     try:
-        while len(words) > 1 and words[0] == "--ops":  # before the parser, which knows all ops
-            load_ops(Path(words[1]))
-            del words[:2]
-        options = _parser().parse_args(words)
+        while (
+            len(arguments) > 1 and arguments[0] == "--ops"
+        ):  # before the parser, which knows all ops
+            load_ops(Path(arguments[1]))
+            del arguments[:2]
+        options = _parser().parse_args(arguments)
         command: Callable[[argparse.Namespace], int] = options.command
         return command(options)
     except BrokenPipeError:  # the reader has seen enough, as in `rfops ls | head -1`
@@ -84,12 +86,14 @@ def _parser() -> argparse.ArgumentParser:
 
     reason = commands.add_parser("why", help="which kernel a call takes, why one is not cached")
     add_op(reason, "module")
-    reason.set_defaults(command=lambda given: _why(given) if given.op else help_of(reason)(given))
+    reason.set_defaults(
+        command=lambda options: _why_command(options) if options.op else help_of(reason)(options)
+    )
 
     vgpu = commands.add_parser("vgpu", help="the virtual GPU, for use as a HIP runtime")
-    which = vgpu.add_mutually_exclusive_group(required=True)
-    which.add_argument("--path", action="store_true", help="print its library's path")
-    which.add_argument(
+    actions = vgpu.add_mutually_exclusive_group(required=True)
+    actions.add_argument("--path", action="store_true", help="print its library's path")
+    actions.add_argument(
         "--lib-dir",
         action="store_true",
         help="print a folder for LD_LIBRARY_PATH with all its names",
@@ -105,12 +109,12 @@ def _demo(options: argparse.Namespace) -> int:
     return demo.run(cold=options.cold)
 
 
-def _why(options: argparse.Namespace) -> int:
+def _why_command(options: argparse.Namespace) -> int:
     if options.op == "module":
         parser = argparse.ArgumentParser(prog="rfops why module")
         cli_cache.add_why(parser)
-        given = parser.parse_args(options.arguments)
-        status: int = given.command(given)
+        options_ = parser.parse_args(options.arguments)
+        status: int = options_.command(options_)
         return status
     with_ops()
     from rfops.cli import why
@@ -128,22 +132,24 @@ def _vgpu(options: argparse.Namespace) -> int:
 
 def _cached(spec: ModuleSpec, arch: str) -> int:
     """Entries of all caches, also of those that are only read."""
-    found = {
+    cached_entries = {
         f.parent.name for r in cache_roots() for f in r.glob(f"{arch}/{spec.name}/*/meta.json")
     }
-    return len(found)
+    return len(cached_entries)
 
 
 def _ls(_options: argparse.Namespace) -> int:
     ops = declared()
-    used = {name: ",".join(kernels) for op in ops.values() for name, kernels in op.items()}
+    kernels_by_module = {
+        name: ",".join(kernels) for op in ops.values() for name, kernels in op.items()
+    }
     rows = [("module", "kernel", "architecture", "cached variants", "op")]
-    others = {name: module_spec(name, file) for name, file in elsewhere().items()}
-    specs = load_config() | others
+    elsewhere_specs = {name: module_spec(name, file) for name, file in elsewhere().items()}
+    specs = load_config() | elsewhere_specs
     for name, spec in specs.items():
         archs = spec.archs if spec.kind == "device" else ("host",)
         op = ",".join(op for op, modules in ops.items() if name in modules) or "-"
-        kernel = used.get(name, "-")
+        kernel = kernels_by_module.get(name, "-")
         rows += [(name, kernel, arch, str(_cached(spec, arch)), op) for arch in archs]
     rows += [("-", "-", "any", "-", op) for op, modules in ops.items() if not modules]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

@@ -28,9 +28,9 @@ from rfops.jit.build.host import build_host
 from rfops.jit.build.spec import ModuleSpec, load_config, module_spec
 from rfops.jit.cache import transfer
 from rfops.jit.policy import manifest, strict
-from rfops.jit.policy.manifest import TritonWanted, Wanted
+from rfops.jit.policy.manifest import BuildRequest, TritonBuildRequest
 
-Entry = Wanted | TritonWanted
+Entry = BuildRequest | TritonBuildRequest
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -55,12 +55,12 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Goes on after a failure and reports it at the end; status 1 if there was one."""
-    wanted = list(dict.fromkeys(_wanted(options)))
+    requests = list(dict.fromkeys(_requests(options)))
     if options.executor:
-        return _run_on(wanted, options)
+        return _build_on_executor(requests, options)
     begin, failed = time.monotonic(), 0
     reasons: dict[object, str] = {}
-    progress = _Bar(len(wanted))
+    progress = _Bar(len(requests))
     gate = _MemoryGate()
     workers = resources.jobs(options.jobs)
     if options.jobs < 0:
@@ -76,20 +76,20 @@ def run(options: argparse.Namespace) -> int:
 
     with strict.allowed(), progress, ThreadPoolExecutor(max_workers=workers) as pool:
         # Host libraries are parallel in themselves, Triton has one driver for the process.
-        alone = [e for e in wanted if e.arch == "host" or isinstance(e, TritonWanted)]
-        devices = [entry for entry in wanted if entry not in alone]
-        results = itertools.chain(pool.map(job, devices), map(job, alone))
+        in_turn = [e for e in requests if e.arch == "host" or isinstance(e, TritonBuildRequest)]
+        devices = [entry for entry in requests if entry not in in_turn]
+        results = itertools.chain(pool.map(job, devices), map(job, in_turn))
         with _stopping(pool):
-            for entry, took, state, error in results:
+            for entry, seconds, state, error in results:
                 if state == "built":
-                    longest = max(longest, (took, str(entry)))
+                    longest = max(longest, (seconds, str(entry)))
                 progress.show(str(entry), state, line=not isinstance(error, ToolchainNotFound))
                 if error is not None:
                     failed += 1
                     reasons.setdefault(*_reason(error))
     for reason in reasons.values():
         print(f"rfops: {reason}", file=sys.stderr)
-    text = f"{len(wanted) - failed} of {len(wanted)} in {time.monotonic() - begin:.1f} s"
+    text = f"{len(requests) - failed} of {len(requests)} in {time.monotonic() - begin:.1f} s"
     print(f"{text}; the longest {longest[0]:.1f} s: {longest[1]}" if longest[1] else text)
     return 1 if failed else 0
 
@@ -107,45 +107,47 @@ def _stopping(pool: ThreadPoolExecutor) -> Iterator[None]:
         raise
 
 
-def _run_on(wanted: list[Entry], options: argparse.Namespace) -> int:
+def _build_on_executor(requests: list[Entry], options: argparse.Namespace) -> int:
     """By the workers of an executor, whose builds come into this cache."""
-    if options.executor == "ray" and any(e.config != paths.COMPILER_CONFIG for e in _ours(wanted)):
+    if options.executor == "ray" and any(
+        e.config != paths.COMPILER_CONFIG for e in _module_requests(requests)
+    ):
         raise ValueError("--executor ray: the nodes have rfops' own modules, not those of --config")
-    begin, progress, failed = time.monotonic(), _Bar(len(wanted)), list[str]()
+    begin, progress, failed = time.monotonic(), _Bar(len(requests)), list[str]()
     tasks = [
         Task(str(entry), "rfops.cli.build:build_task", (entry, options.executor == "ray"))
-        for entry in wanted
+        for entry in requests
     ]
 
-    def done(number: int, outcome: Outcome, _progress: str) -> None:
+    def on_outcome(number: int, outcome: Outcome, _progress: str) -> None:
         state, error, data = outcome.result or ("failed", outcome.error, b"")
         if data:
-            _take(data)
+            _import_archive(data)
         if error:
             failed.append(error)
-        progress.show(str(wanted[number]), state)
+        progress.show(str(requests[number]), state)
 
     with progress:
         pool = executor.pool(options, False)
-        Run(pool, tasks, done, options.limit, lambda text: print(text, file=sys.stderr))()
+        Run(pool, tasks, on_outcome, options.limit, lambda text: print(text, file=sys.stderr))()
     for error in dict.fromkeys(failed):
         print(f"rfops: {error}", file=sys.stderr)
-    print(f"{len(wanted) - len(failed)} of {len(wanted)} in {time.monotonic() - begin:.1f} s")
+    print(f"{len(requests) - len(failed)} of {len(requests)} in {time.monotonic() - begin:.1f} s")
     return 1 if failed else 0
 
 
-def _ours(wanted: list[Entry]) -> list[Wanted]:
-    return [entry for entry in wanted if isinstance(entry, Wanted)]
+def _module_requests(requests: list[Entry]) -> list[BuildRequest]:
+    return [entry for entry in requests if isinstance(entry, BuildRequest)]
 
 
 def build_task(entry: Entry, is_far: bool) -> tuple[str, str, bytes]:
     """In a worker: how it went, and the module's builds where another cache is to have them."""
-    if is_far and isinstance(entry, Wanted):  # this node's own sources
+    if is_far and isinstance(entry, BuildRequest):  # this node's own sources
         entry = replace(entry, config=paths.COMPILER_CONFIG)
     with strict.allowed():
         state, error = _build(entry)
     data = b""
-    if error is None and is_far and isinstance(entry, Wanted):
+    if error is None and is_far and isinstance(entry, BuildRequest):
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "builds"
             transfer.export(file, (entry.arch,), (entry.module,))
@@ -153,7 +155,7 @@ def build_task(entry: Entry, is_far: bool) -> tuple[str, str, bytes]:
     return state, _reason(error)[1] if error else "", data
 
 
-def _take(data: bytes) -> None:
+def _import_archive(data: bytes) -> None:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "builds"
         file.write_bytes(data)
@@ -172,7 +174,7 @@ def _reason(error: RfopsError) -> tuple[object, str]:
 
 def _build(entry: Entry) -> tuple[str, RfopsError | None]:
     try:
-        if isinstance(entry, TritonWanted):
+        if isinstance(entry, TritonBuildRequest):
             return "built" if _build_triton(entry) else "cached", None
         spec = module_spec(entry.module, entry.config)
         if entry.arch == "host":
@@ -181,10 +183,10 @@ def _build(entry: Entry) -> tuple[str, RfopsError | None]:
             artifact = build_device(spec, entry.arch, dict(entry.defines))
     except RfopsError as error:
         return "failed", error
-    return "built" if artifact.fresh else "cached", None
+    return "built" if artifact.is_new else "cached", None
 
 
-def _build_triton(entry: TritonWanted) -> bool:
+def _build_triton(entry: TritonBuildRequest) -> bool:
     """Through the virtual GPU's driver: no GPU is needed, and the cache's keys are the same."""
     with_ops()
     from rfops import vgpu
@@ -203,16 +205,16 @@ def _build_triton(entry: TritonWanted) -> bool:
 # ---------------------------------------------------------------- what
 
 
-def _wanted(options: argparse.Namespace) -> Iterator[Entry]:
+def _requests(options: argparse.Namespace) -> Iterator[Entry]:
     archs = options.arch.split(",")
     for arch in archs:
         if arch not in ARCHS:
             raise ValueError(f"--arch {arch}: expected some of {','.join(ARCHS)}")
     if options.manifest is not None:
-        chosen = options.modules
+        selected = options.modules
         for entry in manifest.load(options.manifest):
-            name = entry.kernel if isinstance(entry, TritonWanted) else entry.module
-            if (not chosen or name in chosen) and entry.arch in (*archs, "host"):
+            name = entry.kernel if isinstance(entry, TritonBuildRequest) else entry.module
+            if (not selected or name in selected) and entry.arch in (*archs, "host"):
                 yield entry
         return
     defines = manifest.defines_of(dict(map(define, options.defines)))
@@ -220,30 +222,39 @@ def _wanted(options: argparse.Namespace) -> Iterator[Entry]:
         raise ValueError("-D: expected a module to build with it, got none")
     config = options.config.absolute() if options.config else paths.COMPILER_CONFIG
     ops = dict.fromkeys(op.module for op in declared_ops())
-    ours = config == paths.COMPILER_CONFIG
-    known = [*ops, *(n for n, s in load_config(config).items() if not ours or s.kind == "host")]
-    others = elsewhere() if ours else {}
-    known += others
-    default = [*ops, *others, *_launcher()] if ours else known
-    for name in _named(options.modules, known, ours) if options.modules else default:
-        spec = module_spec(name, others.get(name, config))
+    is_default_config = config == paths.COMPILER_CONFIG
+    modules_known = [
+        *ops,
+        *(n for n, s in load_config(config).items() if not is_default_config or s.kind == "host"),
+    ]
+    other_modules = elsewhere() if is_default_config else {}
+    modules_known += other_modules
+    default = [*ops, *other_modules, *_launcher()] if is_default_config else modules_known
+    for name in (
+        _resolve_names(options.modules, modules_known, is_default_config)
+        if options.modules
+        else default
+    ):
+        spec = module_spec(name, other_modules.get(name, config))
         if options.modules and spec.kind == "device" and not set(archs) & set(spec.archs):
             spec.require_arch(archs[0])
         yield from variants(spec, archs, defines)
 
 
-def _named(names: list[str], known: list[str], ours: bool) -> list[str]:
+def _resolve_names(
+    names: list[str], modules_known: list[str], is_default_config: bool
+) -> list[str]:
     """Modules by their names or by that of their op. Raises ValueError."""
     from rfops.dispatch.op import ops
 
-    found: list[str] = []
+    names_found: list[str] = []
     for name in names:
-        if name not in known and not (ours and name in ops()):
-            raise ValueError(f"no op uses a module {name!r}; modules: {', '.join(known)}")
-        found += [name] if name in known else ops()[name].modules
-        if name not in known and not ops()[name].modules:
+        if name not in modules_known and not (is_default_config and name in ops()):
+            raise ValueError(f"no op uses a module {name!r}; modules: {', '.join(modules_known)}")
+        names_found += [name] if name in modules_known else ops()[name].modules
+        if name not in modules_known and not ops()[name].modules:
             print(f"{name}: nothing to build, its kernels are {', '.join(ops()[name].kernels)}")
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(names_found))
 
 
 def _launcher() -> list[str]:
@@ -260,17 +271,17 @@ def _launcher() -> list[str]:
 
 def variants(
     spec: ModuleSpec, archs: Collection[str], defines: tuple[tuple[str, Any], ...]
-) -> Iterator[Wanted]:
+) -> Iterator[BuildRequest]:
     """The variant of these defines, or all that the module's op declares, for each architecture."""
     if spec.kind == "host":
-        yield Wanted(spec.name, "host", (), spec.config)
+        yield BuildRequest(spec.name, "host", (), spec.config)
         return
-    known = () if defines else declared_ops(spec.config)
-    ops = [op for op in known if op.module == spec.name and op.variants]
+    candidates = () if defines else declared_ops(spec.config)
+    ops = [op for op in candidates if op.module == spec.name and op.variants]
     for arch in (arch for arch in archs if arch in spec.archs):
         declared = [d for op in ops for d in (op.variants(arch) if op.variants else ())]
         for variant in declared if ops else [dict(defines)]:  # two kernels may declare the same
-            yield Wanted(spec.name, arch, manifest.defines_of(variant), spec.config)
+            yield BuildRequest(spec.name, arch, manifest.defines_of(variant), spec.config)
 
 
 def define(text: str) -> tuple[str, str]:
@@ -321,15 +332,15 @@ class _Bar:
 
     def show(self, name: str, state: str, line: bool = True) -> None:
         self.counts[state] += 1
-        done = sum(self.counts.values())
+        num_done = sum(self.counts.values())
         if not self.tty:
             if not line:
                 return
-            print(f"[{done}/{self.total}] {name}: {state}", flush=True)
+            print(f"[{num_done}/{self.total}] {name}: {state}", flush=True)
             return
-        counts = ", ".join(f"{count} {word}" for word, count in self.counts.items() if count)
-        bar = ("#" * (20 * done // self.total)).ljust(20, ".")
-        text = f"[{bar}] {done}/{self.total}, {counts}, {time.monotonic() - self.begin:.0f} s  "
-        room = shutil.get_terminal_size().columns - len(text) - 1
-        sys.stdout.write(f"\r{text}{name[: max(0, room)]}\033[K")
+        counts = ", ".join(f"{count} {state}" for state, count in self.counts.items() if count)
+        bar = ("#" * (20 * num_done // self.total)).ljust(20, ".")
+        text = f"[{bar}] {num_done}/{self.total}, {counts}, {time.monotonic() - self.begin:.0f} s  "
+        width = shutil.get_terminal_size().columns - len(text) - 1
+        sys.stdout.write(f"\r{text}{name[: max(0, width)]}\033[K")
         sys.stdout.flush()

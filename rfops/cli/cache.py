@@ -54,14 +54,14 @@ def add_why(reason: argparse.ArgumentParser) -> None:
     reason.add_argument("--arch", default="", help="default: all of the module's")
     reason.add_argument("--config", type=Path, help="another compiler_config.json")
     reason.add_argument("-D", dest="defines", action="append", default=[], metavar="NAME=VALUE")
-    reason.set_defaults(command=_why)
+    reason.set_defaults(command=_explain_misses)
 
 
 def _size(text: str) -> int:
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]?)B?", text.upper())
-    if not found:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]?)B?", text.upper())
+    if not match:
         raise argparse.ArgumentTypeError(f"{text!r}: expected a size as 500M or 10G")
-    return int(float(found[1]) * _UNITS[found[2]])
+    return int(float(match[1]) * _UNITS[match[2]])
 
 
 def _export(options: argparse.Namespace) -> int:
@@ -73,22 +73,22 @@ def _export(options: argparse.Namespace) -> int:
 
 
 def _import(options: argparse.Namespace) -> int:
-    new, known = transfer.import_(options.file, options.max_size)
-    print(f"{new} entries added to {cache_root()}, {known} were there")
+    new, num_known = transfer.import_(options.file, options.max_size)
+    print(f"{new} entries added to {cache_root()}, {num_known} were there")
     return 0
 
 
 def _gc(options: argparse.Namespace) -> int:
-    done = collect.collect(options.max_size)
-    in_use = f", {done.in_use} in use" if done.in_use else ""
+    collected = collect.collect(options.max_size)
+    in_use = f", {collected.in_use} in use" if collected.in_use else ""
     print(
-        f"{done.removed} entries removed ({resources.megabytes(done.freed)}), "
-        f"{resources.megabytes(done.kept)} left{in_use} in {cache_root()}"
+        f"{collected.removed} entries removed ({resources.megabytes(collected.freed)}), "
+        f"{resources.megabytes(collected.kept_bytes)} left{in_use} in {cache_root()}"
     )
     return 0
 
 
-def _why(options: argparse.Namespace) -> int:
+def _explain_misses(options: argparse.Namespace) -> int:
     """Exit status 0 if all that was asked for is cached."""
     config = options.config.absolute() if options.config else paths.COMPILER_CONFIG
     spec = module_spec(options.module, config)
@@ -96,10 +96,10 @@ def _why(options: argparse.Namespace) -> int:
     for arch in archs if spec.kind == "device" else ():
         spec.require_arch(arch)
     defines = manifest.defines_of(dict(map(cli_build.define, options.defines)))
-    asked = list(map(explain.explain, cli_build.variants(spec, archs, defines)))
-    missing = [explanation for explanation in asked if explanation.found is None]
-    for explanation in (missing or asked)[:_EXPLAINED]:
+    explanations = list(map(explain.explain, cli_build.variants(spec, archs, defines)))
+    missing = [explanation for explanation in explanations if explanation.artifact is None]
+    for explanation in (missing or explanations)[:_EXPLAINED]:
         print(explanation)
-    if len(asked) > 1:
-        print(f"{len(asked) - len(missing)} of {len(asked)} variants are cached")
+    if len(explanations) > 1:
+        print(f"{len(explanations) - len(missing)} of {len(explanations)} variants are cached")
     return 1 if missing else 0

@@ -70,8 +70,8 @@ def elsewhere() -> dict[str, Path]:
 # An op and its kernels, as their files declare them: the command names them without torch.
 _OP = re.compile(r'^OP = \w+\(\s*"(\w+)"', re.MULTILINE)
 _KERNEL = re.compile(r'compile_ops\(\s*"(\w+)"(?:,\s*kernel="(\w+)"|(?:.*\n)*?def (\w+))')
-_BESIDE = re.compile(r"^from \.(\w[\w.]*) import", re.MULTILINE)
-_WORD = re.compile(r'"(\w+)"')
+_SIBLING_IMPORT = re.compile(r"^from \.(\w[\w.]*) import", re.MULTILINE)
+_QUOTED_NAME = re.compile(r'"(\w+)"')
 # A kernel's modules, whose signatures may stand in a file of their own.
 _MODULES = (
     re.compile(r"^    (?:name, )?module = (.*)$", re.MULTILINE),
@@ -82,31 +82,34 @@ _MODULES = (
 def declared() -> dict[str, dict[str, list[str]]]:
     """Module and kernels of each op. What an op runs by Triton or torch alone has none."""
     folder = Path(__file__).parents[1]
-    found: dict[str, dict[str, list[str]]] = {}
+    ops_found: dict[str, dict[str, list[str]]] = {}
     files = {file: file.read_text(encoding="utf-8") for file in folder.glob("*/**/*.py")}
     kernels: dict[str, list[str]] = {}
     for text in files.values():
-        for module, named, defined in _KERNEL.findall(text):
-            kernels.setdefault(module, []).append(named or defined)
+        for module, given_name, defined in _KERNEL.findall(text):
+            kernels.setdefault(module, []).append(given_name or defined)
     for file, text in files.items():
         for op in _OP.findall(text):
-            modules = found.setdefault(op, {})
-            imports = dict.fromkeys(_BESIDE.findall(text))
-            beside = (file.parent / f"{name.replace('.', '/')}.py" for name in imports)
-            texts = (one.read_text(encoding="utf-8") for one in beside)
-            for other in (text, *(one for one in texts if not _OP.search(one))):
-                own = [module for module, *_ in _KERNEL.findall(other)]
-                texts_of = (names for pattern in _MODULES for names in pattern.findall(other))
-                more = [name for names in texts_of for name in _WORD.findall(names)]
-                modules |= {m: kernels[m] for m in (*own, *more) if m in kernels}
+            modules = ops_found.setdefault(op, {})
+            imports = dict.fromkeys(_SIBLING_IMPORT.findall(text))
+            sibling_files = (file.parent / f"{name.replace('.', '/')}.py" for name in imports)
+            texts = (sibling_text.read_text(encoding="utf-8") for sibling_text in sibling_files)
+            for source_text in (
+                text,
+                *(sibling_text for sibling_text in texts if not _OP.search(sibling_text)),
+            ):
+                own_modules = [module for module, *_ in _KERNEL.findall(source_text)]
+                texts_of = (names for pattern in _MODULES for names in pattern.findall(source_text))
+                named_modules = [name for names in texts_of for name in _QUOTED_NAME.findall(names)]
+                modules |= {m: kernels[m] for m in (*own_modules, *named_modules) if m in kernels}
     for file in {*elsewhere().values()}:
         from rfops.dispatch.op import ops
 
         for kernel in declared_ops(file):
             names = [n for n, op in ops().items() if kernel.module in op.modules]
             for name in names:
-                found.setdefault(name, {}).setdefault(kernel.module, []).append(kernel.kernel)
-    return dict(sorted(found.items()))
+                ops_found.setdefault(name, {}).setdefault(kernel.module, []).append(kernel.kernel)
+    return dict(sorted(ops_found.items()))
 
 
 # What ops and kernels say of their tables.
@@ -130,19 +133,19 @@ def op_names(with_table: bool = False) -> list[str]:
     texts = [
         file.read_text(encoding="utf-8") for file in Path(__file__).parents[1].glob("*/**/*.py")
     ]
-    ours = [t for t in texts if not with_table or '\n    table="' in t]
-    names = sorted(name for text in ours for name in _OP.findall(text))
+    own_texts = [t for t in texts if not with_table or '\n    table="' in t]
+    names = sorted(name for text in own_texts for name in _OP.findall(text))
     if "rfops.dispatch.op" in sys.modules:
         from rfops.dispatch.op import ops
 
-        others = [name for name, op in ops().items() if op.table or not with_table]
-        names = list(dict.fromkeys([*names, *others]))
+        loaded_names = [name for name, op in ops().items() if op.table or not with_table]
+        names = list(dict.fromkeys([*names, *loaded_names]))
     return names
 
 
-def add_op(parser: argparse.ArgumentParser, *more: str) -> None:
+def add_op(parser: argparse.ArgumentParser, *extra: str) -> None:
     """The argument that names an op, and what its own parser is to read."""
-    parser.add_argument("op", nargs="?", choices=[*op_names(), *more], help="--help after it")
+    parser.add_argument("op", nargs="?", choices=[*op_names(), *extra], help="--help after it")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="of the op")
 
 

@@ -60,16 +60,16 @@ def _run(device: torch.device, cold: bool) -> int:
     if device.type == "cpu" and settings.path("RFOPS_HIP_LIBRARY") is None:
         begin = time.perf_counter()
         path = vgpu_library()
-        _say("virtual GPU", f"ready in {time.perf_counter() - begin:.2f} s: {path}")
-    good = all([_run_case(case, device, cold) for case in _cases()])
-    print("\nall within their bounds" if good else "\nNOT within its bound: see above")
-    return 0 if good else 1
+        _print_step("virtual GPU", f"ready in {time.perf_counter() - begin:.2f} s: {path}")
+    all_pass = all([_run_case(case, device, cold) for case in _cases()])
+    print("\nall within their bounds" if all_pass else "\nNOT within its bound: see above")
+    return 0 if all_pass else 1
 
 
 _KERNELS = {"gemv": mxfp8_gemv, "mfma": mxfp8_mfma}
 
 
-def _say(step: str, text: str) -> None:
+def _print_step(step: str, text: str) -> None:
     print(f"  {step:<12}{text}", flush=True)
 
 
@@ -95,22 +95,22 @@ def _run_case(case: Case, device: torch.device, cold: bool) -> bool:
     m, (n, k) = x.shape[0], w.shape
     arch, cu_num = routing.chip(device)
     c = OP.call_of(arch, cu_num, M=m, N=n, K=k)
-    chosen = OP.route(c)
-    first, out = _timed(args, device)
-    later, again = _timed(args, device)
-    _say("route", f"{chosen.backend}, by the rule {chosen.rule!r}: {chosen.why}")
+    decision = OP.route(c)
+    first_seconds, out = _timed(args, device)
+    later_seconds, second_out = _timed(args, device)
+    _print_step("route", f"{decision.backend}, by the rule {decision.rule!r}: {decision.why}")
     in_time = True
-    if chosen.is_hip:
-        kernel = OP.kernels[chosen.backend]
-        config = OP.parse_config(kernel, chosen.config, chosen.row) or kernel.default(c)
-        bound = _KERNELS[chosen.backend].bind(device, kernel.defines(c, config))
+    if decision.is_hip:
+        kernel = OP.kernels[decision.backend]
+        config = OP.parse_config(kernel, decision.config, decision.row) or kernel.default(c)
+        bound = _KERNELS[decision.backend].bind(device, kernel.defines(c, config))
         _print_kernel(bound)
-        in_time = _print_build(bound, first, later, cold)
-    _say("launch", f"first call {first:.3f} s, later call {later:.3f} s")
-    right = _print_error(case, args, out)
-    same = bool(torch.equal(out, again))
-    _say("repeat", "bitwise the same" if same else "DIFFERENT from the first call")
-    return in_time and right and same
+        in_time = _print_build(bound, first_seconds, later_seconds, cold)
+    _print_step("launch", f"first call {first_seconds:.3f} s, later call {later_seconds:.3f} s")
+    is_accurate = _print_error(case, args, out)
+    is_identical = bool(torch.equal(out, second_out))
+    _print_step("repeat", "bitwise the same" if is_identical else "DIFFERENT from the first call")
+    return in_time and is_accurate and is_identical
 
 
 def _timed(args: list[torch.Tensor], device: torch.device) -> tuple[float, torch.Tensor]:
@@ -124,26 +124,36 @@ def _timed(args: list[torch.Tensor], device: torch.device) -> tuple[float, torch
 def _print_kernel(bound: BoundKernel) -> None:
     meta = bound.meta
     compiler = toolchain.Toolchain(meta["toolchain"], (), meta["compiler"])  # it may be gone
-    _say("toolchain", f"{compiler.headline} ({compiler.name})")
+    _print_step("toolchain", f"{compiler.headline} ({compiler.name})")
     kind = "virtual GPU" if bound.hip.is_virtual else "a real one"
-    _say("device", f"{kind}, {meta['arch']}; HIP runtime {bound.hip.path}")
+    _print_step("device", f"{kind}, {meta['arch']}; HIP runtime {bound.hip.path}")
     variant = " ".join(f"{name}={value}" for name, value in meta["defines"].items())
-    _say("module", f"{meta['module']} for {meta['arch']}, {variant}")
-    _say("key", meta["key"])
-    _say("resources", ", ".join(f"{name} {value}" for name, value in bound.resources.items()))
+    _print_step("module", f"{meta['module']} for {meta['arch']}, {variant}")
+    _print_step("key", meta["key"])
+    _print_step(
+        "resources", ", ".join(f"{name} {value}" for name, value in bound.resources.items())
+    )
 
 
-def _print_build(bound: BoundKernel, first: float, later: float, cold: bool) -> bool:
+def _print_build(
+    bound: BoundKernel, first_seconds: float, later_seconds: float, cold: bool
+) -> bool:
     meta = bound.meta
     if meta["cached"]:
-        _say("build", f"cached; finding and loading it took {first - later:.3f} s")
+        _print_step(
+            "build", f"cached; finding and loading it took {first_seconds - later_seconds:.3f} s"
+        )
         return not cold
-    compile_, rest = meta["seconds"], first - later - meta["seconds"]
-    _say("build", f"compile {compile_:.2f} s, find compiler, load, bind {rest:.2f} s")
-    in_time = first < COLD_BAR and compile_ < COMPILE_BAR
+    compile_, other_seconds = meta["seconds"], first_seconds - later_seconds - meta["seconds"]
+    _print_step(
+        "build", f"compile {compile_:.2f} s, find compiler, load, bind {other_seconds:.2f} s"
+    )
+    in_time = first_seconds < COLD_BAR and compile_ < COMPILE_BAR
     if cold:
         verdict = "within" if in_time else "NOT within"
-        _say("cold start", f"{verdict} {COLD_BAR:.0f} s, of which compile {COMPILE_BAR:.0f} s")
+        _print_step(
+            "cold start", f"{verdict} {COLD_BAR:.0f} s, of which compile {COMPILE_BAR:.0f} s"
+        )
     return in_time or not cold
 
 
@@ -152,12 +162,12 @@ def _print_error(case: Case, args: list[torch.Tensor], out: torch.Tensor) -> boo
     # bf16 keeps 8 bits, rounded to nearest: half a unit in the last place is 2^-9 of the value,
     # and fp32 sums in another order add far less.
     error, bound = _relative(out, reference), 2.0**-8
-    right = error < bound
-    verdict = "below" if right else "NOT below"
-    _say("error", f"{error:.1e} against the fp32 reference, {verdict} {bound:.1e}")
+    is_below = error < bound
+    verdict = "below" if is_below else "NOT below"
+    _print_step("error", f"{error:.1e} against the fp32 reference, {verdict} {bound:.1e}")
     exact = (case.x @ case.w.T).to(out.device)
-    _say("", f"{_relative(out, exact):.1e} against the unquantised layer: MX-FP8's own")
-    return right
+    _print_step("", f"{_relative(out, exact):.1e} against the unquantised layer: MX-FP8's own")
+    return is_below
 
 
 def _relative(value: torch.Tensor, reference: torch.Tensor) -> float:

@@ -40,7 +40,7 @@ def run(options: argparse.Namespace) -> int:
 
 def examine() -> dict[str, Any]:
     """All that decides whether ops can run, and `problems` where they cannot."""
-    wrong = _settings_errors()
+    problems = _settings_errors()
     cache = _cache()
     compilers = {arch: _compilers("device", arch, cache) for arch in ARCHS}
     compilers["c++20"] = _compilers("host", toolchain.HOST_TARGET, cache)
@@ -55,11 +55,11 @@ def examine() -> dict[str, Any]:
         "engines": _engines(),
         "cache": cache,
         "free_memory": resources.free_memory(),
-        "jobs": 0 if wrong else resources.jobs(),
+        "jobs": 0 if problems else resources.jobs(),
         "settings": {
             s.name: settings.raw(s.name) for s in settings.SETTINGS if os.environ.get(s.name)
         },
-        "problems": wrong,
+        "problems": problems,
     }
     record["problems"] += _problems(record)
     record["ready"] = not record["problems"]
@@ -68,15 +68,18 @@ def examine() -> dict[str, Any]:
 
 def _compilers(kind: str, target: str, cache: dict[str, Any]) -> list[dict[str, Any]]:
     """The candidates until one is taken, with the reason for those that are not."""
-    found: list[dict[str, Any]] = []
+    compilers: list[dict[str, Any]] = []
     if _untrusted(cache):
         return [{"ok": False, "where": "not asked, as the cache that knows them is not trusted"}]
-    for chosen, why in toolchain.survey(kind, target):
-        if chosen is not None:
-            path = chosen.argv[0]
-            return [*found, {"ok": True, "where": why, "version": chosen.headline, "path": path}]
-        found.append({"ok": False, "where": why})
-    return found
+    for compiler, origin in toolchain.survey(kind, target):
+        if compiler is not None:
+            path = compiler.argv[0]
+            return [
+                *compilers,
+                {"ok": True, "where": origin, "version": compiler.headline, "path": path},
+            ]
+        compilers.append({"ok": False, "where": origin})
+    return compilers
 
 
 def _table(name: str) -> dict[str, Any]:
@@ -113,36 +116,40 @@ def _gpus() -> list[str]:
 def _engines() -> dict[str, dict[str, Any]]:
     """vLLM and SGLang: whether each is there, what is wrapped in it, and why nothing is."""
     has_aiter = targets.is_there("aiter")
-    found: dict[str, dict[str, Any]] = {}
+    engines: dict[str, dict[str, Any]] = {}
     for name in ("vllm", "sglang"):
         version = _version(name)
-        wrapped, why = _wrapped(name, has_aiter) if version else ([], "not installed")
+        wrapped, reason = _wrapped(name, has_aiter) if version else ([], "not installed")
         absent = ((target, symbols.missing(target)) for target in wrapped if "." in target)
         missing = [f"{target}: {text}" for target, text in absent if text]
-        found[name] = {
+        engines[name] = {
             "version": version,
             "aiter": has_aiter,
             "wraps": wrapped,
-            "why": why,
+            "why": reason,
             "missing": missing,
         }
-    return found
+    return engines
 
 
 def _wrapped(engine: str, has_aiter: bool) -> tuple[list[str], str]:
     """The callees that its plugin wraps, and why not all."""
     try:
-        groups = targets.wanted()
+        groups = targets.selected_groups()
     except ConfigError as error:
         return [], str(error)
     if not groups:
         return [], "RFOPS_PLUGIN=off"
     if "rocm" not in _torch_version():
         return [], "torch is not ROCm's"
-    known = (targets.AITER if has_aiter else {}) | (targets.VLLM if engine == "vllm" else {})
-    why = "" if has_aiter else "aiter is not installed"
-    more = [targets.VLLM_BACKEND] if engine == "vllm" and not has_aiter and "mla" in groups else []
-    return [target for target, group in known.items() if group in groups] + more, why
+    targets_known = (targets.AITER if has_aiter else {}) | (
+        targets.VLLM if engine == "vllm" else {}
+    )
+    reason = "" if has_aiter else "aiter is not installed"
+    backends = (
+        [targets.VLLM_BACKEND] if engine == "vllm" and not has_aiter and "mla" in groups else []
+    )
+    return [target for target, group in targets_known.items() if group in groups] + backends, reason
 
 
 def _version(name: str) -> str:
@@ -170,7 +177,7 @@ def _cache() -> dict[str, Any]:
         "virtual_gpu": vgpu,
         "trust": trusted,
         "launcher": any(next(root.glob("host/launcher/*/meta.json"), None) for root in roots),
-        "compilers": [t.headline for kind in builders for t in toolchain.recorded(kind)],
+        "compilers": [t.headline for kind in builders for t in toolchain.recorded_compilers(kind)],
     }
 
 
@@ -199,23 +206,23 @@ def _settings_errors() -> list[str]:
 
 def _problems(record: dict[str, Any]) -> list[str]:
     cache, compilers = record["cache"], record["compilers"]
-    found = []
+    problems = []
     library = settings.path("RFOPS_HIP_LIBRARY")
     if library is not None and not library.is_file():
-        found.append(f"RFOPS_HIP_LIBRARY={library}: no such file")
+        problems.append(f"RFOPS_HIP_LIBRARY={library}: no such file")
     can = {target: any(c["ok"] for c in list_) for target, list_ in compilers.items()}
     cached = any(cache["entries"][arch] for arch in ARCHS)
     if not any(can[arch] for arch in ARCHS) and not cached:
-        found.append("no compiler for GPUs, and nothing is cached")
+        problems.append("no compiler for GPUs, and nothing is cached")
     if not record["devices"]["gpus"] and not can["c++20"] and not cache["virtual_gpu"]:
-        found.append("no GPU, and no C++ compiler to build the virtual GPU")
-    found += _untrusted(cache)
+        problems.append("no GPU, and no C++ compiler to build the virtual GPU")
+    problems += _untrusted(cache)
     if not cache["writable"] and not cached:
-        found.append("the cache is not writable, and has nothing")
+        problems.append("the cache is not writable, and has nothing")
     for name, table in record["tables"].items():
         if not table["ok"]:
-            found.append(f"tuned table {name}: {table['error']}")
-    return found
+            problems.append(f"tuned table {name}: {table['error']}")
+    return problems
 
 
 def _text(record: dict[str, Any]) -> str:
@@ -224,8 +231,8 @@ def _text(record: dict[str, Any]) -> str:
     for target, candidates in record["compilers"].items():
         lines.append(f"compiler for {target}:")
         for c in candidates:
-            more = f": {c['version']}, {c['path']}" if c["ok"] else ""
-            lines.append(f"  {'yes' if c['ok'] else 'no '}  {c['where']}{more}")
+            details = f": {c['version']}, {c['path']}" if c["ok"] else ""
+            lines.append(f"  {'yes' if c['ok'] else 'no '}  {c['where']}{details}")
     gpus = [f"{i}: {name}" for i, name in enumerate(record["devices"]["gpus"])]
     virtual = f"virtual GPU {record['devices']['virtual']} (CPU tensors)"
     lines.append("devices: " + "; ".join([*gpus, virtual]))
@@ -253,12 +260,14 @@ def _text(record: dict[str, Any]) -> str:
 def _engine_text(name: str, engine: dict[str, Any]) -> str:
     if not engine["version"]:
         return f"plugin of {name}: {name} is not installed"
-    head, why = f"plugin of {name} {engine['version']}", engine["why"]
+    head, reason = f"plugin of {name} {engine['version']}", engine["why"]
     if not engine["wraps"]:
-        return f"{head}: nothing wrapped ({why})"
-    count = f"{len(engine['wraps'])} callees wrapped" + (f" ({why})" if why else "")
+        return f"{head}: nothing wrapped ({reason})"
+    count = f"{len(engine['wraps'])} callees wrapped" + (f" ({reason})" if reason else "")
     lines = [f"{head}: {count}; at exit it says how many engaged"]
-    return "\n".join([*lines, *(f"  not found in its source: {one}" for one in engine["missing"])])
+    return "\n".join(
+        [*lines, *(f"  not found in its source: {target}" for target in engine["missing"])]
+    )
 
 
 def _table_text(name: str, table: dict[str, Any]) -> list[str]:

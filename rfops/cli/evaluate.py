@@ -20,10 +20,11 @@ if TYPE_CHECKING:
     from rfops.challenge.evaluate import Verdict
     from rfops.challenge.problem import Case, Problem
 
-WRONG, BAD_CASE = 112, 113
+EXIT_WRONG, EXIT_BAD_CASE = 112, 113
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `rfops eval` to the command line."""
     parser = commands.add_parser("eval", help="judge an entry to a GPU competition")
     add = parser.add_argument
     add(
@@ -44,6 +45,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    """Evaluate the submission on its cases and print the verdicts; return the exit status."""
     if not options.submission.is_file():
         raise ValueError(f"--submission {options.submission}: there is no such file")
     from rfops.challenge.evaluate import Limits, evaluate
@@ -51,19 +53,19 @@ def run(options: argparse.Namespace) -> int:
 
     if options.gpu:
         _require_gpu(options)
-    of, root = _problem(options)
+    problem, root = _problem(options)
     try:
-        cases = _cases(of, options)
+        cases = _cases(problem, options)
     except ValueError as error:
         print(f"rfops eval: {error}", file=sys.stderr)
-        return BAD_CASE
+        return EXIT_BAD_CASE
     limits = Limits(options.seconds, int(options.memory * (1 << 30)), options.gpu)
     verdicts: list[Verdict] = []
     with tempfile.TemporaryDirectory(prefix="rfops-eval-") as folder:
-        env = dict(os.environ) if options.gpu else environment(of.arch, Path(folder))
+        env = dict(os.environ) if options.gpu else environment(problem.arch, Path(folder))
         if options.check:
             env["RFOPS_VGPU_CHECK"] = "1"
-        for verdict in evaluate(of, options.submission, cases, limits, env, root):
+        for verdict in evaluate(problem, options.submission, cases, limits, env, root):
             verdicts.append(verdict)
             print(_json(verdict) if options.json else _text(verdict), flush=True)
         if options.check:
@@ -73,12 +75,12 @@ def run(options: argparse.Namespace) -> int:
     if "POPCORN_FD" in os.environ:
         _report(int(os.environ["POPCORN_FD"]), options.mode, verdicts)
     if not options.json:
-        print(_summary(of, verdicts))
+        print(_summary(problem, verdicts))
         if options.gpu:
             import torch
 
             print(f"measured on {torch.cuda.get_device_name()}")
-    return 0 if all(verdict.passes for verdict in verdicts) else WRONG
+    return 0 if all(verdict.passes for verdict in verdicts) else EXIT_WRONG
 
 
 def _require_gpu(options: argparse.Namespace) -> None:
@@ -95,11 +97,11 @@ def _problem(options: argparse.Namespace) -> tuple[Problem, Path | None]:
     from rfops.challenge import MODULES, problem
     from rfops.challenge.folder import problem_of
 
-    given = Path(options.problem)
-    if not given.is_dir():
+    folder = Path(options.problem)
+    if not folder.is_dir():
         return problem(options.problem), None
-    if given.absolute().name in MODULES or f"amd-{given.absolute().name}" in MODULES:
-        return problem(given.absolute().name), None
+    if folder.absolute().name in MODULES or f"amd-{folder.absolute().name}" in MODULES:
+        return problem(folder.absolute().name), None
     import torch
 
     from rfops.jit import settings
@@ -107,34 +109,36 @@ def _problem(options: argparse.Namespace) -> tuple[Problem, Path | None]:
 
     if not options.gpu:
         torch_cuda.activate(torch)  # its reference names a GPU
-    return problem_of(given, options.arch or settings.text("RFOPS_VGPU_ARCH")), given
+    return problem_of(folder, options.arch or settings.text("RFOPS_VGPU_ARCH")), folder
 
 
-def _cases(of: Problem, options: argparse.Namespace) -> list[Case]:
+def _cases(problem: Problem, options: argparse.Namespace) -> list[Case]:
     from rfops.challenge.problem import case_of
 
-    official = of.tests if options.mode == "test" else of.benchmarks
-    given = [case_of(text) for text in options.case or ()]
-    for case in given:
+    official = problem.tests if options.mode == "test" else problem.benchmarks
+    requested = [case_of(text) for text in options.case or ()]
+    for case in requested:
         if missing := set.intersection(*map(set, official)) - set(case):
             raise ValueError(f"case {case}: without {', '.join(sorted(missing))}")
-    cases = given or list(official)
+    cases = requested or list(official)
     if options.shrink:
-        cases = list({tuple(of.shrink(case).items()): of.shrink(case) for case in cases}.values())
+        cases = list(
+            {tuple(problem.shrink(case).items()): problem.shrink(case) for case in cases}.values()
+        )
     return cases
 
 
 def _text(verdict: Verdict) -> str:
     state = "pass" if verdict.passes else "FAIL"
-    word = "measured" if verdict.measured else "estimated"
-    time = f", {word} {statistics.mean(verdict.us):.2f} us" if verdict.us else ""
+    origin = "measured" if verdict.measured else "estimated"
+    time = f", {origin} {statistics.mean(verdict.us):.2f} us" if verdict.us else ""
     if verdict.us and not verdict.measured and not any(verdict.us):
         time = ", no kernel was launched on the virtual GPU: torch's operators have no time here"
     lines = [f"{state}  {verdict.spec}{time}"]
     lines += [f"      {verdict.error}"] if verdict.error else []
     lines += [f"      official: {verdict.official}"] if verdict.official else []
     lines += [f"      strict: {verdict.strict}"] if verdict.strict else []
-    lines += [f"      {found}" for found in verdict.named if found != verdict.error]
+    lines += [f"      {defect}" for defect in verdict.named if defect != verdict.error]
     return "\n".join(lines)
 
 
@@ -144,31 +148,31 @@ def _json(verdict: Verdict) -> str:
     return json.dumps({**msgspec.to_builtins(verdict), "passes": verdict.passes})
 
 
-def _summary(of: Problem, verdicts: list[Verdict]) -> str:
-    passed = sum(verdict.passes for verdict in verdicts)
+def _summary(problem: Problem, verdicts: list[Verdict]) -> str:
+    num_passed = sum(verdict.passes for verdict in verdicts)
     strict = sum(verdict.passes and not verdict.strict for verdict in verdicts)
-    text = f"{passed} of {len(verdicts)} cases pass the official check, {strict} the strict one"
-    if not of.bound:
-        text = f"{passed} of {len(verdicts)} cases pass its own check; there is no strict one"
-    return f"{of.name}: {text}"
+    text = f"{num_passed} of {len(verdicts)} cases pass the official check, {strict} the strict one"
+    if not problem.bound:
+        text = f"{num_passed} of {len(verdicts)} cases pass its own check; there is no strict one"
+    return f"{problem.name}: {text}"
 
 
 def _report(descriptor: int, mode: str, verdicts: list[Verdict]) -> None:
     """The keys of gpu-mode's evaluator; times in ns."""
-    what = "test" if mode == "test" else "benchmark"
-    lines = [f"{what}-count: {len(verdicts)}"]
-    for at, verdict in enumerate(verdicts):
-        lines.append(f"{what}.{at}.spec: {verdict.spec}")
-        why = verdict.error or verdict.official
-        if why or what == "test":
-            lines.append(f"{what}.{at}.status: {'fail' if why else 'pass'}")
-        if why:
-            lines.append(f"{what}.{at}.error: {why}")
-        elif what == "benchmark":
+    kind = "test" if mode == "test" else "benchmark"
+    lines = [f"{kind}-count: {len(verdicts)}"]
+    for index, verdict in enumerate(verdicts):
+        lines.append(f"{kind}.{index}.spec: {verdict.spec}")
+        reason = verdict.error or verdict.official
+        if reason or kind == "test":
+            lines.append(f"{kind}.{index}.status: {'fail' if reason else 'pass'}")
+        if reason:
+            lines.append(f"{kind}.{index}.error: {reason}")
+        elif kind == "benchmark":
             ns = [us * 1e3 for us in verdict.us]
-            spread = statistics.stdev(ns) if len(ns) > 1 else 0.0
-            figures = {"runs": len(ns), "mean": statistics.mean(ns), "std": spread}
-            figures |= {"err": spread / len(ns) ** 0.5, "best": min(ns), "worst": max(ns)}
-            lines += [f"{what}.{at}.{name}: {value}" for name, value in figures.items()]
+            deviation = statistics.stdev(ns) if len(ns) > 1 else 0.0
+            figures = {"runs": len(ns), "mean": statistics.mean(ns), "std": deviation}
+            figures |= {"err": deviation / len(ns) ** 0.5, "best": min(ns), "worst": max(ns)}
+            lines += [f"{kind}.{index}.{name}: {value}" for name, value in figures.items()]
     lines.append(f"check: {'pass' if all(v.passes for v in verdicts) else 'fail'}")
     os.write(descriptor, ("\n".join(lines) + "\n").encode())

@@ -27,6 +27,7 @@ _MARK = re.compile(r" ?(?://|#)@ ([\w -]+)$")
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `rfops new` to the command line."""
     new = commands.add_parser("new", help="write the files of a new op", description=__doc__)
     new.add_argument("op", nargs="?", metavar="NAME", help="of the op, its kernel and function")
     new.add_argument("--results", type=int, choices=(1, 2), default=1, help="[1]")
@@ -39,6 +40,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    """Write the files of a new op and print the next steps; return the exit status."""
     if options.op is None and not options.names:
         raise ValueError("new: NAME must be given, as in `rfops new my_op`")
     if options.family and options.out:
@@ -89,26 +91,27 @@ def _check_name(name: str) -> None:
 
 
 def _texts(options: argparse.Namespace) -> dict[str, str]:
-    given = {
+    conditions = {
         "two": options.results == 2,
         "fp8": options.fp8,
         "lead": options.leading,
         "tree": options.family is not None,
     }
-    results = ["out", *["row_max"] * given["two"]]
-    inputs = ["x", *["x_scale"] * given["fp8"], "y"]
-    words = {
+    results = ["out", *["row_max"] * conditions["two"]]
+    inputs = ["x", *["x_scale"] * conditions["fp8"], "y"]
+    replacements = {
         "SHAPE_OF_ROWS": "[...]" if options.leading else "[M]",
         "SHAPE": "[..., K]" if options.leading else "[M, K]",
         "ROWS": "*M" if options.leading else "M",
-        "RETURNS": "tuple[torch.Tensor, torch.Tensor]" if given["two"] else "torch.Tensor",
+        "RETURNS": "tuple[torch.Tensor, torch.Tensor]" if conditions["two"] else "torch.Tensor",
         "SIGNATURE": _signature(options.op, results, inputs),
         "FAMILY": options.family or "",
         "NAME": options.op,
     }
     files = {file.stem: file for file in TEMPLATES.glob("*.txt")}
     return {
-        stem: fill(file.read_text(encoding="utf-8"), given, words) for stem, file in files.items()
+        stem: fill(file.read_text(encoding="utf-8"), conditions, replacements)
+        for stem, file in files.items()
     }
 
 
@@ -126,24 +129,27 @@ def _signature(name: str, results: list[str], inputs: list[str]) -> str:
     return "\n".join(lines).replace("\0", " ")
 
 
-def fill(template: str, given: Mapping[str, bool], words: Mapping[str, str]) -> str:
+def fill(template: str, conditions: Mapping[str, bool], replacements: Mapping[str, str]) -> str:
     """A template's lines for these options, with these words in place of their names."""
     lines = []
     for line in template.splitlines():
         mark = _MARK.search(line)
-        asked = mark[1].split() if mark else []
-        if all(given[word.removeprefix("-")] != word.startswith("-") for word in asked):
+        required = mark[1].split() if mark else []
+        if all(
+            conditions[replacement.removeprefix("-")] != replacement.startswith("-")
+            for replacement in required
+        ):
             lines.append(line[: mark.start()] if mark else line)
     text = "\n".join(lines) + "\n"
-    for name, word in words.items():
-        text = re.sub(rf"{name}", word, text)
+    for name, replacement in replacements.items():
+        text = re.sub(rf"{name}", replacement, text)
     return text
 
 
 def _write(files: Mapping[Path, str]) -> None:
-    there = [str(path) for path in files if path.exists()]
-    if there:
-        raise ValueError(f"new: the files must not exist, got {', '.join(there)}. Move them.")
+    existing = [str(path) for path in files if path.exists()]
+    if existing:
+        raise ValueError(f"new: the files must not exist, got {', '.join(existing)}. Move them.")
     for path, text in files.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
@@ -171,26 +177,26 @@ def _must_be_checkout() -> None:
 
 def public_names() -> dict[str, list[str]]:
     """The `__all__` of each op's module, by the module's name in rfops."""
-    found = {}
+    names_by_module = {}
     for family in FAMILIES:
         for file in (PUBLIC.parent / family).glob("*.py"):
             for node in ast.parse(file.read_text(encoding="utf-8")).body:
                 if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
-                    found[f"{family}.{file.stem}"] = sorted(ast.literal_eval(node.value))
-    return dict(sorted(found.items(), key=lambda pair: _natural(pair[0])))
+                    names_by_module[f"{family}.{file.stem}"] = sorted(ast.literal_eval(node.value))
+    return dict(sorted(names_by_module.items(), key=lambda pair: _natural(pair[0])))
 
 
 def public_text() -> str:
     """rfops/public.py as it must be."""
     modules = public_names()
     imports = [_statement(f"    from rfops.{m} import ", names) for m, names in modules.items()]
-    known = [
+    type_imports = [
         _statement(f'    "{m}": ', [f'"{n}"' for n in names], "()", ",")
         for m, names in modules.items()
     ]
-    names = sorted((n for of in modules.values() for n in of), key=_natural)
-    listed = "".join(f'    "{name}",\n' for name in [*names, "vgpu"])
-    return _PUBLIC.format("\n".join(imports), "\n".join(known), listed)
+    names = sorted((n for module_names in modules.values() for n in module_names), key=_natural)
+    name_lines = "".join(f'    "{name}",\n' for name in [*names, "vgpu"])
+    return _PUBLIC.format("\n".join(imports), "\n".join(type_imports), name_lines)
 
 
 _PUBLIC = '''"""The public names of rfops: each module's `__all__`. Written by `rfops new --names`.
@@ -216,14 +222,16 @@ __all__ = [
 
 def _natural(name: str) -> list[tuple[int, str]]:
     """a8w8 before a16w8."""
-    return [(int(part), "") if part.isdigit() else (0, part) for part in re.split(r"(\d+)", name)]
+    return [
+        (int(piece), "") if piece.isdigit() else (0, piece) for piece in re.split(r"(\d+)", name)
+    ]
 
 
 def _statement(begin: str, names: list[str], brackets: str = "", end: str = "") -> str:
     """On one line where it fits."""
-    alone = "," if brackets and len(names) == 1 else ""
+    trailing_comma = "," if brackets and len(names) == 1 else ""
     opening, closing = brackets[:1], brackets[1:]
-    line = f"{begin}{opening}{', '.join(names)}{alone}{closing}{end}"
+    line = f"{begin}{opening}{', '.join(names)}{trailing_comma}{closing}{end}"
     if len(line) <= 100:
         return line
     inner = "".join(f"        {name},\n" for name in names)

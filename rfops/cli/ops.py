@@ -14,7 +14,7 @@ COMMANDS = {
     "tune": "fill an op's tuned table",
 }
 # What may stand in an op's place: a module with main(words), and what it does.
-OTHERS = {
+PROGRAMS = {
     "bench": {"timing": ("timing.command", "the model of time against published times")},
     "tune": {
         "blaslt": ("tune_blaslt", "hipBLASLt's algorithms"),
@@ -24,41 +24,46 @@ OTHERS = {
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the commands that take an op first: its options are parsed after it is loaded."""
     for name, text in COMMANDS.items():
         # No word begins with \0: all that follows, --help too, goes on to the op's own parser.
-        one = commands.add_parser(name, help=text, add_help=False, prefix_chars="\0")
-        one.add_argument("words", nargs="*")
-        one.set_defaults(command=run, name=name)
+        subparser = commands.add_parser(name, help=text, add_help=False, prefix_chars="\0")
+        subparser.add_argument("words", nargs="*")
+        subparser.set_defaults(command=run, name=name)
 
 
-def run(given: argparse.Namespace) -> int:
-    others = OTHERS.get(given.name, {})
-    if given.words and given.words[0] in others:
-        module, _ = others[given.words[0]]
-        code: int = importlib.import_module(f"rfops.cli.{module}").main(given.words[1:])
+def run(command_line: argparse.Namespace) -> int:
+    """Run a command for one op, or print the list of ops; return the exit status."""
+    programs = PROGRAMS.get(command_line.name, {})
+    if command_line.words and command_line.words[0] in programs:
+        module, _ = programs[command_line.words[0]]
+        code: int = importlib.import_module(f"rfops.cli.{module}").main(command_line.words[1:])
         return code
-    if given.words in ([], ["-h"], ["--help"]):
-        print(f"usage: rfops {given.name} OP ...\n\n{COMMANDS[given.name]}\n\nOP, --help after it:")
-        print("\n".join(f"  {name}" for name in op_names(given.name == "tune")))
-        for word, (_, text) in others.items():
-            print(f"\nor {word}: {text}")
+    if command_line.words in ([], ["-h"], ["--help"]):
+        print(
+            f"usage: rfops {command_line.name} OP ...\n\n{COMMANDS[command_line.name]}\n\n"
+            "OP, --help after it:"
+        )
+        print("\n".join(f"  {name}" for name in op_names(command_line.name == "tune")))
+        for program, (_, text) in programs.items():
+            print(f"\nor {program}: {text}")
         return 0
     with_ops()
     from rfops.dispatch.op import ops
 
-    asked = ops().get(given.words[0])
-    if given.name == "tune" and asked is not None and not asked.table:
+    asked_op = ops().get(command_line.words[0])
+    if command_line.name == "tune" and asked_op is not None and not asked_op.table:
         raise ValueError(
-            f"tune: {asked.name} must have a tuned table, got none. Give its Op a `table`, and a "
-            "kernel a Config."
+            f"tune: {asked_op.name} must have a tuned table, got none. Give its Op a `table`, "
+            "and a kernel a Config."
         )
-    command = importlib.import_module(f"rfops.cli.{given.name}")
-    parser = argparse.ArgumentParser(prog=f"rfops {given.name}", description=command.__doc__)
+    command = importlib.import_module(f"rfops.cli.{command_line.name}")
+    parser = argparse.ArgumentParser(prog=f"rfops {command_line.name}", description=command.__doc__)
     names = parser.add_subparsers(required=True, metavar="op", dest="op")
     for op in ops().values():
-        if given.name != "tune" or op.table:
-            one = names.add_parser(op.name, help=", ".join(op.kernels))
-            command.add_arguments(one, op)
-    options = parser.parse_args(given.words)
+        if command_line.name != "tune" or op.table:
+            op_parser = names.add_parser(op.name, help=", ".join(op.kernels))
+            command.add_arguments(op_parser, op)
+    options = parser.parse_args(command_line.words)
     status: int = command.run(ops()[options.op], options)
     return status

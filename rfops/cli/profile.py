@@ -24,6 +24,7 @@ Report = tuple[dict[str, Any], str]  # of a launch: for --json, and as text
 
 
 def add_arguments(parser: argparse.ArgumentParser, op: Op) -> None:
+    """Add the options of `rfops profile` for an op."""
     why.add_call(parser, op)
     parser.set_defaults(arch=None)
     parser.add_argument("--json", action="store_true", help="a record of JSON a launch")
@@ -46,20 +47,21 @@ def add_arguments(parser: argparse.ArgumentParser, op: Op) -> None:
 
 
 def run(op: Op, options: argparse.Namespace) -> int:
+    """Print the counters and the estimated time of one call; return the exit status."""
     options.arch = virtual_arch(options.arch, options.part)
     timed = options.timing or options.part or options.annotate or options.trace or options.html
-    with contextlib.ExitStack() as chosen:  # what routing looks at too
-        chosen.enter_context(settings.put("RFOPS_VGPU_ARCH", options.arch))
+    with contextlib.ExitStack() as stack:  # what routing looks at too
+        stack.enter_context(settings.put("RFOPS_VGPU_ARCH", options.arch))
         if options.part:
-            chosen.enter_context(settings.put("RFOPS_VGPU_PART", options.part))
+            stack.enter_context(settings.put("RFOPS_VGPU_PART", options.part))
         c = on_device(why.call_of(op, options, any_size=True), torch.device("cpu"))
         problem = Problem(op, c)
         reports = _time(problem, options) if timed else _count(problem)
-    what = "the result is empty, nothing is launched"
+    outcome = "the result is empty, nothing is launched"
     if not op.is_empty(problem.call):
-        what = f"{op.route(problem.call).backend}, launches: {len(reports)}"
+        outcome = f"{op.route(problem.call).backend}, launches: {len(reports)}"
     print(
-        f"{op.name} {c} on {c.arch}, {c.cu_num} CUs: {what}",
+        f"{op.name} {c} on {c.arch}, {c.cu_num} CUs: {outcome}",
         file=sys.stderr if options.json else sys.stdout,
     )
     for record, text in reports:
@@ -76,12 +78,14 @@ def _count(problem: Problem) -> list[Report]:
 def _time(problem: Problem, options: argparse.Namespace) -> list[Report]:
     followed = options.trace or options.html
     detail = bool(options.annotate or options.json or followed)
-    most = timeline.MOST_ISSUES if followed else 0
+    max_issues = timeline.MOST_ISSUES if followed else 0
     count = vgpu.profile() if options.html else contextlib.nullcontext()
-    with vgpu.timing(options.part, detail=detail, events=most) as timing, count as profile:
+    with vgpu.timing(options.part, detail=detail, events=max_issues) as timing, count as profile:
         problem.launch()
     if profile is not None:
-        text = page.page(report.of(profile.launches), f"{problem.op.name} {problem.call}")
+        text = page.page(
+            report.from_launches(profile.launches), f"{problem.op.name} {problem.call}"
+        )
         options.html.write_text(text, encoding="utf-8")
         print(f"rfops: wrote {options.html}", file=sys.stderr)
     if options.trace:

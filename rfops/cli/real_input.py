@@ -112,9 +112,9 @@ def encode(sentences: list[str], apply: Linear = linear) -> torch.Tensor:
         for layer in range(LAYERS):
             prefix = f"encoder.layer.{layer}"
             hidden = _attend(weights, prefix, hidden, apply)
-            wide = gelu(_project(weights, f"{prefix}.intermediate.dense", hidden, apply))
-            narrow = _project(weights, f"{prefix}.output.dense", wide, apply)
-            hidden = _norm(weights, f"{prefix}.output.LayerNorm", narrow + hidden)
+            expanded = gelu(_project(weights, f"{prefix}.intermediate.dense", hidden, apply))
+            projected = _project(weights, f"{prefix}.output.dense", expanded, apply)
+            hidden = _norm(weights, f"{prefix}.output.LayerNorm", projected + hidden)
         embeddings.append(normalize(hidden.mean(dim=0), dim=0))
     return torch.stack(embeddings)
 
@@ -122,18 +122,18 @@ def encode(sentences: list[str], apply: Linear = linear) -> torch.Tensor:
 def tokenize(sentence: str, vocabulary: set[str]) -> list[str]:
     """WordPiece: the longest known piece of each word, again and again; '##' continues a word."""
     tokens = ["[CLS]"]
-    for word in re.findall(r"\w+|[^\w\s]", sentence.lower()):
-        begin, pieces = 0, []
-        while begin < len(word):
+    for term in re.findall(r"\w+|[^\w\s]", sentence.lower()):
+        begin, tokens_of_term = 0, []
+        while begin < len(term):
             prefix = "##" if begin else ""
-            ends = range(len(word), begin, -1)
-            end = next((e for e in ends if prefix + word[begin:e] in vocabulary), None)
+            ends = range(len(term), begin, -1)
+            end = next((e for e in ends if prefix + term[begin:e] in vocabulary), None)
             if end is None:
-                pieces = ["[UNK]"]
+                tokens_of_term = ["[UNK]"]
                 break
-            pieces.append(prefix + word[begin:end])
+            tokens_of_term.append(prefix + term[begin:end])
             begin = end
-        tokens += pieces
+        tokens += tokens_of_term
     return [*tokens, "[SEP]"]
 
 

@@ -19,12 +19,13 @@ from rfops.cli.common import virtual_arch
 from rfops.jit import settings
 
 ISSUES = 20_000  # of a launch, for --trace and --html
-MOST = 20  # different launches, by kernel and size, of which that much is told
+MAX_LAUNCHES = 20  # different launches, by kernel and size, of which that much is told
 _CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT)
-NOT_FOUND, NOT_EXECUTABLE, SIGNALLED = 127, 126, 128  # as a shell has them
+EXIT_NOT_FOUND, EXIT_NOT_EXECUTABLE, EXIT_SIGNALLED = 127, 126, 128  # as a shell has them
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `rfops run` to the command line."""
     parser = commands.add_parser(
         "run",
         help="a program on the virtual GPU, and what its kernels did",
@@ -33,20 +34,21 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         usage="rfops run [--arch ARCH] [--part PART] [--check] [--timing] [--trace FILE] "
         "[--html FILE] -- COMMAND ...",
     )
-    more = parser.add_argument
-    more("--arch", help="gfx942 or gfx950; default: RFOPS_VGPU_ARCH's")
-    more("--part", help=f"{', '.join(settings.PARTS)}; default: by architecture")
-    more("--check", action="store_true", help="find what kernels do wrong (slower)")
-    more("--timing", action="store_true", help="also why each kernel takes its time")
-    more("--trace", metavar="FILE", type=Path, help="a timeline for Perfetto or chrome://tracing")
-    more("--html", metavar="FILE", type=Path, help="a page: code with stalls, timeline, roofline")
-    more("words", nargs=argparse.REMAINDER, metavar="COMMAND", help="the program, its arguments")
+    option = parser.add_argument
+    option("--arch", help="gfx942 or gfx950; default: RFOPS_VGPU_ARCH's")
+    option("--part", help=f"{', '.join(settings.PARTS)}; default: by architecture")
+    option("--check", action="store_true", help="find what kernels do wrong (slower)")
+    option("--timing", action="store_true", help="also why each kernel takes its time")
+    option("--trace", metavar="FILE", type=Path, help="a timeline for Perfetto or chrome://tracing")
+    option("--html", metavar="FILE", type=Path, help="a page: code with stalls, timeline, roofline")
+    option("words", nargs=argparse.REMAINDER, metavar="COMMAND", help="the program, its arguments")
     parser.set_defaults(command=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    words = options.words[1:] if options.words[:1] == ["--"] else options.words
-    if not words:
+    """Run a program on the virtual GPU and report its launches; return its exit status."""
+    command = options.words[1:] if options.words[:1] == ["--"] else options.words
+    if not command:
         raise ValueError("rfops run: expected a command behind --, as in rfops run -- ./program")
     arch = virtual_arch(options.arch, options.part)
     for file in (options.trace, options.html):
@@ -55,63 +57,70 @@ def run(options: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory(prefix="rfops-run-") as name:
         folder = Path(name)
         try:
-            status = _status(words, _environment(options, arch, folder))
+            status = _status(command, _environment(options, arch, folder))
         except OSError as error:
-            script = f"; a script: rfops run -- python {words[0]}" * words[0].endswith(".py")
-            print(f"rfops run: {words[0]}: {error.strerror or error}{script}", file=sys.stderr)
-            return NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
-        _tell(options, folder, words, status)
-    return status if status >= 0 else SIGNALLED - status
+            script = f"; a script: rfops run -- python {command[0]}" * command[0].endswith(".py")
+            print(f"rfops run: {command[0]}: {error.strerror or error}{script}", file=sys.stderr)
+            return EXIT_NOT_FOUND if isinstance(error, FileNotFoundError) else EXIT_NOT_EXECUTABLE
+        _print_report(options, folder, command, status)
+    return status if status >= 0 else EXIT_SIGNALLED - status
 
 
 def _environment(options: argparse.Namespace, arch: str, folder: Path) -> dict[str, str]:
     from rfops.vgpu.program import environment, timing_set
 
     env = environment(arch, folder, options.part)
-    shown = options.trace or options.html
-    detail = bool(shown or options.timing)
-    timing_set(env, f"different={MOST} detail={detail:d} events={ISSUES if shown else 0}")
+    wants_timeline = options.trace or options.html
+    detail = bool(wants_timeline or options.timing)
+    timing_set(
+        env, f"different={MAX_LAUNCHES} detail={detail:d} events={ISSUES if wants_timeline else 0}"
+    )
     if options.check and settings.raw("RFOPS_VGPU_CHECK") != "error":
         env["RFOPS_VGPU_CHECK"] = "1"
     return env
 
 
-def _status(words: list[str], env: dict[str, str]) -> int:
+def _status(command: list[str], env: dict[str, str]) -> int:
     """The command's; of what ends this process too, the command hears, and then it is told of."""
-    process = subprocess.Popen(words, env=env)
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to both
+    process = subprocess.Popen(command, env=env)
+    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to both
     terminated = signal.signal(signal.SIGTERM, lambda *_: process.terminate())
     try:
         return process.wait()
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, previous)
         signal.signal(signal.SIGTERM, terminated)
 
 
-def _tell(options: argparse.Namespace, folder: Path, words: list[str], status: int) -> None:
+def _print_report(
+    options: argparse.Namespace, folder: Path, command: list[str], status: int
+) -> None:
     from rfops.vgpu import page, report, timeline
 
-    found = report.read(folder)
+    launches = report.read(folder)
     end = f"exit status {status}" if status >= 0 else f"ended by {_signal(-status)}"
-    print(f"rfops run: {shlex.join(words)}: {end}", file=sys.stderr)
-    if -status in _CRASHES and found.kernels and not options.check:
+    print(f"rfops run: {shlex.join(command)}: {end}", file=sys.stderr)
+    if -status in _CRASHES and launches.kernels and not options.check:
         print(
             "rfops run: a kernel that writes outside its memory can end a program so: "
             "rfops run --check names the instruction",
             file=sys.stderr,
         )
-    print(report.text(found, why=options.timing, checked=options.check), file=sys.stderr)
-    if found.left_out and (options.trace or options.html):
+    print(
+        report.text(launches, show_reasons=options.timing, show_findings=options.check),
+        file=sys.stderr,
+    )
+    if launches.left_out and (options.trace or options.html):
         print(
-            f"rfops run: of {len(found.different)} different launches {len(found.followed)} "
+            f"rfops run: of {len(launches.different)} different launches {len(launches.followed)} "
             "are followed",
             file=sys.stderr,
         )
     if options.trace:
-        made = timeline.trace([one.time for one in found.followed], ISSUES)
-        options.trace.write_text(json.dumps(made), encoding="utf-8")
+        trace = timeline.trace([followed.time for followed in launches.followed], ISSUES)
+        options.trace.write_text(json.dumps(trace), encoding="utf-8")
     if options.html:
-        text = page.page(found, f"rfops run: {shlex.join(words)}")
+        text = page.page(launches, f"rfops run: {shlex.join(command)}")
         options.html.write_text(text, encoding="utf-8")
     for file in filter(None, (options.trace, options.html)):
         print(f"rfops run: wrote {file}", file=sys.stderr)

@@ -15,6 +15,7 @@ FORMS = ("load_inline", "module")
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `rfops submit` to the command line."""
     parser = commands.add_parser("submit", help="write an entry to a GPU competition")
     add = parser.add_argument
     add("problem", help="amd-fp8-mm and so on")
@@ -37,26 +38,27 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    """Write a competition entry of one file; return the exit status."""
     from rfops.challenge import problem
     from rfops.challenge.submit import generate
     from rfops.cli.common import with_ops
 
     with_ops()
-    of = problem(options.problem)
-    words = ["rfops", "submit", of.name, "--form", options.form]
-    words += ["--official"] * options.official
-    words += [word for case in options.case for word in ("--case", case)]
-    text = generate(of, options.form, _cases(of, options), shlex.join(words))
+    problem_ = problem(options.problem)
+    command = ["rfops", "submit", problem_.name, "--form", options.form]
+    command += ["--official"] * options.official
+    command += [argument for case in options.case for argument in ("--case", case)]
+    text = generate(problem_, options.form, _cases(problem_, options), shlex.join(command))
     options.output.write_text(text, encoding="utf-8")
-    print(f"{options.output}: {len(text) / 1000:.0f} KB, {options.form}, for {of.arch}")
+    print(f"{options.output}: {len(text) / 1000:.0f} KB, {options.form}, for {problem_.arch}")
     return 0
 
 
-def _cases(of: Problem, options: argparse.Namespace) -> list[Case]:
+def _cases(problem_: Problem, options: argparse.Namespace) -> list[Case]:
     from rfops.challenge.problem import case_of
 
-    official = [*of.tests, *of.benchmarks]
-    cases = [*official, *([] if options.official else map(of.shrink, official))]
+    official = [*problem_.tests, *problem_.benchmarks]
+    cases = [*official, *([] if options.official else map(problem_.shrink, official))]
     for case in map(case_of, options.case):
         if missing := set(official[0]) - set(case):
             raise ValueError(f"case {case}: without {', '.join(sorted(missing))}")

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from rfops.gemm.blaslt import Library, Linear
 
 
-def main(words: list[str]) -> int:
-    options = _parser().parse_args(words)
+def main(arguments: list[str]) -> int:
+    options = _parser().parse_args(arguments)
     from rfops.cli.common import with_ops
 
     with_ops()
@@ -21,8 +21,8 @@ def main(words: list[str]) -> int:
     library = _library(options)
     table = options.out / "blaslt.csv"
     status = 0
-    for of in problems:
-        status |= _tune(library, of, table, options)
+    for problem in problems:
+        status |= _tune(library, problem, table, options)
     return status
 
 
@@ -61,13 +61,13 @@ def _problems(options: argparse.Namespace) -> list[Linear]:
 
     dtypes = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
     dtype = dtypes[options.dtype]
-    found = [Linear(((m, n, k),), dtype) for m, n, k in options.shape]
+    problems = [Linear(((m, n, k),), dtype) for m, n, k in options.shape]
     for rows, n, k in options.group:
         sizes = tuple((int(m), int(n), int(k)) for m in rows.split(","))
-        found.append(Linear(sizes, dtype, is_grouped=True))
-    if not found:
+        problems.append(Linear(sizes, dtype, is_grouped=True))
+    if not problems:
         raise ValueError("rfops tune blaslt: expected --shape M N K or --group M,M,... N K")
-    return found
+    return problems
 
 
 def _library(options: argparse.Namespace) -> Library:
@@ -78,8 +78,10 @@ def _library(options: argparse.Namespace) -> Library:
     from rfops.jit.launch import hip
 
     rocm = settings.path("ROCM_PATH") or Path("/opt/rocm")
-    own = Path(torch.__file__).parent / "lib" / "libhipblaslt.so"
-    library = options.library or (own if own.is_file() else rocm / "lib" / "libhipblaslt.so")
+    torch_library = Path(torch.__file__).parent / "lib" / "libhipblaslt.so"
+    library = options.library or (
+        torch_library if torch_library.is_file() else rocm / "lib" / "libhipblaslt.so"
+    )
     include = options.include or [rocm / "include"]
     if not library.is_file():
         raise ValueError(f"{library}: there is no such file; say --library")
@@ -90,20 +92,20 @@ def _library(options: argparse.Namespace) -> Library:
     return Library(library, include, hip.device_arch(torch.device("cuda")))
 
 
-def _tune(library: Library, of: Linear, table: Path, options: argparse.Namespace) -> int:
+def _tune(library: Library, problem: Linear, table: Path, options: argparse.Namespace) -> int:
     import torch
 
     from rfops.gemm.blaslt import pin
 
-    tuned = library.tune(of, options.runs)
-    print(" ".join(of.key), f"by hipBLASLt {library.version} on {library.gfx}")
-    for one in tuned.timed[:5]:
-        print(f"  {one.us:9.2f} us  {one.solution}")
+    tuned = library.tune(problem, options.runs)
+    print(" ".join(problem.key), f"by hipBLASLt {library.version} on {library.gfx}")
+    for solution in tuned.timed[:5]:
+        print(f"  {solution.us:9.2f} us  {solution.solution}")
     print(f"  {len(tuned.timed)} of {len(tuned.timed) + len(tuned.refused)} algorithms take it")
     if not tuned.timed:
         reasons = sorted(set(tuned.refused.values()))
         print(f"  none: {'; '.join(reasons[:3]) or 'the library has none for this architecture'}")
         return 1
     source = f"measured on {torch.cuda.get_device_name()}"
-    pin(table, of, library, tuned.timed[0], source)
+    pin(table, problem, library, tuned.timed[0], source)
     return 0

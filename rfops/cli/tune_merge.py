@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-def main(words: list[str]) -> int:
+def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="rfops tune merge", description=__doc__)
     parser.add_argument("files", type=Path, nargs="+", metavar="FILE.csv", help="tuned tables")
     parser.add_argument("-o", "--out", type=Path, metavar="OUT.csv", help="write the table there")
-    options = parser.parse_args(words)
+    options = parser.parse_args(arguments)
     if len(options.files) < 2:
         parser.error(f"expected two files or more, got {options.files[0]}")
     with_ops()
@@ -44,8 +44,8 @@ def main(words: list[str]) -> int:
         merged = merge(options.files, tuned)
         tuned_file.write(options.out, merged)
     counts = merged.groupby(level=0).size()
-    shares = ", ".join(f"{counts.get(str(file), 0)} of {file}" for file in options.files)
-    print(f"{options.out}: {len(merged)} rows of {tuned.name}: {shares}")
+    counts_text = ", ".join(f"{counts.get(str(file), 0)} of {file}" for file in options.files)
+    print(f"{options.out}: {len(merged)} rows of {tuned.name}: {counts_text}")
     return 0
 
 
@@ -74,13 +74,17 @@ def table_of(files: Sequence[Path], out: Path | None) -> Tuned:
     for file in files:
         if not file.is_file():
             raise ValueError(f"tune merge: {file} must be a tuned table's CSV file, got no file")
-    of = {path: [path.stem] for path in (*files, out) if path is not None and path.stem in TABLES}
-    of = of or {file: tables_of(file) for file in files}
-    common = set[str].intersection(*map(set, of.values()))
+    tables_by_file = {
+        path: [path.stem] for path in (*files, out) if path is not None and path.stem in TABLES
+    }
+    tables_by_file = tables_by_file or {file: tables_of(file) for file in files}
+    common = set[str].intersection(*map(set, tables_by_file.values()))
     if not common:
-        told = "; ".join(f"{path} is of {' or '.join(names)}" for path, names in of.items())
+        description = "; ".join(
+            f"{path} is of {' or '.join(names)}" for path, names in tables_by_file.items()
+        )
         raise ValueError(
-            f"tune merge: files must be of one table, got several: {told}. Merge the "
+            f"tune merge: files must be of one table, got several: {description}. Merge the "
             "files of each table by themselves."
         )
     return TABLES[min(common)]
@@ -90,17 +94,17 @@ def tables_of(file: Path) -> list[str]:
     """The tables that a file may be of, every cell checked. Raises ValueError."""
     with file.open(encoding="utf-8-sig", errors="replace") as stream:
         header = re.findall(r"\w+", stream.readline(1000))
-    found, errors = [], []
+    tables, errors = [], []
     for name in (name for name, tuned in TABLES.items() if {*tuned.columns} == {*header}):
         try:
             list(tuned_table.read(file, name))
-            found.append(name)
+            tables.append(name)
         except ConfigError as error:
             errors.append(f"As {name}: {error}")
-    if not found:
-        got = "; ".join(errors) or f"Got {', '.join(header) or 'nothing'}"
+    if not tables:
+        problem = "; ".join(errors) or f"Got {', '.join(header) or 'nothing'}"
         raise ValueError(
             f"tune merge: {file} must be a tuned table with the columns arch, cu_num, "
-            f"sizes, {', '.join(VALUES)}. {got}"
+            f"sizes, {', '.join(VALUES)}. {problem}"
         )
-    return found
+    return tables

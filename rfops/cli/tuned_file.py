@@ -88,10 +88,10 @@ class File:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with lock.folder(self.path.parent):
             rows = self.rows()
-            first, *others = [*self._deciding(rows, self.key_of(row)), len(rows)]
-            rows.loc[first] = [
+            row_index, *duplicates = [*self._deciding(rows, self.key_of(row)), len(rows)]
+            rows.loc[row_index] = [
                 "" if (cell := row.get(column)) is None else str(cell) for column in rows.columns
             ]
-            rows = rows.drop(others, errors="ignore")
-            places = rows.apply(lambda r: self.order.get(self.key_of(r), -1), axis=1)
-            write(self.path, rows.loc[places.sort_values(kind="stable").index])
+            rows = rows.drop(duplicates, errors="ignore")
+            order = rows.apply(lambda r: self.order.get(self.key_of(r), -1), axis=1)
+            write(self.path, rows.loc[order.sort_values(kind="stable").index])

@@ -14,7 +14,7 @@ from rfops.dispatch.op import Op, ops
 from rfops.jit.arch import ARCH_SPECS, ARCHS
 from rfops.jit.build.explain import explain
 from rfops.jit.policy import manifest
-from rfops.jit.policy.manifest import Wanted
+from rfops.jit.policy.manifest import BuildRequest
 
 
 def add_call(parser: argparse.ArgumentParser, op: Op) -> None:
@@ -153,6 +153,6 @@ def _variant(kernel: Kernel, c: Call, config: object) -> list[tuple[str, str]]:
     """What the cache has of it, for tensors that lie as torch allocates them."""
     defines = kernel.defines(c, config) or {}
     module = kernel.module_of(c.arch)
-    wanted = Wanted(module, c.arch, manifest.defines_of(defines), kernel.compiler_config)
+    wanted = BuildRequest(module, c.arch, manifest.defines_of(defines), kernel.compiler_config)
     first, *more = str(explain(wanted)).splitlines()
     return [("variant", first), *(("", line.strip()) for line in more)]

@@ -51,14 +51,16 @@ class Checked:
 
     def check_values(self, **values: Any) -> dict[str, Any]:
         """The values of some arguments, checked. Raises ValueError."""
-        known = {arg.name: arg for arg in self.declaration.values}
-        return {name: self._check_value(known[name], value) for name, value in values.items()}
+        args_by_name = {arg.name: arg for arg in self.declaration.values}
+        return {
+            name: self._check_value(args_by_name[name], value) for name, value in values.items()
+        }
 
     def _typed_values(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """The parameters with values of the declared types: numpy's ints as ints."""
         typed = list(args)
-        for at, arg in self._values:
-            typed[at] = self._check_value(arg, args[at])
+        for index, arg in self._values:
+            typed[index] = self._check_value(arg, args[index])
         return tuple(typed)
 
     def _check_value(self, arg: ValueArg, value: Any) -> Any:
@@ -82,16 +84,22 @@ class Checked:
             self._check_tensor(guard, arg, value, arg.dtypes)
             return
         if not isinstance(value, (tuple, list)):
-            got = type(value).__name__
-            guard.fail(arg.name, "a tuple of tensors", got, self.hint(arg, "pass one"))
+            shown = type(value).__name__
+            guard.fail(arg.name, "a tuple of tensors", shown, self.hint(arg, "pass one"))
         count = arg.times.text
-        known = guard.sizes.setdefault(count, len(value)) if arg.times.size else arg.times.factor
-        if known != len(value):
-            wanted = f"{count}={known} tensors" if arg.times.size else f"{known} tensors"
-            guard.fail(arg.name, wanted, str(len(value)), "sizes of the arguments must agree")
+        expected_count = (
+            guard.sizes.setdefault(count, len(value)) if arg.times.size else arg.times.factor
+        )
+        if expected_count != len(value):
+            expected = (
+                f"{count}={expected_count} tensors"
+                if arg.times.size
+                else f"{expected_count} tensors"
+            )
+            guard.fail(arg.name, expected, str(len(value)), "sizes of the arguments must agree")
         for i, tensor in enumerate(value):
-            one = replace(arg, name=f"{arg.name}[{i}]", times=None)
-            self._check_tensor(guard, one, tensor, arg.dtypes)
+            element = replace(arg, name=f"{arg.name}[{i}]", times=None)
+            self._check_tensor(guard, element, tensor, arg.dtypes)
 
     def _check_tensor(
         self, guard: Guard, arg: TensorArg, tensor: Any, dtypes: tuple[torch.dtype, ...]
@@ -141,10 +149,10 @@ class Checked:
 
     def _fail_size(self, guard: Guard, size: str) -> None:
         multiple = self._multiple_of(size)
-        wanted = "positive" if size in self.positive else ""
+        expected = "positive" if size in self.positive else ""
         if multiple > 1:
-            wanted = f"a {wanted} multiple of {multiple}".replace("  ", " ")
-        guard.fail(size, wanted, f"{size}={guard.sizes[size]}", self.hint(size, "change it"))
+            expected = f"a {expected} multiple of {multiple}".replace("  ", " ")
+        guard.fail(size, expected, f"{size}={guard.sizes[size]}", self.hint(size, "change it"))
 
     def _check_leading(
         self,
@@ -156,21 +164,21 @@ class Checked:
         way: str,
     ) -> None:
         """A tensor of any leading dimensions; those of a result are its leader's."""
-        size, *rest = labels
-        if not isinstance(tensor, torch.Tensor) or tensor.dim() < len(rest):
-            wanted = f"a [{', '.join(['...', *rest])}] tensor" if rest else "a tensor"
+        size, *trailing = labels
+        if not isinstance(tensor, torch.Tensor) or tensor.dim() < len(trailing):
+            expected = f"a [{', '.join(['...', *trailing])}] tensor" if trailing else "a tensor"
             is_tensor = isinstance(tensor, torch.Tensor)
             fix = "reshape it" if is_tensor else "pass a torch.Tensor"
-            guard.fail(arg.name, wanted, describe(tensor), fix)
-        lead = [f"{arg.name}.shape[{i}]" for i in range(tensor.dim() - len(rest))]
+            guard.fail(arg.name, expected, describe(tensor), fix)
+        lead = [f"{arg.name}.shape[{i}]" for i in range(tensor.dim() - len(trailing))]
         if arg in self.declaration.results:
             leader = self.declaration.leader(arg).name
             lead = [label for label in guard.sizes if label.startswith(f"{leader}.shape[")]
-        guard.tensor(arg.name, tensor, [*lead, *rest], dtypes, way)
+        guard.tensor(arg.name, tensor, [*lead, *trailing], dtypes, way)
         count = arg.sizes(tensor.shape)[0]
         if guard.sizes.setdefault(size, count) != count:
-            wanted = f"of {size} = {guard.sizes[size]} {'rows' if rest else 'elements'}"
-            guard.fail(arg.name, wanted, f"{list(tensor.shape)}", "reshape it")
+            expected = f"of {size} = {guard.sizes[size]} {'rows' if trailing else 'elements'}"
+            guard.fail(arg.name, expected, f"{list(tensor.shape)}", "reshape it")
         if arg.row is not None:
             guard.sizes[arg.row.text] = tensor.shape[-1] if tensor.dim() else 1
 
@@ -185,20 +193,20 @@ class Checked:
                 continue
             for name, tensor in flat({arg.name: {**inputs, **passed}[arg.name]}):
                 check_layout(self.name, name, tensor, arg.align or tensor.element_size())
-        used = [arg.name for arg in d.tensors if not arg.ignored]
-        given = dict(flat({name: inputs[name] for name in used}))
-        given |= {name: t for name, t in passed.items() if t is not None}
-        alone = [a for a in (*d.tensors, *d.passed) if (a.written or a in d.passed)]
-        for arg in alone:
-            if arg.name in given and not arg.strided:
-                others = {name: t for name, t in given.items() if name != arg.name}
-                check_no_overlap(self.name, arg.name, given[arg.name], others)
+        arg_names = [arg.name for arg in d.tensors if not arg.ignored]
+        tensors_by_name = dict(flat({name: inputs[name] for name in arg_names}))
+        tensors_by_name |= {name: t for name, t in passed.items() if t is not None}
+        written_args = [a for a in (*d.tensors, *d.passed) if (a.written or a in d.passed)]
+        for arg in written_args:
+            if arg.name in tensors_by_name and not arg.strided:
+                other_tensors = {name: t for name, t in tensors_by_name.items() if name != arg.name}
+                check_no_overlap(self.name, arg.name, tensors_by_name[arg.name], other_tensors)
 
     def _multiple_of(self, size: str) -> int:
         """The least size that its parts, as K/32, allow."""
         args = (*self.declaration.tensors, *self.declaration.results)
-        parts = [e.factor for a in args for e in a.extents if e.size == size]
-        return max((part for part in parts if part > 0), default=1)
+        factors = [e.factor for a in args for e in a.extents if e.size == size]
+        return max((factor for factor in factors if factor > 0), default=1)
 
     def check_sizes(self, c: Call) -> None:
         """The checks of a call that sizes alone decide. Raises ValueError."""

@@ -27,41 +27,46 @@ def tolerance(
     exact: torch.Tensor, total: torch.Tensor, depth: float, dtype: torch.dtype
 ) -> torch.Tensor:
     """The bound of the head comment, elementwise; `total` is the sum of |products|."""
-    least = torch.finfo(dtype).smallest_normal * HALF_ULP[dtype]
-    return HALF_ULP[dtype] * exact.abs() + depth * HALF_ULP[torch.float32] * total + least
+    smallest = torch.finfo(dtype).smallest_normal * HALF_ULP[dtype]
+    return HALF_ULP[dtype] * exact.abs() + depth * HALF_ULP[torch.float32] * total + smallest
 
 
-def assert_within(got: torch.Tensor, exact: torch.Tensor, bound: torch.Tensor | float) -> None:
+def assert_within(actual: torch.Tensor, exact: torch.Tensor, bound: torch.Tensor | float) -> None:
     """Same shape, NaN and infinities at the same places, the rest within `bound` of `exact`."""
-    if got.shape != exact.shape:
-        raise AssertionError(f"shape {list(got.shape)}, expected {list(exact.shape)}")
+    if actual.shape != exact.shape:
+        raise AssertionError(f"shape {list(actual.shape)}, expected {list(exact.shape)}")
     limits = torch.as_tensor(bound).to(exact.device).expand_as(exact)
-    flat = [tensor.detach().reshape(-1) for tensor in (got.to(exact.device), exact, limits)]
-    found: list[tuple[float, int, float, float, float]] = []  # excess, place, got, expected, limit
-    wrong, odd = 0, []
-    for first in range(0, got.numel(), _AT_ONCE):
-        parts = (tensor[first : first + _AT_ONCE].to(torch.float64) for tensor in flat)
-        value, want, limit = parts
+    flat = [tensor.detach().reshape(-1) for tensor in (actual.to(exact.device), exact, limits)]
+    worst: list[tuple[float, int, float, float, float]] = []  # excess, place, got, expected, limit
+    num_wrong, special_indices = 0, []
+    for begin in range(0, actual.numel(), _AT_ONCE):
+        chunks = (tensor[begin : begin + _AT_ONCE].to(torch.float64) for tensor in flat)
+        value, want, limit = chunks
         special = ~(torch.isfinite(want) & torch.isfinite(value))
-        same = (value == want) | (value.isnan() & want.isnan())
+        is_same = (value == want) | (value.isnan() & want.isnan())
         excess = torch.where(
-            special, torch.where(same, 0.0, math.inf), (value - want).abs() - limit
+            special, torch.where(is_same, 0.0, math.inf), (value - want).abs() - limit
         )
-        wrong += int((excess > 0).sum())
-        at = int(excess.argmax())
-        seen = (value[at].item(), want[at].item(), limit[at].item())
-        found.append((excess[at].item(), first + at, *seen))
-        odd += [first + at for at in (special & ~same).nonzero()[:8].flatten().tolist()]
-    if not wrong:
+        num_wrong += int((excess > 0).sum())
+        index = int(excess.argmax())
+        values = (value[index].item(), want[index].item(), limit[index].item())
+        worst.append((excess[index].item(), begin + index, *values))
+        special_indices += [
+            begin + index for index in (special & ~is_same).nonzero()[:8].flatten().tolist()
+        ]
+    if not num_wrong:
         return
-    _, at, value_there, wanted, limit_there = max(found, key=lambda one: one[0])
+    _, index, actual_value, expected_value, bound_value = max(
+        worst, key=lambda candidate: candidate[0]
+    )
     raise AssertionError(
-        f"{wrong} of {got.numel()} elements of {list(got.shape)} {got.dtype} are wrong; "
-        f"worst at {_place(at, got.shape)}: got {value_there!r}, expected {wanted!r} within "
-        f"{limit_there:.3g}; NaN or infinite in one only: "
-        f"{[list(_place(one, got.shape)) for one in odd[:8]]}"
+        f"{num_wrong} of {actual.numel()} elements of {list(actual.shape)} "
+        f"{actual.dtype} are wrong; "
+        f"worst at {_place(index, actual.shape)}: got {actual_value!r}, expected {expected_value!r} "
+        f"within {bound_value:.3g}; NaN or infinite in one only: "
+        f"{[list(_place(candidate, actual.shape)) for candidate in special_indices[:8]]}"
     )
 
 
-def _place(at: int, shape: torch.Size) -> tuple[int, ...]:
-    return tuple(int(i) for i in torch.unravel_index(torch.tensor(at), shape))
+def _place(index: int, shape: torch.Size) -> tuple[int, ...]:
+    return tuple(int(i) for i in torch.unravel_index(torch.tensor(index), shape))

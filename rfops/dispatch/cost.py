@@ -48,11 +48,11 @@ class Roofline:
 def problems(op: Op, c: Call, device: torch.device) -> list[Problem]:
     """One on the virtual GPU, which has no cache; on a GPU as many as pass its last level."""
     c = on_device(c, device)
-    first = Problem(op, c)
+    first_problem = Problem(op, c)
     count = 1
     if device.type != "cpu":
-        count = sets_past_cache(op.traffic(first.call), device, first.num_bytes)
-    return [first, *(Problem(op, c, seed) for seed in range(1, count))]
+        count = sets_past_cache(op.traffic(first_problem.call), device, first_problem.num_bytes)
+    return [first_problem, *(Problem(op, c, seed) for seed in range(1, count))]
 
 
 def floor(op: Op, c: Call) -> Roofline:
@@ -93,12 +93,12 @@ def measure(sets: Sequence[Problem], backend: str, config: Any = None, route: bo
 
 def peer(sets: Sequence[Problem]) -> tuple[str, float] | None:
     """The op's peer and its time, on a GPU."""
-    made = [one.op.peer(one.call) for one in sets if one.call.device.type != "cpu"]
-    calls = [found[1] for found in made if found]
-    return (made[0][0], time_graph(calls).us) if made and made[0] else None
+    peers = [problem.op.peer(problem.call) for problem in sets if problem.call.device.type != "cpu"]
+    calls = [peer_[1] for peer_ in peers if peer_]
+    return (peers[0][0], time_graph(calls).us) if peers and peers[0] else None
 
 
-def _counters(records: Sequence[Any], least: Roofline) -> dict[str, float]:
+def _counters(records: Sequence[Any], roofline: Roofline) -> dict[str, float]:
     """Of all launches of a call; ratios are to what the work needs at least."""
 
     def total(*path: str) -> float:
@@ -106,16 +106,16 @@ def _counters(records: Sequence[Any], least: Roofline) -> dict[str, float]:
         return float(sum(values))
 
     lines = 64 * (total("global_read", "lines_64B") + total("global_write", "lines_64B"))
-    asked = total("global_read", "bytes") + total("global_write", "bytes")
+    requested = total("global_read", "bytes") + total("global_write", "bytes")
     return {
         "launches": len(records),
         "waves": total("waves"),
         "instructions": total("wave_instructions"),
         "valu": total("classes", "valu") + total("classes", "trans"),
         "mfma": total("classes", "mfma"),
-        "mfma_flops_over_least": total("mfma_flops") / least.flops if least.flops else 0.0,
-        "bytes_over_least": lines / least.bytes,
-        "requested_over_least": asked / least.bytes,
+        "mfma_flops_over_least": total("mfma_flops") / roofline.flops if roofline.flops else 0.0,
+        "bytes_over_least": lines / roofline.bytes,
+        "requested_over_least": requested / roofline.bytes,
         "vgpr": max(r.vgpr for r in records),
         "waves_per_simd": min(r.waves_per_simd for r in records),
         "spills": total("vgpr_spills") + total("sgpr_spills"),

@@ -153,20 +153,22 @@ class Declaration:
         inputs: list[TensorArg | ValueArg] = []
         results: list[TensorArg] = []
         for line in filter(None, map(str.strip, text.splitlines())):
-            name, colon, rest = line.removeprefix("->").partition(":")
+            name, colon, description = line.removeprefix("->").partition(":")
             _require(colon, f"{line!r}: expected `name: what`")
-            known = {arg.name: arg for arg in inputs}
-            made = _argument(name.strip(), rest.strip(), known)
+            inputs_by_name = {arg.name: arg for arg in inputs}
+            argument = _argument(name.strip(), description.strip(), inputs_by_name)
             if line.startswith("->"):
-                if not isinstance(made, TensorArg):
+                if not isinstance(argument, TensorArg):
                     raise ValueError(f"{line!r}: a result must be a tensor, as out: f32[M]")
-                results.append(made)
+                results.append(argument)
             else:
                 bound = set(cls(tuple(inputs), ()).sizes)
-                parts = {e.size for e in getattr(made, "extents", ()) if e.size and e.factor < 1}
-                missing = ", ".join(sorted(parts - bound))
+                divided = {
+                    e.size for e in getattr(argument, "extents", ()) if e.size and e.factor < 1
+                }
+                missing = ", ".join(sorted(divided - bound))
                 _require(not missing, f"{line!r}: {missing} stands alone in no line before")
-                inputs.append(made)
+                inputs.append(argument)
         _require(len({r.new for r in results}) < 2, "of several results all are new, or none")
         return cls(tuple(inputs), tuple(results), tuple(sizes.split()))
 
@@ -191,15 +193,15 @@ class Declaration:
     @cached_property
     def sizes(self) -> tuple[str, ...]:
         """Every size that an input binds."""
-        found: dict[str, None] = dict.fromkeys(self.order)
+        names: dict[str, None] = dict.fromkeys(self.order)
         for arg in self.inputs:
             if isinstance(arg, ValueArg):
                 if arg.size:
-                    found[arg.size] = None
+                    names[arg.size] = None
             else:
                 extents = (*arg.extents, *(e for e in (arg.times, arg.row) if e))
-                found |= {e.size: None for e in extents if e.size and e.factor > 0}
-        return tuple(found)
+                names |= {e.size: None for e in extents if e.size and e.factor > 0}
+        return tuple(names)
 
     @cached_property
     def patterns(self) -> tuple[str, ...]:
@@ -213,30 +215,30 @@ class Declaration:
     def written(self) -> tuple[int, ...]:
         """Positions of the parameters that the op writes and that must lie alone."""
         inputs = [i for i, a in enumerate(self.inputs) if isinstance(a, TensorArg) and a.written]
-        first = len(self.inputs)
-        outs = [first + i for i, a in enumerate(self.passed) if not a.strided]
+        num_inputs = len(self.inputs)
+        outs = [num_inputs + i for i, a in enumerate(self.passed) if not a.strided]
         return (*inputs, *outs)
 
 
 def _argument(
-    name: str, text: str, known: Mapping[str, TensorArg | ValueArg]
+    name: str, text: str, inputs_by_name: Mapping[str, TensorArg | ValueArg]
 ) -> TensorArg | ValueArg:
     match = re.fullmatch(
         r"([\w|]+)(?:\[([^]]*)\])?(\?)?((?:\s+(?:@\d+|strided|inout|new|(?:x|row) \w+))*)", text
     )
     if match is not None and (match[2] is not None or match[1] == "any"):
-        return _tensor(name, match[1], match[2], match[3] == "?", match[4].split(), known)
+        return _tensor(name, match[1], match[2], match[3] == "?", match[4].split(), inputs_by_name)
     match = re.fullmatch(r"([\w|]+)(?:\s*>=\s*(-?\d+))?", text)
     if match is None:
         raise ValueError(f"{name}: {text!r} is no argument: expected as f32[M, K], or int")
-    words, least = match[1].split("|"), None if match[2] is None else int(match[2])
-    if all(word in DTYPES for word in words):
-        return ValueArg(name, "dtype", dtypes=_dtypes(words))
-    if len(words) > 1:
-        return ValueArg(name, "word", words=tuple(words))
-    if words[0] in ("int", "float", "bool"):
-        return ValueArg(name, words[0], least=least)
-    return ValueArg(name, "size", words[0], least or 0)
+    alternatives, minimum = match[1].split("|"), None if match[2] is None else int(match[2])
+    if all(name_ in DTYPES for name_ in alternatives):
+        return ValueArg(name, "dtype", dtypes=_dtypes(alternatives))
+    if len(alternatives) > 1:
+        return ValueArg(name, "word", words=tuple(alternatives))
+    if alternatives[0] in ("int", "float", "bool"):
+        return ValueArg(name, alternatives[0], least=minimum)
+    return ValueArg(name, "size", alternatives[0], minimum or 0)
 
 
 def _tensor(
@@ -245,10 +247,10 @@ def _tensor(
     extents: str | None,
     optional: bool,
     marks: list[str],
-    known: Mapping[str, TensorArg | ValueArg],
+    inputs_by_name: Mapping[str, TensorArg | ValueArg],
 ) -> TensorArg:
-    parts = [part.strip() for part in (extents or "").split(",") if part.strip()]
-    source = known.get(kind)
+    extents_ = [extent.strip() for extent in (extents or "").split(",") if extent.strip()]
+    source = inputs_by_name.get(kind)
     dtypes: tuple[torch.dtype, ...] = ()
     if source is None and kind != "any":
         dtypes = _dtypes(kind.split("|"), name)
@@ -256,8 +258,10 @@ def _tensor(
     return TensorArg(
         name=name,
         dtypes=dtypes,
-        extents=tuple(Extent.parse(p if i else p.removeprefix("*")) for i, p in enumerate(parts)),
-        leads=bool(parts) and parts[0].startswith("*"),
+        extents=tuple(
+            Extent.parse(p if i else p.removeprefix("*")) for i, p in enumerate(extents_)
+        ),
+        leads=bool(extents_) and extents_[0].startswith("*"),
         align=aligns[0] if aligns else 0,
         optional=optional,
         strided="strided" in marks,
@@ -275,13 +279,17 @@ def _after(mark: str, marks: list[str]) -> Extent | None:
     return Extent.parse(marks[marks.index(mark) + 1]) if mark in marks else None
 
 
-def _dtypes(words: list[str], name: str = "") -> tuple[torch.dtype, ...]:
-    for word in words:
-        if word not in DTYPES:
-            near = "".join(f" (near: {n})" for n in difflib.get_close_matches(word, DTYPES, 1))
-            known = ", ".join(DTYPES)
-            raise ValueError(f"{name}: {word!r} is no dtype{near}: expected any, or of {known}")
-    return tuple(dict.fromkeys(dtype for word in words for dtype in DTYPES[word]))
+def _dtypes(names: list[str], name: str = "") -> tuple[torch.dtype, ...]:
+    for dtype_name in names:
+        if dtype_name not in DTYPES:
+            matches = "".join(
+                f" (near: {n})" for n in difflib.get_close_matches(dtype_name, DTYPES, 1)
+            )
+            known_names = ", ".join(DTYPES)
+            raise ValueError(
+                f"{name}: {dtype_name!r} is no dtype{matches}: expected any, or of {known_names}"
+            )
+    return tuple(dict.fromkeys(dtype for dtype_name in names for dtype in DTYPES[dtype_name]))
 
 
 def _require(condition: object, text: str) -> None:

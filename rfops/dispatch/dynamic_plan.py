@@ -32,11 +32,11 @@ class Traced(Call):
         return traced
 
     def __getattribute__(self, name: str) -> Any:
-        known = object.__getattribute__(self, "__dict__")
+        attributes = object.__getattribute__(self, "__dict__")
         if name == "__dict__":  # a copy of the call: of all sizes
-            known["_read"].update(known["size_names"])
-        elif name in known["size_names"]:
-            known["_read"].add(name)
+            attributes["_read"].update(attributes["size_names"])
+        elif name in attributes["size_names"]:
+            attributes["_read"].add(name)
         return object.__getattribute__(self, name)
 
     @property
@@ -59,8 +59,8 @@ class _Shared:
     def takes(self, sizes: Sequence[int]) -> bool:
         if self.exact(sizes) != self.values:
             return False
-        for at, most in self.bounds:
-            if sizes[at] > most:
+        for index, max_size in self.bounds:
+            if sizes[index] > max_size:
                 return False
         return True
 
@@ -106,16 +106,16 @@ class DynamicShapePlan:
 
     def _key(self, sizes: tuple[int, ...]) -> tuple[int, ...]:
         key = list(sizes)
-        for at, step in self.op.coarse_at:
-            key[at] = coarse(sizes[at], step) if step else 0
+        for index, step in self.op.coarse_at:
+            key[index] = coarse(sizes[index], step) if step else 0
         return tuple(key)
 
     def _decide(self, c: Call, key: tuple[int, ...]) -> Run:
         kernel, rule, config = self.op.decide(c, self.router, self.config)
-        made, sizes = kernel.variant(c, config), tuple(c.sizes.values())
-        run = first_run(self.op, kernel, made, sizes)
+        run_of, sizes = kernel.variant(c, config), tuple(c.sizes.values())
+        run = first_run(self.op, kernel, run_of, sizes)
         if rule in ("envelope default", "first") and self.op.shares and self._holds(kernel, c, key):
-            self._share(kernel, config, made, sizes, key)
+            self._share(kernel, config, run_of, sizes, key)
         return run
 
     def _share(
@@ -128,12 +128,12 @@ class DynamicShapePlan:
     ) -> _Shared | None:
         """Ask the kernel about these sizes, and remember for which others the answer holds; None
         where it refuses."""
-        limits = [at for at, name in enumerate(self.names) if name in kernel.limits.split()]
-        most = list(sizes)
-        for at in limits:
-            most[at] = key[at] or 1 << sizes[at].bit_length()
-        asked = [most, list(sizes)] if most != list(sizes) else [most]
-        for bounds in asked:
+        limits = [index for index, name in enumerate(self.names) if name in kernel.limits.split()]
+        bounds_ = list(sizes)
+        for index in limits:
+            bounds_[index] = key[index] or 1 << sizes[index].bit_length()
+        all_bounds = [bounds_, list(sizes)] if bounds_ != list(sizes) else [bounds_]
+        for bounds in all_bounds:
             traced = Traced.of(self.like.resized(bounds))
             if (
                 kernel.unsupported_reason(traced) is None
@@ -142,10 +142,16 @@ class DynamicShapePlan:
                 break
         else:
             return None
-        read = [at for at, name in enumerate(self.names) if name in traced.read]
-        exact = getter([at for at in read if at not in limits])
-        upper = tuple([(at, bounds[at]) for at in read if at in limits and bounds[at] > key[at]])
-        if bounds is not most:  # near a limit: these sizes alone
+        read = [index for index, name in enumerate(self.names) if name in traced.read]
+        exact = getter([index for index in read if index not in limits])
+        upper = tuple(
+            [
+                (index, bounds[index])
+                for index in read
+                if index in limits and bounds[index] > key[index]
+            ]
+        )
+        if bounds is not bounds_:  # near a limit: these sizes alone
             exact, upper = getter(read), ()
         shared = _Shared(kernel, config, run_of, exact, exact(sizes), upper)
         if len(self._shared) >= _MOST_SHARED:
@@ -156,6 +162,6 @@ class DynamicShapePlan:
     def _holds(self, kernel: Kernel, c: Call, key: tuple[int, ...]) -> bool:
         """Whether the same decision holds for the largest of these shapes, and so for all that the
         kernel takes: no kernel comes before it."""
-        most = c.resized([k or s for k, s in zip(key, c.sizes.values(), strict=True)])
-        is_first = kernel.name == next(iter(self.op.order(most)), None)
-        return is_first and self.op.untuned(most) is None
+        largest = c.resized([k or s for k, s in zip(key, c.sizes.values(), strict=True)])
+        is_first = kernel.name == next(iter(self.op.order(largest)), None)
+        return is_first and self.op.untuned(largest) is None

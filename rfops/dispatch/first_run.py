@@ -19,29 +19,29 @@ def first_run(op: Op, kernel: Kernel, run_of: RunOf, sizes: Sequence[int]) -> Ru
     the result, or the tuple of several, and each input tensor."""
     d = op.declaration
     names = [result.name for result in d.results]
-    first = names[0] if len(names) == 1 else f"({', '.join(names)})"
+    results = names[0] if len(names) == 1 else f"({', '.join(names)})"
     inputs = [arg.name for arg in d.tensors]
-    call = f"run({', '.join([first, *inputs])})"
+    call = f"run({', '.join([results, *inputs])})"
     of_sizes = f"a function of the sizes ({', '.join(d.sizes)})"
-    where = f"{op.name}: {kernel.name}.variant"
+    prefix = f"{op.name}: {kernel.name}.variant"
     if not callable(run_of):
-        raise BindError(f"{where} must return {of_sizes}, got {run_of!r}")
+        raise BindError(f"{prefix} must return {of_sizes}, got {run_of!r}")
     run = run_of(*sizes)
     if run is None:
-        raise BindError(f"{where} must return {of_sizes} that returns {call}, got one of None")
-    needed, passed = getattr(run, "num_arguments", None), 1 + len(inputs)
+        raise BindError(f"{prefix} must return {of_sizes} that returns {call}, got one of None")
+    needed, num_passed = getattr(run, "num_arguments", None), 1 + len(inputs)
     if needed is None:
         return run  # a function of the author's own
     if len(names) > 1:
         raise BindError(
-            f"{where} must return a launch for {call}, got one whose arguments are {needed} "
+            f"{prefix} must return a launch for {call}, got one whose arguments are {needed} "
             "tensors. Return lambda results, *tensors: launch(*results, *tensors)"
         )
     is_exact = isinstance(run, Launches)  # further arguments would be taken for its workspace
-    if needed == passed or (needed < passed and not is_exact):
+    if needed == num_passed or (needed < num_passed and not is_exact):
         return run
     raise BindError(
-        f"{where} must return a launch for {call}, of {passed} arguments, got one of "
+        f"{prefix} must return a launch for {call}, of {num_passed} arguments, got one of "
         f"{needed}{'' if is_exact else ' or more'}. Name as its arguments the result and the op's "
         "tensors, in this order"
     )

@@ -43,16 +43,16 @@ class Columns(Generic[Config]):
 
     def best(self, costs: Sequence[Any]) -> Config:
         """The cheapest by the first cost, among equals by the next; of equals in all the first."""
-        left = np.arange(len(self.candidates))
+        remaining = np.arange(len(self.candidates))
         for cost in costs:
-            of_left = cost[left] if np.ndim(cost) else np.zeros(len(left))
-            left = left[of_left == of_left.min()]
-        return self.candidates[int(left[0])]
+            remaining_cost = cost[remaining] if np.ndim(cost) else np.zeros(len(remaining))
+            remaining = remaining[remaining_cost == remaining_cost.min()]
+        return self.candidates[int(remaining[0])]
 
     def ranked(self, costs: Sequence[Any]) -> list[Config]:
         """All candidates in the order by which `best` is the first."""
-        every = np.broadcast_arrays(*costs, np.arange(len(self.candidates)))[:-1]
-        return [self.candidates[at] for at in np.lexsort(every[::-1])]
+        columns = np.broadcast_arrays(*costs, np.arange(len(self.candidates)))[:-1]
+        return [self.candidates[index] for index in np.lexsort(columns[::-1])]
 
 
 # Bytes that a CU has on their way: each takes its place in the 32 KiB of L1. An assumption, as what
@@ -133,25 +133,27 @@ class Ranked(Kernel):
         return table.ranked(self.work(table, *key).costs(ARCH_SPECS["gfx950"]))
 
 
-def prebuilt(op: str, kernel: str, **each: Iterable[Any]) -> Callable[[str], list[Any]]:
+def prebuilt(op: str, kernel: str, **axes: Iterable[Any]) -> Callable[[str], list[Any]]:
     """What `rfops build` prepares: the distinct variants of the op's first set of shapes, with each
     of these values."""
 
     def variants(_arch: str) -> list[Any]:
         from .op import ops  # by then it is declared
 
-        one = ops()[op].kernels[kernel]
+        kernel_ = ops()[op].kernels[kernel]
         shapes = next(iter(ops()[op].shapes.values()))
         shapes = [
-            {**s, **dict(zip(each, v, strict=True))}
+            {**s, **dict(zip(axes, v, strict=True))}
             for s in shapes
-            for v in itertools.product(*each.values())
+            for v in itertools.product(*axes.values())
         ]
         calls = [
-            c for c in (ops()[op].call_of(**s) for s in shapes) if one.unsupported_reason(c) is None
+            c
+            for c in (ops()[op].call_of(**s) for s in shapes)
+            if kernel_.unsupported_reason(c) is None
         ]
-        found = [one.defines(c, one.default(c)) or {} for c in calls]
-        return [dict(pairs) for pairs in dict.fromkeys(tuple(d.items()) for d in found)]
+        all_defines = [kernel_.defines(c, kernel_.default(c)) or {} for c in calls]
+        return [dict(pairs) for pairs in dict.fromkeys(tuple(d.items()) for d in all_defines)]
 
     return variants
 

@@ -42,11 +42,11 @@ class Shuffled:
         return f"Shuffled({list(self.shape)} {self.dtype} on {self.device}, {self.layout})"
 
 
-def shuffled(data: torch.Tensor, layout: str, known: Sequence[str]) -> Shuffled:
-    """A tensor in one of the `known` layouts. Raises ValueError."""
-    if layout not in known:
+def shuffled(data: torch.Tensor, layout: str, layouts: Sequence[str]) -> Shuffled:
+    """A tensor in one of the `layouts` layouts. Raises ValueError."""
+    if layout not in layouts:
         raise ValueError(
-            f"Shuffled: layout must be one of {', '.join(known)}, got {layout!r}; "
+            f"Shuffled: layout must be one of {', '.join(layouts)}, got {layout!r}; "
             "use the op's own shuffle function"
         )
     return Shuffled(data, layout)

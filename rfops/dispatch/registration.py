@@ -112,10 +112,12 @@ class _NoDerivative(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        like = next(grad for grad in grads if grad is not None)
-        wanted = zip(ctx.kinds, ctx.needs_input_grad[2:], strict=True)
-        made = [_no_gradient(ctx.refusal, like, *kind) if need else None for kind, need in wanted]
-        return None, None, *made
+        first_grad = next(grad for grad in grads if grad is not None)
+        needed = zip(ctx.kinds, ctx.needs_input_grad[2:], strict=True)
+        grads_ = [
+            _no_gradient(ctx.refusal, first_grad, *kind) if need else None for kind, need in needed
+        ]
+        return None, None, *grads_
 
 
 def _raise(refusal: str, *_like: Any) -> NoReturn:

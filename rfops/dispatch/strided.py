@@ -66,11 +66,11 @@ def check_apart(
     start = out.data_ptr()
     end = start + extents[-1]
     for tensor, size in zip(inputs, extents, strict=False):
-        other = tensor.data_ptr()
-        if start < other + size and other < end and _share_memory(out, tensor):
+        address = tensor.data_ptr()
+        if start < address + size and address < end and _share_memory(out, tensor):
             name = names[[t is tensor for t in inputs].index(True)]
-            got = f"{describe(out)} in the memory of {name} {describe(tensor)}"
-            Guard(op).fail("out", f"apart from {name}", got, "pass another out, or none")
+            shown = f"{describe(out)} in the memory of {name} {describe(tensor)}"
+            Guard(op).fail("out", f"apart from {name}", shown, "pass another out, or none")
 
 
 def _share_memory(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -58,10 +58,10 @@ def cache_bytes(device: torch.device) -> int:
 def sets_past_cache(call_bytes: int, device: torch.device, set_bytes: int = 0) -> int:
     """How many sets of inputs to go through, of which a call reads `call_bytes`; all of them, of
     `set_bytes` each, fill half of the free memory at most."""
-    wanted = -(-int(_PAST_CACHE * cache_bytes(device)) // max(call_bytes, 1)) + 1
+    num_sets = -(-int(_PAST_CACHE * cache_bytes(device)) // max(call_bytes, 1)) + 1
     if set_bytes:
-        wanted = min(wanted, torch.cuda.mem_get_info(device)[0] // 2 // set_bytes)
-    return max(2, min(wanted, _MOST_SETS))
+        num_sets = min(num_sets, torch.cuda.mem_get_info(device)[0] // 2 // set_bytes)
+    return max(2, min(num_sets, _MOST_SETS))
 
 
 def time_graph(calls: Sequence[Call], samples: int = _SAMPLES) -> Timing:
@@ -80,8 +80,8 @@ def time_graph(calls: Sequence[Call], samples: int = _SAMPLES) -> Timing:
                 call()
     count = rounds * len(calls)
     graph.replay()
-    first = _elapsed(graph.replay)
-    samples = max(5, min(samples, int(_SAMPLE_BUDGET / max(first, 1e-9))))
+    first_us = _elapsed(graph.replay)
+    samples = max(5, min(samples, int(_SAMPLE_BUDGET / max(first_us, 1e-9))))
     return Timing.of([_elapsed(graph.replay) / count * 1e6 for _ in range(samples)])
 
 

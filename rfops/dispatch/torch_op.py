@@ -21,15 +21,15 @@ _SCHEMA = {"size": "SymInt", "dtype": "ScalarType", "word": "str"}
 
 
 def _schema(op: Op) -> str:
-    words = []
+    arguments = []
     for i, arg in enumerate(op.declaration.inputs):
         if isinstance(arg, ValueArg):
-            words.append(f"{_SCHEMA.get(arg.kind, arg.kind)} {arg.name}")
+            arguments.append(f"{_SCHEMA.get(arg.kind, arg.kind)} {arg.name}")
         else:
             mark = f"({chr(ord('b') + i)}!)" if arg.written else ""
             kind = "[]" if arg.times else "?" if arg.optional else ""
-            words.append(f"Tensor{mark}{kind} {arg.name}")
-    return ", ".join([*words, *(["str config"] if op.takes_config else [])])
+            arguments.append(f"Tensor{mark}{kind} {arg.name}")
+    return ", ".join([*arguments, *(["str config"] if op.takes_config else [])])
 
 
 def register_op(op: Op) -> tuple[Any, Any]:
@@ -53,22 +53,22 @@ def register_op(op: Op) -> tuple[Any, Any]:
     def fake(*args: Any) -> Any:
         return fake_results(op, args)
 
-    made = register(f"{op.name}({inputs}) -> {returns}", functional, fake, op.vmap)
+    registered = register(f"{op.name}({inputs}) -> {returns}", functional, fake, op.vmap)
     if not op.num_passed:
-        return made, None
+        return registered, None
     outs = ", ".join(f"Tensor({chr(ord('a') + 25 - i)}!) {a.name}" for i, a in enumerate(d.passed))
     schema = f"{op.name}_out({inputs}, {outs.replace('(z!)', '(a!)', 1)}) -> ()"
-    return made, register(schema, mutating, lambda *_args: None)
+    return registered, register(schema, mutating, lambda *_args: None)
 
 
 def _as_declared(arg: TensorArg | ValueArg, value: Any) -> Any:
     if not isinstance(arg, TensorArg) or value is None:
         return value
     if arg.times:
-        return tuple(_as_declared(replace(arg, times=None), one) for one in value)
-    wanted = arg.dtypes
-    is_raw = value.dtype == torch.uint8 and bool(wanted) and torch.uint8 not in wanted
-    return value.view(wanted[0]) if is_raw and wanted[0].itemsize == 1 else value
+        return tuple(_as_declared(replace(arg, times=None), element) for element in value)
+    dtypes = arg.dtypes
+    is_raw = value.dtype == torch.uint8 and bool(dtypes) and torch.uint8 not in dtypes
+    return value.view(dtypes[0]) if is_raw and dtypes[0].itemsize == 1 else value
 
 
 def fake_results(op: Op, args: Sequence[Any]) -> Any:
@@ -88,14 +88,14 @@ def fake_results(op: Op, args: Sequence[Any]) -> Any:
             for extent, size in zip(arg.extents, arg.sizes(value.shape), strict=True):
                 if extent.size and extent.factor > 0:
                     sizes.setdefault(extent.size, size * extent.factor)
-    given = [v[0] if isinstance(v, (tuple, list)) else v for v in args]
-    first = next(value for value in given if isinstance(value, torch.Tensor))
+    tensors_or_values = [v[0] if isinstance(v, (tuple, list)) else v for v in args]
+    first_tensor = next(value for value in tensors_or_values if isinstance(value, torch.Tensor))
     # Of shapes alone: to look at a symbol would make it a number.
     shapes = {
         arg.name: View(tuple(value.shape), (), value.dtype, value.device)
-        for arg, value in zip(d.inputs, given, strict=False)
+        for arg, value in zip(d.inputs, tensors_or_values, strict=False)
         if isinstance(value, torch.Tensor)
     }
-    c = Call("", 0, first.device, sizes, values, shapes)
-    made = [first.new_empty(shape, dtype=dtype) for shape, dtype in op.result_specs(c)]
-    return made[0] if len(made) == 1 else tuple(made) or None
+    c = Call("", 0, first_tensor.device, sizes, values, shapes)
+    results = [first_tensor.new_empty(shape, dtype=dtype) for shape, dtype in op.result_specs(c)]
+    return results[0] if len(results) == 1 else tuple(results) or None

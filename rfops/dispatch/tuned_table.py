@@ -158,7 +158,7 @@ class Tuned:
     def is_exact(self, row: Sizes, sizes: tuple[int, ...]) -> bool:
         """Whether the row is of this very shape, not of one near it."""
         pairs = zip(self.rules, row, sizes, strict=True)
-        return all(own == size for rule, own, size in pairs if rule in ("+", "~"))
+        return all(row_size == size for rule, row_size, size in pairs if rule in ("+", "~"))
 
     def load(self) -> Table:
         """The table with the user's rows on top; read once. Raises ConfigError."""
@@ -168,7 +168,9 @@ class Tuned:
         """Others' figures for these sizes that came with rfops, also if a row replaces them."""
         for row in _published(self.name):
             pairs = zip(self.rules, row.sizes, sizes, strict=True)
-            if row.arch == arch and all(rule == ">=" or own in (None, s) for rule, own, s in pairs):
+            if row.arch == arch and all(
+                rule == ">=" or row_size in (None, s) for rule, row_size, s in pairs
+            ):
                 return row
         return None
 
@@ -178,7 +180,7 @@ TABLES: dict[str, Tuned] = {}  # all that were declared, by name
 
 def declare(name: str, key: str, kernels: tuple[str, ...]) -> Tuned:
     """`key` names sizes with a rule's sign behind each: "M+ N K E>= a_div?"."""
-    pairs = [re.fullmatch(r"(\w+)(\W*)", word) for word in key.split()]
+    pairs = [re.fullmatch(r"(\w+)(\W*)", column) for column in key.split()]
     assert all(p and p[2] in RULES for p in pairs), f"{name}: {key!r} is no key"
     names, rules = zip(*(p.groups() for p in pairs if p), strict=True)
     TABLES[name] = Tuned(name, names, rules, kernels)
@@ -189,29 +191,33 @@ class Table:
     """A table's rows after conflicts; `conflicts` says how each was resolved."""
 
     def __init__(self, tuned: Tuned, files: Mapping[Path, list[Row]]) -> None:
-        kept: dict[tuple[object, ...], Row] = {}
+        rows_by_key: dict[tuple[object, ...], Row] = {}
         replaced: list[Row] = []  # by a row of the user's, each for the calls that it does not take
         conflicts: list[str] = []
         for rows in files.values():  # the shipped file, then the user's
-            own: dict[tuple[object, ...], Row] = {}
+            file_rows: dict[tuple[object, ...], Row] = {}
             for row in rows:
                 if row.kernel:
-                    other = own.get(row.key)
-                    own[row.key] = row if other is None else _resolve(other, row, conflicts)
-            replaced += [kept[key] for key in own if key in kept]
-            kept.update(own)
-        self.tuned, self.rows, self.conflicts = tuned, tuple(kept.values()), tuple(conflicts)
+                    same_key = file_rows.get(row.key)
+                    file_rows[row.key] = (
+                        row if same_key is None else _resolve(same_key, row, conflicts)
+                    )
+            replaced += [rows_by_key[key] for key in file_rows if key in rows_by_key]
+            rows_by_key.update(file_rows)
+        self.tuned, self.rows, self.conflicts = tuned, tuple(rows_by_key.values()), tuple(conflicts)
         self._index: dict[tuple[str, Sizes], list[Row]] = {}
         for row in (*self.rows, *replaced):
             self._index.setdefault((row.arch, tuned.exact(row.sizes)), []).append(row)
         # Of a chip and all sizes but M, which changes from call to call: the rows that hold.
         self._groups: dict[tuple[object, ...], list[Row]] = {}
-        signs = [at for at, rule in enumerate(tuned.rules) if rule == "+"]
+        signs = [index for index, rule in enumerate(tuned.rules) if rule == "+"]
         self._m = signs[0] if signs else 0
 
     def exact_sizes(self, arch: str) -> frozenset[Sizes]:
         """What must be equal in some row that an architecture may take."""
-        return frozenset(exact for other, exact in self._index if other in (arch, serving(arch)))
+        return frozenset(
+            exact for row_arch, exact in self._index if row_arch in (arch, serving(arch))
+        )
 
     def find(
         self,
@@ -223,13 +229,13 @@ class Table:
         """The nearest row that holds and that `takes` the call, asked of few."""
         m = sizes[self._m]
         holds = RULES[self.tuned.rules[self._m]]
-        near = [row for row in self._group(arch, sizes) if holds(row.sizes[self._m], m)]
+        matching = [row for row in self._group(arch, sizes) if holds(row.sizes[self._m], m)]
 
         def distance(row: Row) -> tuple[object, ...]:
             cus = abs(row.cu_num - cu_num), row.cu_num
             return row.arch != arch, *cus, *self._distance(row.sizes, sizes)
 
-        for row in sorted(near, key=distance) if len(near) > 1 else near:
+        for row in sorted(matching, key=distance) if len(matching) > 1 else matching:
             if takes(row):
                 is_own = row.cu_num == cu_num
                 is_exact = self.tuned.is_exact(row.sizes, sizes)
@@ -241,26 +247,32 @@ class Table:
 
     def _group(self, arch: str, sizes: tuple[int, ...]) -> list[Row]:
         """The rows that hold for these sizes with whatever M."""
-        place = arch, *sizes[: self._m], *sizes[self._m + 1 :]
-        rows = self._groups.get(place)
+        group_key = arch, *sizes[: self._m], *sizes[self._m + 1 :]
+        rows = self._groups.get(group_key)
         if rows is None:
             exact, rows = self.tuned.exact(sizes), []
             for name in dict.fromkeys((arch, serving(arch) or arch)):
                 rows += [r for r in self._index.get((name, exact), ()) if self._holds(r, sizes)]
             if len(self._groups) >= _MOST_GROUPS:
                 self._groups.clear()
-            self._groups[place] = rows
+            self._groups[group_key] = rows
         return rows
 
     def _holds(self, row: Row, sizes: tuple[int, ...]) -> bool:
         triples = zip(self.tuned.rules, row.sizes, sizes, strict=True)
-        return all(RULES[r](own, s) for at, (r, own, s) in enumerate(triples) if at != self._m)
+        return all(
+            RULES[r](row_size, s)
+            for index, (r, row_size, s) in enumerate(triples)
+            if index != self._m
+        )
 
     def _distance(self, row: Sizes, sizes: tuple[int, ...]) -> tuple[int, float]:
         """Empty cells, which say less, then how far the sizes are."""
         triples = zip(self.tuned.rules, row, sizes, strict=True)
-        far = (abs(math.log2(o / max(s, 1))) for r, o, s in triples if o and r not in ("", "?"))
-        return row.count(None), sum(far)
+        distances = (
+            abs(math.log2(o / max(s, 1))) for r, o, s in triples if o and r not in ("", "?")
+        )
+        return row.count(None), sum(distances)
 
     def origins(self) -> Counter[str]:
         return Counter(row.origin for row in self.rows)
@@ -268,16 +280,16 @@ class Table:
 
 def _resolve(old: Row, new: Row, conflicts: list[str]) -> Row:
     """The row that holds of two of one key, `new` being the later line."""
-    better = ORIGINS.index(new.origin) <= ORIGINS.index(old.origin)
-    held, dropped = (new, old) if better else (old, new)
-    if held.decision != dropped.decision:
-        rule = "the later line" if held.origin == dropped.origin else "the better origin"
+    is_new_better = ORIGINS.index(new.origin) <= ORIGINS.index(old.origin)
+    winner, dropped = (new, old) if is_new_better else (old, new)
+    if winner.decision != dropped.decision:
+        rule = "the later line" if winner.origin == dropped.origin else "the better origin"
         conflicts.append(
-            f"{held.file}: line {dropped.line} ({dropped.origin}) and line {held.line} "
-            f"({held.origin}) decide differently for {held.shape}; "
-            f"line {held.line} holds, by {rule}"
+            f"{winner.file}: line {dropped.line} ({dropped.origin}) and line {winner.line} "
+            f"({winner.origin}) decide differently for {winner.shape}; "
+            f"line {winner.line} holds, by {rule}"
         )
-    return held
+    return winner
 
 
 @functools.lru_cache(maxsize=64)
@@ -332,16 +344,19 @@ class _Line(NamedTuple):
         return self.integer(column, least=0 if rule == "?" else 1)
 
     def figures(self) -> Iterator[tuple[str, float]]:
-        words = [("us", "us", self.cells["us"])] if self.cells["us"] else []
-        words += [("figures", *word.partition("=")[::2]) for word in self.cells["figures"].split()]
-        for column, name, text in words:
+        pairs = [("us", "us", self.cells["us"])] if self.cells["us"] else []
+        pairs += [
+            ("figures", *pair_text.partition("=")[::2])
+            for pair_text in self.cells["figures"].split()
+        ]
+        for column, name, text in pairs:
             try:
                 value = float(text)
             except ValueError:
                 value = math.nan
             if not name.isidentifier() or not 0 <= value < math.inf:
-                few = "" if column == "us" else ", each as name=value"
-                self.fail(column, f"numbers of 0 or more{few}, or nothing")
+                format_hint = "" if column == "us" else ", each as name=value"
+                self.fail(column, f"numbers of 0 or more{format_hint}, or nothing")
             yield name, value
 
 
@@ -379,11 +394,11 @@ def _lines(file: Path, columns: tuple[str, ...]) -> Iterator[_Line]:
         with file.open(newline="", encoding="utf-8-sig") as stream:
             reader = csv.reader(stream, strict=True)
             header = next(reader, [])
-            wrong = sorted(set(columns).symmetric_difference(header))
-            if wrong or len(header) != len(columns):
-                column = wrong[0] if wrong else "header"
-                at = _Line(file, 1, {column: ",".join(header)[:80]})
-                at.fail(column, f"the header {','.join(columns)}")
+            differing = sorted(set(columns).symmetric_difference(header))
+            if differing or len(header) != len(columns):
+                column = differing[0] if differing else "header"
+                header_line = _Line(file, 1, {column: ",".join(header)[:80]})
+                header_line.fail(column, f"the header {','.join(columns)}")
             for cells in reader:
                 number = reader.line_num
                 if not cells:
@@ -397,8 +412,8 @@ def _lines(file: Path, columns: tuple[str, ...]) -> Iterator[_Line]:
         raise ConfigError(f"{file}, after line {number}: cannot be read: {error}") from error
 
 
-def getter(places: Sequence[int]) -> Callable[[Sequence[int]], tuple[int, ...]]:
+def getter(indices: Sequence[int]) -> Callable[[Sequence[int]], tuple[int, ...]]:
     """What picks these of a shape's sizes."""
-    if len(places) > 1:
-        return operator.itemgetter(*places)
-    return lambda sizes: tuple([sizes[place] for place in places])
+    if len(indices) > 1:
+        return operator.itemgetter(*indices)
+    return lambda sizes: tuple([sizes[index] for index in indices])

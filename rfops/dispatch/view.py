@@ -36,8 +36,8 @@ class View:
                 strides[i] = elements
             elements *= max(shape[i], 1)
         address = tensor.data_ptr() | _MOST_ALIGN
-        where = tensor.dtype, tensor.device, tensor.is_contiguous(), address & -address
-        return cls(shape, tuple(strides), *where)
+        memory = tensor.dtype, tensor.device, tensor.is_contiguous(), address & -address
+        return cls(shape, tuple(strides), *memory)
 
     @classmethod
     def dense(cls, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> View:

@@ -90,16 +90,20 @@ class Workspace:
         views = self._kept[key] = self._views(arena.buffers[-1], arena.zeros[-1])
         return views
 
-    def _buffer(self, length: int, make: Callable[..., torch.Tensor] = torch.empty) -> torch.Tensor:
+    def _buffer(
+        self, length: int, allocate: Callable[..., torch.Tensor] = torch.empty
+    ) -> torch.Tensor:
         """Where a GPU's allocator would place it, on the CPU too."""
         if self._index is not None:
-            return make(length, dtype=torch.uint8, device=self.device)
-        buffer = make(length + _PAGE, dtype=torch.uint8)
-        first = -buffer.data_ptr() % _PAGE
-        return buffer[first : first + length]
+            return allocate(length, dtype=torch.uint8, device=self.device)
+        buffer = allocate(length + _PAGE, dtype=torch.uint8)
+        begin = -buffer.data_ptr() % _PAGE
+        return buffer[begin : begin + length]
 
     def _views(self, buffer: torch.Tensor, zeros: torch.Tensor) -> Views:
-        views = [buffer[place].view(dtype).view(shape) for shape, dtype, place in self.parts]
+        views = [
+            buffer[byte_range].view(dtype).view(shape) for shape, dtype, byte_range in self.parts
+        ]
         return (*views, zeros[: self.zeros]) if self.zeros else tuple(views)
 
 
@@ -118,10 +122,10 @@ def clear() -> None:
 SPLIT = ("workspace", "counts")
 
 
-def with_partials(launch: Run, device: torch.device, words: int, counters: int) -> Run:
-    """A launch prepared with (*arguments, *SPLIT): `words` fp32 of partials, and `counters` arrival
-    counters, which are zero before and after it."""
-    return with_workspace(launch, Workspace(device, (words, torch.float32), zeros=counters))
+def with_partials(launch: Run, device: torch.device, num_floats: int, counters: int) -> Run:
+    """Return the launch with a workspace; it is prepared with (*arguments, *SPLIT), has
+    `num_floats` fp32 of partials and `counters` arrival counters, zero before and after it."""
+    return with_workspace(launch, Workspace(device, (num_floats, torch.float32), zeros=counters))
 
 
 def with_workspace(launch: Run, workspace: Workspace) -> Run:

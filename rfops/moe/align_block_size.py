@@ -103,8 +103,8 @@ class Torch(Kernel):
 
 class _MoeAlign(Op):
     def result_sizes(self, c: Call) -> Mapping[str, int]:
-        slots, blocks = layout_sizes(c.rows, c.block_size, c.E, c.pad_sorted_ids)
-        return {**c.sizes, "slots": slots, "blocks": blocks}
+        num_slots, blocks = layout_sizes(c.rows, c.block_size, c.E, c.pad_sorted_ids)
+        return {**c.sizes, "slots": num_slots, "blocks": blocks}
 
     def is_empty(self, c: Call) -> bool:
         return False  # without rows the layout says so
@@ -119,13 +119,13 @@ class _MoeAlign(Op):
     def unsupported_reason(self, c: Call, *sizes: int) -> tuple[str, str, str, str] | None:
         """Byte offsets of the slots are signed 32-bit."""
         rows, experts = sizes
-        slots = rows + experts * c.block_size
-        if 4 * slots < MAX_BYTES:
+        num_slots = rows + experts * c.block_size
+        if 4 * num_slots < MAX_BYTES:
             return None
         return (
             "topk_ids",
             f"small enough for {MAX_BYTES // 4} slots",
-            f"{slots} slots",
+            f"{num_slots} slots",
             "split the rows",
         )
 
@@ -204,7 +204,7 @@ moe_align_block_size.supports = OP.supports  # type: ignore[attr-defined]
 
 def _launches(c: Call, arguments: Sequence[str], rows: int, num_experts: int) -> Run:
     """The launches for so many rows and experts; builds the kernels or finds them."""
-    slots, blocks = layout_sizes(rows, c.block_size, num_experts, c.pad_sorted_ids)
+    num_slots, blocks = layout_sizes(rows, c.block_size, num_experts, c.pad_sorted_ids)
     waves = MAX_WAVES
     while (waves + 2) * num_experts > LDS_WORDS:
         waves //= 2
@@ -216,7 +216,7 @@ def _launches(c: Call, arguments: Sequence[str], rows: int, num_experts: int) ->
     count = Step(
         moe_align_count, defines, threads, groups, {"row_map": row_map, **sizes}, 4 * num_experts
     )
-    place = Step(
+    place_step = Step(
         moe_align_place,
         defines,
         threads,
@@ -226,7 +226,7 @@ def _launches(c: Call, arguments: Sequence[str], rows: int, num_experts: int) ->
             "block_map": block_map,
             **sizes,
             "block": c.block_size,
-            "num_slots": slots,
+            "num_slots": num_slots,
             "num_blocks": blocks,
         },
         4 * (waves + 2) * num_experts,
@@ -235,7 +235,7 @@ def _launches(c: Call, arguments: Sequence[str], rows: int, num_experts: int) ->
     run = run_steps(
         c.device,
         arguments,
-        [count, place] if is_split else [place],
+        [count, place_step] if is_split else [place_step],
         arch=c.arch,
         workspace={"counts": (groups * num_experts, torch.int32)} if is_split else None,
     )
@@ -256,26 +256,26 @@ def _run_torch(
     row_map, block_map = (expert_map, None) if c.ignore_invalid_experts else (None, expert_map)
     device, rows, block_size = topk_ids.device, topk_ids.numel(), c.block_size
     expert = topk_ids.reshape(-1).long()
-    inside = (expert >= 0) & (expert < num_experts)
+    is_valid = (expert >= 0) & (expert < num_experts)
     if row_map is not None and rows:
-        expert = row_map[torch.where(inside, expert, 0)].long()
-        inside &= (expert >= 0) & (expert < num_experts)
-    expert = torch.where(inside, expert, num_experts)  # one more, which gets no block
+        expert = row_map[torch.where(is_valid, expert, 0)].long()
+        is_valid &= (expert >= 0) & (expert < num_experts)
+    expert = torch.where(is_valid, expert, num_experts)  # one more, which gets no block
 
     count = torch.zeros(num_experts + 1, dtype=torch.long, device=device)
     count.scatter_add_(0, expert, torch.ones_like(expert))
     padded = (count + block_size - 1) // block_size * block_size
     padded[num_experts:].zero_()  # an assignment would copy a 0 from the host
     end = padded.cumsum(0)
-    start, first = end - padded, count.cumsum(0) - count
+    start, row_begin = end - padded, count.cumsum(0) - count
 
     by_expert, order = torch.sort(expert, stable=True)
-    rank = torch.arange(rows, device=device) - first[by_expert]
-    slots = aligned.sorted_token_ids.shape[0]
-    place = torch.where(by_expert < num_experts, start[by_expert] + rank, slots)
-    filled = torch.full((slots + 1,), rows, dtype=torch.int32, device=device)
-    filled[place] = torch.where(place < slots, order, rows).to(torch.int32)
-    aligned.sorted_token_ids.copy_(filled[:slots])
+    rank = torch.arange(rows, device=device) - row_begin[by_expert]
+    num_slots = aligned.sorted_token_ids.shape[0]
+    list_idx = torch.where(by_expert < num_experts, start[by_expert] + rank, num_slots)
+    filled = torch.full((num_slots + 1,), rows, dtype=torch.int32, device=device)
+    filled[list_idx] = torch.where(list_idx < num_slots, order, rows).to(torch.int32)
+    aligned.sorted_token_ids.copy_(filled[:num_slots])
 
     blocks = torch.arange(aligned.expert_ids.shape[0], device=device) * block_size
     of_block = torch.searchsorted(end[:num_experts], blocks, right=True)
@@ -306,15 +306,15 @@ def moe_align_block_size_ref(
             expert = local[expert]
         if 0 <= expert < num_experts:
             of_expert[expert].append(row)
-    slots, num_blocks = layout_sizes(rows, block_size, num_experts, pad_sorted_ids)
+    num_slots, num_blocks = layout_sizes(rows, block_size, num_experts, pad_sorted_ids)
     sorted_ids: list[int] = []
     blocks: list[int] = []
-    for expert, own in enumerate(of_expert):
-        count = ceil(len(own), block_size)
-        sorted_ids += own + [rows] * (count * block_size - len(own))
+    for expert, expert_rows in enumerate(of_expert):
+        count = ceil(len(expert_rows), block_size)
+        sorted_ids += expert_rows + [rows] * (count * block_size - len(expert_rows))
         blocks += [expert] * count
-    used = len(sorted_ids)
-    sorted_ids += [rows] * (slots - used)
+    num_used = len(sorted_ids)
+    sorted_ids += [rows] * (num_slots - num_used)
     blocks += [0] * (num_blocks - len(blocks))
     if local and not ignore_invalid_experts:
         blocks = [local[expert] for expert in blocks]
@@ -322,7 +322,7 @@ def moe_align_block_size_ref(
     def tensor(values: list[int]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int32, device=topk_ids.device)
 
-    return Aligned(tensor(sorted_ids), tensor(blocks), tensor([used]))
+    return Aligned(tensor(sorted_ids), tensor(blocks), tensor([num_used]))
 
 
 OP.reference = moe_align_block_size_ref

@@ -27,11 +27,10 @@ class Weights:
 
     @classmethod
     def stacked(cls, w1: Tensor, w2: Tensor) -> Weights:
+        """Return the weights of two stacked tensors, w1 [E, D, 2I] and w2 [E, I, D], as views."""
         i = w2.shape[2]
-        turned = w1.transpose(1, 2)
-        return cls(
-            turned[:, :, :i].unbind(), turned[:, :, i:].unbind(), w2.transpose(1, 2).unbind()
-        )
+        w1_t = w1.transpose(1, 2)
+        return cls(w1_t[:, :, :i].unbind(), w1_t[:, :, i:].unbind(), w2.transpose(1, 2).unbind())
 
     @property
     def experts(self) -> int:
@@ -40,9 +39,9 @@ class Weights:
 
 def layout_sizes(rows: int, block_size: int, num_experts: int, pad: bool) -> tuple[int, int]:
     """The most slots and blocks that moe_align_block_size needs for any routing of `rows` ids."""
-    slots = min(rows * block_size, rows + num_experts * (block_size - 1))
-    blocks = ceil(slots, block_size)
-    return blocks * block_size if pad else slots, blocks
+    num_slots = min(rows * block_size, rows + num_experts * (block_size - 1))
+    blocks = ceil(num_slots, block_size)
+    return blocks * block_size if pad else num_slots, blocks
 
 
 def with_shared(
@@ -57,8 +56,10 @@ def with_shared(
         return topk_weights, ids
     rows = ids.shape[0]
     shared = torch.arange(routed, experts, dtype=torch.int32, device=ids.device)
-    ones = torch.ones((rows, num_shared), dtype=topk_weights.dtype, device=ids.device)
-    return torch.cat([topk_weights, ones], 1), torch.cat([ids, shared.expand(rows, -1)], 1)
+    shared_weights = torch.ones((rows, num_shared), dtype=topk_weights.dtype, device=ids.device)
+    return torch.cat([topk_weights, shared_weights], 1), torch.cat(
+        [ids, shared.expand(rows, -1)], 1
+    )
 
 
 def run_experts(
@@ -68,28 +69,28 @@ def run_experts(
     topk_weights: Tensor,
     topk_ids: Tensor,
     num_shared: int,
-    wide: torch.dtype | None = None,
-    between: Callable[[Tensor], Tensor] = lambda h: h,
+    compute_dtype: torch.dtype | None = None,
+    requantize: Callable[[Tensor], Tensor] = lambda h: h,
 ) -> None:
-    """Expert by expert, the rows of each in one product, sums in fp32 in the order of experts. It
-    waits for the device once, to know how many rows each has. With `wide` all is computed in it;
-    `between` is what becomes of h."""
-    total = torch.zeros(out.shape, dtype=wide or torch.float32, device=out.device)
+    """Write the layer's result to `out`: one product per expert, summed in fp32 in the order of
+    experts. It waits for the device once, to read the number of rows of each expert.
+    `compute_dtype` is the type of all arithmetic; `requantize` is applied to h."""
+    total = torch.zeros(out.shape, dtype=compute_dtype or torch.float32, device=out.device)
     p, ids = with_shared(topk_weights, topk_ids, weights.experts, num_shared)
     flat = torch.where(ids < 0, weights.experts, ids).flatten().long()
     order = flat.argsort(stable=True)
     counts = torch.zeros(weights.experts + 1, dtype=torch.long, device=x.device)
     counts.scatter_add_(0, flat, torch.ones_like(flat))
-    first = 0
+    row_begin = 0
     for e, count in enumerate(counts[:-1].tolist()):
         if count == 0:
             continue
-        places = order[first : first + count]
-        first += count
-        rows = places // ids.shape[1]
+        assignments = order[row_begin : row_begin + count]
+        row_begin += count
+        rows = assignments // ids.shape[1]
         of_e = weights.gate[e], weights.up[e], weights.down[e]
-        y = _expert(x[rows], *of_e, wide, between)
-        y = y.to(total.dtype) * p.flatten()[places].to(total.dtype)[:, None]
+        y = _expert(x[rows], *of_e, compute_dtype, requantize)
+        y = y.to(total.dtype) * p.flatten()[assignments].to(total.dtype)[:, None]
         # A token that names an expert twice has two rows of it, which add in their order.
         total.index_add_(0, rows, y)
     out.copy_(total)
@@ -100,21 +101,21 @@ def _expert(
     gate: Tensor,
     up: Tensor,
     down: Tensor,
-    wide: torch.dtype | None,
-    between: Callable[[Tensor], Tensor],
+    compute_dtype: torch.dtype | None,
+    requantize: Callable[[Tensor], Tensor],
 ) -> Tensor:
-    if wide is not None:
-        x, gate, up, down = (t.to(wide) for t in (x, gate, up, down))
+    if compute_dtype is not None:
+        x, gate, up, down = (t.to(compute_dtype) for t in (x, gate, up, down))
     g, u = x @ gate, x @ up
-    h = torch.nn.functional.silu(g.to(wide or torch.float32)) * u
-    return between(h.to(x.dtype)) @ down
+    h = torch.nn.functional.silu(g.to(compute_dtype or torch.float32)) * u
+    return requantize(h.to(x.dtype)) @ down
 
 
 def experts_ref(
     x: Tensor, weights: Weights, topk_weights: Tensor, topk_ids: Tensor, num_shared: int
 ) -> Tensor:
     """The formula in fp32, on any device; in fp64 where x is fp64."""
-    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
-    out = torch.empty(x.shape, dtype=wide, device=x.device)
-    run_experts(out, x, weights, topk_weights, topk_ids, num_shared, wide)
+    compute_dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
+    out = torch.empty(x.shape, dtype=compute_dtype, device=x.device)
+    run_experts(out, x, weights, topk_weights, topk_ids, num_shared, compute_dtype)
     return out

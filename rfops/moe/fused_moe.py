@@ -46,11 +46,11 @@ class _FusedMoe(Moe):
     def unsupported_reason(self, c: Call, *sizes: int) -> tuple[str, str, str, str] | None:
         _m, d, i, e, k, routed, n = sizes
         if c.w_layout != "raw" and (d % 16 or i % 16):
-            wanted = "multiples of 16 where weights are shuffled"
-            return "D and I", wanted, f"D={d}, I={i}", "pad the weights with zeros"
+            expected = "multiples of 16 where weights are shuffled"
+            return "D and I", expected, f"D={d}, I={i}", "pad the weights with zeros"
         if n != 2 * i:
-            wanted = f"of 2 * I = {2 * i} rows an expert, gate's and then up's"
-            return "w1", wanted, str(n), "w1 is [E, 2I, D] where w2 is [E, D, I]"
+            expected = f"of 2 * I = {2 * i} rows an expert, gate's and then up's"
+            return "w1", expected, str(n), "w1 is [E, 2I, D] where w2 is [E, D, I]"
         return self.refuses_choice(c, e, k, routed)
 
     def assume(self, sizes: dict[str, int], values: Mapping[str, Any]) -> None:
@@ -143,8 +143,8 @@ def fused_moe(
     choice = topk_weights, topk_ids, None, topk_ids.shape[1]
     if quant is not None or w1_scale is not None or w2_scale is not None:
         scales = w1_scale, w2_scale
-        call, how = _of_quant(quant), (False, False)
-        return call(x, w1, w2, *scales, choice, num_shared, how, rounding, out, config)
+        call, router_flags = _of_quant(quant), (False, False)
+        return call(x, w1, w2, *scales, choice, num_shared, router_flags, rounding, out, config)
     return _call(x, w1, w2, choice, num_shared, (False, False), out, config)
 
 
@@ -159,10 +159,10 @@ _QUANTS: dict[str, Callable[..., Tensor]] = {
 def _of_quant(quant: Any) -> Callable[..., Tensor]:
     if isinstance(quant, str) and quant in _QUANTS:
         return _QUANTS[quant]
-    words = ", ".join(repr(word) for word in _QUANTS)
+    known_quants = ", ".join(repr(name) for name in _QUANTS)
     OP.fail(
         "quant",
-        f"one of {words or 'none yet'}, or None without scales",
+        f"one of {known_quants or 'none yet'}, or None without scales",
         show(quant),
         "pass the format that the weights have",
     )
@@ -175,7 +175,7 @@ def _call(
     w2: Any,
     choice: tuple[Any, ...],
     num_shared: int,
-    how: tuple[bool, bool],
+    router_flags: tuple[bool, bool],
     out: Tensor | None,
     config: Any,
 ) -> Tensor:
@@ -187,10 +187,10 @@ def _call(
     if layout != layout_2:
         OP.fail("w2", f"{layout} as w1 is", layout_2, "shuffle both or neither")
     weights: tuple[Any, ...] = w1, w2
-    more: tuple[str, ...] = (layout,)
+    layout_args: tuple[str, ...] = (layout,)
     if isinstance(w1, _LISTS) or isinstance(w2, _LISTS):
         _check_lists(w1, w2)
-        op, weights, more = fused_moe_tables.OP, (*w1, w2), ()
+        op, weights, layout_args = fused_moe_tables.OP, (*w1, w2), ()
         experts = len(w2)
     else:
         for name, w in (("w1", w1), ("w2", w2)):
@@ -199,7 +199,9 @@ def _call(
         experts = w2.shape[0]
     shared = check_int(op.name, "num_shared", num_shared, 0, experts)
     call: Callable[..., Tensor] = op.traced if is_dynamo_compiling() else op.call
-    return call(x, *weights, *choice, experts - shared, *how, dtype, *more, out, config)
+    return call(
+        x, *weights, *choice, experts - shared, *router_flags, dtype, *layout_args, out, config
+    )
 
 
 _LISTS = (tuple, list)
@@ -208,11 +210,11 @@ _LISTS = (tuple, list)
 def _check_lists(w1: Any, w2: Any) -> None:
     """Weights in lists: (gates, ups), downs. Their tensors are checked by the op."""
     if not isinstance(w2, _LISTS):
-        wanted = "a list of [I, D] tensors where w1 is a pair of lists"
-        OP.fail("w2", wanted, describe(w2), OP.hints["w2"])
+        expected = "a list of [I, D] tensors where w1 is a pair of lists"
+        OP.fail("w2", expected, describe(w2), OP.hints["w2"])
     if not isinstance(w1, _LISTS) or len(w1) != 2 or not all(isinstance(w, _LISTS) for w in w1):
-        got = f"{len(w1)} of them" if isinstance(w1, _LISTS) and len(w1) != 2 else describe(w1)
-        OP.fail("w1", "a pair of lists, gates and ups, where w2 is a list", got, OP.hints["w1"])
+        shown = f"{len(w1)} of them" if isinstance(w1, _LISTS) and len(w1) != 2 else describe(w1)
+        OP.fail("w1", "a pair of lists, gates and ups, where w2 is a list", shown, OP.hints["w1"])
 
 
 def moe_layer(
@@ -240,11 +242,13 @@ def moe_layer(
 
     By HIP four launches, five with `quant`, without a copy to the host. Raises as these two.
     """
-    choice, how = (None, None, router_weight, top_k), (renormalize, round_scores)
+    choice, router_flags = (None, None, router_weight, top_k), (renormalize, round_scores)
     if quant is not None or w1_scale is not None or w2_scale is not None:
         call = _of_quant(quant)
-        return call(x, w1, w2, w1_scale, w2_scale, choice, num_shared, how, rounding, out, config)
-    return _call(x, w1, w2, choice, num_shared, how, out, config)
+        return call(
+            x, w1, w2, w1_scale, w2_scale, choice, num_shared, router_flags, rounding, out, config
+        )
+    return _call(x, w1, w2, choice, num_shared, router_flags, out, config)
 
 
 fused_moe.supports = OP.supports  # type: ignore[attr-defined]
@@ -260,12 +264,12 @@ def fused_moe_ref(
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
     """The formula of `fused_moe` in plain fp32 torch, or fp64 where x is, on any device."""
-    made = experts_ref(x, Weights.stacked(w1, w2), topk_weights, topk_ids, num_shared)
-    return made if made.dtype == torch.float64 else made.to(dtype)
+    result = experts_ref(x, Weights.stacked(w1, w2), topk_weights, topk_ids, num_shared)
+    return result if result.dtype == torch.float64 else result.to(dtype)
 
 
-def _reference(x: Tensor, w1: Tensor, w2: Tensor, *rest: Any) -> Tensor:
-    return reference_of(_stacked(w1, w2, rest[-1]), x, *rest[:-1])
+def _reference(x: Tensor, w1: Tensor, w2: Tensor, *args: Any) -> Tensor:
+    return reference_of(_stacked(w1, w2, args[-1]), x, *args[:-1])
 
 
 OP.reference = _reference

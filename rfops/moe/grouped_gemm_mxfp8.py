@@ -50,16 +50,16 @@ class _GroupedGemm(Op):
         rows, _n, _k, _e, a_rows, ids, blocks = sizes
         block_m, a_div = c.block_m, c.a_div
         if 4 * ids >= MAX_BYTES:
-            few = f"shorter than {MAX_BYTES // 4} (its byte offsets are signed 32-bit)"
-            return "sorted_token_ids", few, f"{ids}", "split the rows"
+            max_len = f"shorter than {MAX_BYTES // 4} (its byte offsets are signed 32-bit)"
+            return "sorted_token_ids", max_len, f"{ids}", "split the rows"
         needed = -(-ids // block_m)
         if blocks < needed:
-            wanted = f"one for each of {needed} blocks of {block_m}"
-            return "expert_ids", wanted, f"{blocks}", LAYOUT
+            expected = f"one for each of {needed} blocks of {block_m}"
+            return "expert_ids", expected, f"{blocks}", LAYOUT
         if a_rows * a_div < rows:
-            wanted = f"of at least num_valid_tokens / a_div = {-(-rows // a_div)} rows"
+            expected = f"of at least num_valid_tokens / a_div = {-(-rows // a_div)} rows"
             way = "pass a_div = top_k for rows of tokens, 1 for routed rows"
-            return "a_q", wanted, f"{a_rows}", way
+            return "a_q", expected, f"{a_rows}", way
         return None
 
     def is_empty(self, c: Call) -> bool:
@@ -67,12 +67,12 @@ class _GroupedGemm(Op):
 
     def untuned(self, c: Call) -> str | None:
         if c.a_div == c.top_k and not c.has("mul_weight_by"):
-            name, most = "gemm1", GEMM1_ROWS_MANY if c.E >= MANY_EXPERTS else GEMM1_ROWS
+            name, max_rows = "gemm1", GEMM1_ROWS_MANY if c.E >= MANY_EXPERTS else GEMM1_ROWS
         else:
-            name, most = "gemm2", GEMM2_ROWS
-        if most >= c.M:
+            name, max_rows = "gemm2", GEMM2_ROWS
+        if max_rows >= c.M:
             return None
-        return f"{c.M} routed rows of {name} with E={c.E} are above {most}"
+        return f"{c.M} routed rows of {name} with E={c.E} are above {max_rows}"
 
     def assume(self, sizes: dict[str, int], values: Mapping[str, Any]) -> None:
         sizes.setdefault("A", -(-sizes["M"] // values["a_div"]))
@@ -92,17 +92,17 @@ class _GroupedGemm(Op):
         picks = max(c.top_k, c.a_div)
         ids = draw.picks(-(-c.M // picks), picks, c.E).flatten()[: c.M]
         layout = moe_align_block_size_ref(ids, c.block_m, c.E)
-        fitted = dict(
+        inputs = dict(
             zip(("sorted_token_ids", "expert_ids", "num_tokens_post_padded"), layout, strict=True)
         )
         if c.device.type == "cpu":
             for name in ("w", "w_scale"):
                 (arg,) = (arg for arg in self.declaration.tensors if arg.name == name)
                 shape = [extent.of(c.sizes) for extent in arg.extents]
-                fitted[name] = torch.empty(shape, dtype=getattr(c, f"{name}_dtype"))
+                inputs[name] = torch.empty(shape, dtype=getattr(c, f"{name}_dtype"))
                 for expert in ids.unique().tolist():
-                    fitted[name][expert] = draw.like(arg, fitted[name].dtype, shape[1:])
-        return fitted
+                    inputs[name][expert] = draw.like(arg, inputs[name].dtype, shape[1:])
+        return inputs
 
     def traffic(self, c: Call) -> int:
         """Return the bytes moved; of the weights, only those of experts in use."""
@@ -249,26 +249,26 @@ def run_torch(block_m: int, a_div: int, out: torch.Tensor, *inputs: Any) -> None
     num_tokens_post_padded are computed there, and dropped."""
     a_q, a_scale, w, w_scale, sorted_token_ids, expert_ids, num_tokens_post_padded, weights = inputs
     num_ids, valid = sorted_token_ids.shape[0], out.shape[0]
-    place = torch.arange(num_ids, device=out.device)
-    named = place < num_tokens_post_padded
-    named &= (sorted_token_ids >= 0) & (sorted_token_ids < valid)
-    ids = torch.where(named, sorted_token_ids, valid).long()
+    list_idx = torch.arange(num_ids, device=out.device)
+    is_routed = list_idx < num_tokens_post_padded
+    is_routed &= (sorted_token_ids >= 0) & (sorted_token_ids < valid)
+    ids = torch.where(is_routed, sorted_token_ids, valid).long()
     result = torch.cat([out, out.new_empty((1, out.shape[1]))])  # row `valid` takes what is dropped
     end = min(int(num_tokens_post_padded), num_ids) if out.is_cpu else num_ids
     for block in range(-(-end // block_m)):
         rows = ids[block * block_m : (block + 1) * block_m]
         a_row = (rows // a_div).clamp(max=a_q.shape[0] - 1)
-        a = dequant_mxfp8(_take(a_q, a_row), _take(a_scale, a_row), torch.float64)
+        a = dequant_mxfp8(_take_clamped(a_q, a_row), _take_clamped(a_scale, a_row), torch.float64)
         expert = expert_ids[block]
-        inside = (expert >= 0) & (expert < w.shape[0])
-        product = _times_expert(a, w, w_scale, torch.where(inside, expert, 0)[None])
+        is_valid = (expert >= 0) & (expert < w.shape[0])
+        product = _times_expert(a, w, w_scale, torch.where(is_valid, expert, 0)[None])
         if weights is not None:
             product *= weights.view(-1)[rows.clamp(max=valid - 1)].double()[:, None]
-        result[rows] = torch.where(inside, product, 0.0).to(out.dtype)
+        result[rows] = torch.where(is_valid, product, 0.0).to(out.dtype)
     out.copy_(result[:valid])
 
 
-def _take(tensor: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+def _take_clamped(tensor: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     """tensor[index]; as bytes, since torch does not index every 8-bit float everywhere."""
     return tensor.view(torch.uint8).index_select(0, index).view(tensor.dtype)
 
@@ -280,15 +280,15 @@ def _times_expert(
     if w.shape[0] == 0:
         return a.new_zeros((a.shape[0], w.shape[1]))
     step = max(1, _CHUNK // w.shape[2])
-    parts = [
+    expert_weights = [
         dequant_mxfp8(
-            _take(w[:, n0 : n0 + step], expert)[0],
-            _take(w_scale[:, n0 : n0 + step], expert)[0],
+            _take_clamped(w[:, n0 : n0 + step], expert)[0],
+            _take_clamped(w_scale[:, n0 : n0 + step], expert)[0],
             torch.float64,
         )
         for n0 in range(0, w.shape[1], step)
     ]
-    return torch.cat([a @ part.T for part in parts], dim=1)
+    return torch.cat([a @ expert_weight.T for expert_weight in expert_weights], dim=1)
 
 
 # ---------------------------------------------------------------- reference
@@ -321,8 +321,8 @@ def grouped_gemm_mxfp8_ref(
     check_dtype(ref, "out_dtype", out_dtype, (*OUT_DTYPES, torch.float64))
     out = torch.zeros((num_valid_tokens, w.shape[1]), dtype=out_dtype, device=a_q.device)
     in_use = max(0, int(num_tokens_post_padded))
-    for place, id in enumerate(sorted_token_ids[:in_use].tolist()):
-        expert = int(expert_ids[place // block_m])
+    for list_idx, id in enumerate(sorted_token_ids[:in_use].tolist()):
+        expert = int(expert_ids[list_idx // block_m])
         if not 0 <= id < num_valid_tokens or not 0 <= expert < w.shape[0]:
             continue
         row = slice(id // a_div, id // a_div + 1)

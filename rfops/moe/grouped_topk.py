@@ -95,10 +95,10 @@ def grouped_topk(
     choice alone, groups.
     """
     call: Callable[..., Any] = OP.traced if is_dynamo_compiling() else OP.call
-    made: tuple[torch.Tensor, torch.Tensor] = call(
+    results: tuple[torch.Tensor, torch.Tensor] = call(
         logits, bias, top_k, num_groups, topk_groups, renormalize, score, scale, weights, ids
     )
-    return made
+    return results
 
 
 grouped_topk.supports = OP.supports  # type: ignore[attr-defined]

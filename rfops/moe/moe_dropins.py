@@ -54,14 +54,14 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {"no_combine": (False,)}
 _ROUNDINGS = ("down", "up", "even")  # by the number of aiter's MxScaleRoundModeInt
 
 
-def _refuse(op: str, argument: str, expected: str, got: Any) -> NoReturn:
-    text = describe(got) if isinstance(got, Tensor) else show(got)
+def _refuse(op: str, argument: str, expected: str, value: Any) -> NoReturn:
+    text = describe(value) if isinstance(value, Tensor) else show(value)
     Guard(op).fail(argument, expected, text, "call the original")
 
 
-def _is_one_of(value: Any, known: Container[int]) -> bool:
-    """Return whether a value, an enum of aiter's or rfops' or an int, is among `known`."""
-    return hasattr(value, "__int__") and int(value) in known
+def _is_one_of(value: Any, allowed: Container[int]) -> bool:
+    """Return whether a value, an enum of aiter's or rfops' or an int, is among `allowed`."""
+    return hasattr(value, "__int__") and int(value) in allowed
 
 
 @functools.cache
@@ -105,7 +105,7 @@ def fused_moe(
     shared_w2_scale: Tensor | None = None,
     shared_expert_id: int | None = -1,
     stage2_scatter: Any = None,
-    **others: Any,
+    **unused: Any,
 ) -> Tensor:
     """aiter.fused_moe.fused_moe: [M, D] of dtype, new.
 
@@ -123,7 +123,7 @@ def fused_moe(
         _refuse(name, "activation", "Silu", activation)
     if not _is_one_of(quant_type, _QUANTS):
         _refuse(name, "quant_type", "No, per_1x32, per_1x128 or per_128x128", quant_type)
-    given = {
+    neutral_args = {
         "a1_scale": a1_scale,
         "a2_scale": a2_scale,
         "bias1": bias1,
@@ -136,7 +136,7 @@ def fused_moe(
         "shared_w2_scale": shared_w2_scale,
         "stage2_scatter": stage2_scatter,
     }
-    for argument, value in given.items():
+    for argument, value in neutral_args.items():
         if value is not None:
             _refuse(name, argument, "None", value)
     if gate_mode not in (None, "", "separated"):
@@ -151,7 +151,7 @@ def fused_moe(
     for argument, number in numbers.items():
         if number:
             _refuse(name, argument, "0", number)
-    for argument, value in others.items():
+    for argument, value in unused.items():
         if value is not None and value not in _NEUTRAL.get(argument, ()):
             _refuse(name, argument, "as if it were not passed", value)
     if block_size_M or splitk or moe_sorting_dispatch_policy:
@@ -196,9 +196,9 @@ def _aiter_rounding() -> str:
 def _local_ids(ids: Tensor, mask: Tensor | None, num_tokens: Tensor | None) -> Tensor:
     """Numbers of the experts that are here, and -1 for others and for tokens that are not there."""
     if mask is not None:
-        last = mask.numel() - 1
-        is_known = (ids >= 0) & (ids <= last)
-        ids = torch.where(is_known, _expert_map(mask)[ids.clamp(0, last)], -1)
+        last_id = mask.numel() - 1
+        is_known = (ids >= 0) & (ids <= last_id)
+        ids = torch.where(is_known, _expert_map(mask)[ids.clamp(0, last_id)], -1)
     if num_tokens is not None:
         row = torch.arange(ids.shape[0], dtype=torch.int32, device=ids.device)
         ids = torch.where((row < num_tokens)[:, None], ids, -1)
@@ -242,28 +242,28 @@ def moe_sorting(
             describe(topk_weights),
             "pass one weight for each id",
         )
-    for argument, value, usual in (
+    for argument, value, expected in (
         ("return_local_topk_ids", return_local_topk_ids, False),
         ("accumulate", accumulate, True),
         ("flat", flat, False),
         ("output_aux", output_aux, False),
     ):
-        if bool(value) is not usual:
-            _refuse("moe_sorting", argument, str(usual), value)
+        if bool(value) is not expected:
+            _refuse("moe_sorting", argument, str(expected), value)
     if dispatch_policy:
         _say_ignored("moe_sorting")
     ids = _local_ids(topk_ids, None, num_local_tokens)
     experts = None if expert_mask is None else _expert_map(expert_mask)
     aligned = _moe_align_block_size(ids, block_size, num_experts, experts, False, True)
-    slots = topk_ids.numel() + num_experts * block_size - top_k
-    rows = torch.full((slots,), m * top_k, dtype=torch.int32, device=ids.device)
-    used = min(slots, aligned.sorted_token_ids.numel())
-    rows[:used] = aligned.sorted_token_ids[:used]
+    num_slots = topk_ids.numel() + num_experts * block_size - top_k
+    rows = torch.full((num_slots,), m * top_k, dtype=torch.int32, device=ids.device)
+    num_used = min(num_slots, aligned.sorted_token_ids.numel())
+    rows[:num_used] = aligned.sorted_token_ids[:num_used]
     is_row = rows < m * top_k
     token, j = rows // max(top_k, 1), rows % max(top_k, 1)
     sorted_ids = torch.where(is_row, j << 24 | token, top_k << 24 | m)
     weights = torch.cat([topk_weights.reshape(-1), topk_weights.new_zeros(1)])[rows]
-    blocks = -(-slots // block_size)
+    blocks = -(-num_slots // block_size)
     expert_ids = aligned.expert_ids.new_zeros(blocks)
     expert_ids[: aligned.expert_ids.numel()] = aligned.expert_ids[:blocks]
     tokens = torch.full((1,), m, dtype=torch.int32, device=ids.device)
@@ -301,8 +301,10 @@ def topk_softmax(
         logits = gating_output[:, :routed]
         shared = topk_weights[:, top_k : top_k + num_shared_experts]
         shared.copy_(gating_output[:, routed:].float().sigmoid())
-    made = _Results(topk_weights[:, :top_k], topk_indices)
-    made.take(_topk_softmax(logits, top_k, need_renorm, weights=made.weights, ids=made.ids))
+    results = _Results(topk_weights[:, :top_k], topk_indices)
+    results.take(
+        _topk_softmax(logits, top_k, need_renorm, weights=results.weights, ids=results.ids)
+    )
 
 
 def topk_gating(
@@ -340,13 +342,13 @@ def fused_topk(
     more rows, or new."""
     rows = gating_output.shape[0]
     if hidden_states.shape[0] != rows:
-        got = f"{hidden_states.shape[0]} rows"
-        Guard("fused_topk").fail("hidden_states", f"of {rows} rows", got, "pass one a token")
+        shown = f"{hidden_states.shape[0]} rows"
+        Guard("fused_topk").fail("hidden_states", f"of {rows} rows", shown, "pass one a token")
     weights = None if topk_weights is None else topk_weights[:rows]
     ids = None if topk_ids is None else topk_ids[:rows]
-    made = _Results(weights, ids)
-    return made.take(
-        _topk_softmax(gating_output, topk, renormalize, weights=made.weights, ids=made.ids)
+    results = _Results(weights, ids)
+    return results.take(
+        _topk_softmax(gating_output, topk, renormalize, weights=results.weights, ids=results.ids)
     )
 
 
@@ -362,8 +364,8 @@ def biased_grouped_topk(
 ) -> None:
     """aiter.biased_grouped_topk: DeepSeek-V3's choice by sigmoid and bias; topk_weights and
     topk_ids [M, top_k] are written, of any strides."""
-    made = _Results(topk_weights, topk_ids)
-    made.take(
+    results = _Results(topk_weights, topk_ids)
+    results.take(
         _grouped_topk(
             gating_output,
             topk_ids.shape[1],
@@ -372,8 +374,8 @@ def biased_grouped_topk(
             correction_bias,
             need_renorm,
             scale=routed_scaling_factor,
-            weights=made.weights,
-            ids=made.ids,
+            weights=results.weights,
+            ids=results.ids,
         )
     )
 
@@ -389,8 +391,8 @@ def grouped_topk(
     routed_scaling_factor: float = 1.0,
 ) -> None:
     """aiter.grouped_topk: the same without a bias, by softmax or sigmoid."""
-    made = _Results(topk_weights, topk_ids)
-    made.take(
+    results = _Results(topk_weights, topk_ids)
+    results.take(
         _grouped_topk(
             gating_output,
             topk_ids.shape[1],
@@ -400,8 +402,8 @@ def grouped_topk(
             need_renorm,
             score="softmax" if is_softmax else "sigmoid",
             scale=routed_scaling_factor,
-            weights=made.weights,
-            ids=made.ids,
+            weights=results.weights,
+            ids=results.ids,
         )
     )
 
@@ -414,12 +416,12 @@ class _Results:
         self.own = weights, ids
         self.weights, self.ids = (t if t is None or t.is_contiguous() else None for t in self.own)
 
-    def take(self, made: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        for own, tensor in zip(self.own, made, strict=True):
-            if own is not None and own is not tensor:
-                own.copy_(tensor)
+    def take(self, computed: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        for destination, tensor in zip(self.own, computed, strict=True):
+            if destination is not None and destination is not tensor:
+                destination.copy_(tensor)
         weights, ids = self.own
-        return made[0] if weights is None else weights, made[1] if ids is None else ids
+        return computed[0] if weights is None else weights, computed[1] if ids is None else ids
 
 
 # ---------------------------------------------------------------- vLLM

@@ -75,8 +75,8 @@ class Hip(Kernel):
 
     def variant(self, c: Call, config: Any) -> RunOf:
         def run_of(m: int, d: int, experts: int, k: int) -> Run:
-            of = c.with_sizes(M=m, D=d, E=experts, K=k)
-            run = step(of, experts, lists=False).bind(c.device, c.arch, self.arguments)
+            sized_call = c.with_sizes(M=m, D=d, E=experts, K=k)
+            run = step(sized_call, experts, lists=False).bind(c.device, c.arch, self.arguments)
             return lambda results, *inputs: run(*results, *inputs)
 
         return run_of
@@ -99,13 +99,13 @@ def step(c: Call, experts: int, lists: bool, arguments: Mapping[str, str] | None
     `lists` and `slots`. `arguments` has other names of these."""
     x_row, w_row = (2 * matrix_strides(c, name, c.D)[0] for name in ("x", "router_weight"))
     sizes = {"m": c.M, "experts": experts, "k": c.D, "x_row": x_row, "w_row": w_row}
-    none = {} if lists else dict.fromkeys(("counts", "lists", "slots"))
+    null_lists = {} if lists else dict.fromkeys(("counts", "lists", "slots"))
     return Step(
         moe_router_kernel,
         defines(c, experts, lists),
         THREADS,
         ceil(c.M, TOKENS),
-        {"w": "router_weight", **sizes, **none, **(arguments or {})},
+        {"w": "router_weight", **sizes, **null_lists, **(arguments or {})},
     )
 
 
@@ -128,11 +128,11 @@ class Torch(Kernel):
     name = "torch"
 
     def variant(self, c: Call, config: Any) -> RunOf:
-        how = {"renormalize": c.renormalize, "round_scores": c.round_scores}
+        flags = {"renormalize": c.renormalize, "round_scores": c.round_scores}
 
         def run_of(_m: int, _d: int, _experts: int, k: int) -> Run:
             def run(results: Any, x: torch.Tensor, w: torch.Tensor) -> None:
-                for result, tensor in zip(results, choose(x @ w.T, None, k, **how), strict=True):
+                for result, tensor in zip(results, choose(x @ w.T, None, k, **flags), strict=True):
                     result.copy_(tensor)
 
             return run
@@ -141,17 +141,17 @@ class Torch(Kernel):
 
 
 class _Router(Op):
-    def call_of(self, arch: str = "gfx950", cu_num: int | None = None, **given: Any) -> Call:
-        alike = {"router_weight_dtype": given.get("x_dtype", torch.bfloat16)}
-        return super().call_of(arch, cu_num, **{**alike, **given})
+    def call_of(self, arch: str = "gfx950", cu_num: int | None = None, **values: Any) -> Call:
+        defaults = {"router_weight_dtype": values.get("x_dtype", torch.bfloat16)}
+        return super().call_of(arch, cu_num, **{**defaults, **values})
 
     def unsupported_reason(self, c: Call, *sizes: int) -> tuple[str, str, str, str] | None:
         _m, _d, experts, k = sizes
         if k > experts:
             return "top_k", f"at most E={experts}", str(k), "pass fewer"
         if c.x_dtype != c.router_weight_dtype:
-            got = str(c.router_weight_dtype)
-            return "router_weight", f"{c.x_dtype} as x is", got, "convert it first"
+            shown = str(c.router_weight_dtype)
+            return "router_weight", f"{c.x_dtype} as x is", shown, "convert it first"
         return None
 
     def is_empty(self, c: Call) -> bool:
@@ -220,10 +220,10 @@ def moe_router(
     the softmax taken first.
     """
     call: Callable[..., Any] = OP.traced if is_dynamo_compiling() else OP.call
-    made: tuple[torch.Tensor, torch.Tensor] = call(
+    results: tuple[torch.Tensor, torch.Tensor] = call(
         x, router_weight, top_k, renormalize, round_scores, weights, ids
     )
-    return made
+    return results
 
 
 moe_router.supports = OP.supports  # type: ignore[attr-defined]

@@ -68,10 +68,10 @@ def topk_softmax(
     the softmax taken first.
     """
     call: Callable[..., Any] = OP.traced if is_dynamo_compiling() else OP.call
-    made: tuple[torch.Tensor, torch.Tensor] = call(
+    results: tuple[torch.Tensor, torch.Tensor] = call(
         logits, top_k, renormalize, round_scores, weights, ids
     )
-    return made
+    return results
 
 
 topk_softmax.supports = OP.supports  # type: ignore[attr-defined]

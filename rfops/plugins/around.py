@@ -55,21 +55,21 @@ def _replace_copies(original: Any, wrapped: Any) -> None:
     """In modules of the engines that took the function by `from ... import`."""
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] in _ENGINES and module is not None:
-            for word, value in list(vars(module).items()):
+            for attribute, value in list(vars(module).items()):
                 if value is original:
-                    setattr(module, word, wrapped)
+                    setattr(module, attribute, wrapped)
 
 
 # ---------------------------------------------------------------- what is told
 
 
-def lost(callee: Any) -> str:
+def unwrapped_reason(callee: Any) -> str:
     """Why calls of a registered target do not reach its wrapper, or ""."""
     module, _, name = callee.target.rpartition(".")
-    found = sys.modules.get(module)
-    if found is None:
+    loaded = sys.modules.get(module)
+    if loaded is None:
         return symbols.missing(callee.target) if module.partition(".")[0] in sys.modules else ""
-    function = getattr(found, name, None)
+    function = getattr(loaded, name, None)
     if not callable(function):
         return f"{module} has no {name}"
     is_there = callee.is_hooked or getattr(function, "rfops", None) is callee
@@ -82,14 +82,14 @@ def summary() -> list[str]:
     lines = []
     for callee in CALLEES:
         if callee.engaged or callee.compiled or callee.left:
-            left = callee.left.most_common()
-            taken = [f"{callee.engaged} calls by rfops"]
-            taken += [f"{callee.compiled} traced into graphs"] if callee.compiled else []
-            taken += [f"{count} by the original: {why}" for why, count in left]
-            lines.append("; ".join([f"{callee.target}: {taken[0]}", *taken[1:]]))
-        why = lost(callee) if callee.is_registered else ""
-        if why:
-            lines.append(f"{callee.target} is not wrapped: {why}")
+            declined = callee.left.most_common()
+            counts = [f"{callee.engaged} calls by rfops"]
+            counts += [f"{callee.compiled} traced into graphs"] if callee.compiled else []
+            counts += [f"{count} by the original: {reason}" for reason, count in declined]
+            lines.append("; ".join([f"{callee.target}: {counts[0]}", *counts[1:]]))
+        reason = unwrapped_reason(callee) if callee.is_registered else ""
+        if reason:
+            lines.append(f"{callee.target} is not wrapped: {reason}")
     return lines
 
 

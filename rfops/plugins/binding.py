@@ -20,16 +20,16 @@ import torch
 
 from . import layouts
 
-Words = dict[str, Any]  # the arguments of a call by name
+Arguments = dict[str, Any]  # the arguments of a call by name
 Key = tuple[Any, ...]
 Form = tuple[Any, ...]  # the number of arguments by position, then the other's names
 Values = tuple[Any, ...]
 Neutral = Mapping[str, Collection[Any]]
-_PLAIN = frozenset({int, float, bool, str, torch.dtype, torch.device})
+_PLAIN_TYPES = frozenset({int, float, bool, str, torch.dtype, torch.device})
 _NO_PARAMETERS: Mapping[str, inspect.Parameter] = {}
 
 
-class _Anything(Collection[Any]):
+class _AnyValue(Collection[Any]):
     """Every value, of an argument that changes no result."""
 
     def __contains__(self, _value: object) -> bool:
@@ -42,7 +42,7 @@ class _Anything(Collection[Any]):
         return 0
 
 
-ANY = _Anything()
+ANY = _AnyValue()
 
 
 @dataclass(frozen=True)
@@ -80,19 +80,21 @@ class Plan:
 
     names: tuple[str, ...]
     given: Mapping[str, int] = field(default_factory=dict)
-    defaults: Words = field(default_factory=dict)
+    defaults: Arguments = field(default_factory=dict)
     checked: tuple[tuple[int, Collection[Any]], ...] = ()
     is_direct: bool = False
     why: str = ""
     tensors: tuple[tuple[int, ...], ...] = ((), (), (), ())
     keys: dict[tuple[type, ...], TypedKey] = field(default_factory=dict)
 
-    def words(self, values: Values) -> Words:
+    def words(self, values: Values) -> Arguments:
         """What the drop-in gets."""
-        words = {name: values[place] for name, place in self.given.items()}
-        return {**self.defaults, **words} if self.defaults else words
+        arguments = {name: values[index] for name, index in self.given.items()}
+        return {**self.defaults, **arguments} if self.defaults else arguments
 
     def key(self, values: Values) -> Key:
+        """Return the key of a call in the wrapper's cache: the argument types and what the plan
+        looks at."""
         types = tuple(map(type, values))
         typed = self.keys.get(types)
         if typed is None:
@@ -105,11 +107,11 @@ class Plan:
 
     def unfit(self, values: Values) -> str:
         """The argument whose value has no counterpart, else ""."""
-        for place, neutral in self.checked:
-            value = values[place]
+        for index, neutral in self.checked:
+            value = values[index]
             if not _is_neutral(value, neutral):
-                wanted = " or ".join(map(repr, neutral))
-                return f"{self.names[place]} must be {wanted}, got {show(value)}"
+                expected = " or ".join(map(repr, neutral))
+                return f"{self.names[index]} must be {expected}, got {show(value)}"
         return ""
 
 
@@ -127,7 +129,7 @@ def show(value: Any) -> str:
 
 def _fact(value: Any) -> Any:
     """A hashable stand-in that keeps nothing alive: numbers of enums, facts of tensors, types."""
-    if value is None or type(value) in _PLAIN:
+    if value is None or type(value) in _PLAIN_TYPES:
         return value
     if isinstance(value, torch.Tensor | Tensorlike):
         return value.dtype, value.shape
@@ -151,29 +153,35 @@ class TypedKey:
     """Makes the keys of one form whose values have these types."""
 
     def __init__(self, plan: Plan, types: tuple[type, ...]) -> None:
-        tensors = {place for place, kind in enumerate(types) if issubclass(kind, torch.Tensor)}
-        plain = [place for place, kind in enumerate(types) if kind in _PLAIN]
-        self.plain = operator.itemgetter(*plain) if plain else lambda _values: ()
+        tensors = {index for index, kind in enumerate(types) if issubclass(kind, torch.Tensor)}
+        plain_indices = [index for index, kind in enumerate(types) if kind in _PLAIN_TYPES]
+        self.plain = operator.itemgetter(*plain_indices) if plain_indices else lambda _values: ()
         self.shaped, self.sized, self.dtyped, self.marked = (
-            tuple(place for place in some if place in tensors) for some in plan.tensors
+            tuple(index for index in group if index in tensors) for group in plan.tensors
         )
-        known = {*tensors, *plain, *(p for p, kind in enumerate(types) if kind is type(None))}
-        self.odd = tuple(place for place in range(len(types)) if place not in known)
+        covered = {
+            *tensors,
+            *plain_indices,
+            *(p for p, kind in enumerate(types) if kind is type(None)),
+        }
+        self.other_indices = tuple(index for index in range(len(types)) if index not in covered)
 
     def key(self, values: Values) -> Key:
+        """Return the key of a call with these types: values of plain arguments, shapes and dtypes
+        of tensors."""
         key = [self, self.plain(values)]
-        for place in self.shaped:
-            tensor = values[place]
+        for index in self.shaped:
+            tensor = values[index]
             key += (tensor.shape, tensor.dtype)
-        for place in self.sized:
-            tensor = values[place]
+        for index in self.sized:
+            tensor = values[index]
             key += (tensor.numel(), tensor.dtype)
-        for place in self.dtyped:
-            key.append(values[place].dtype)
-        for place in self.marked:
-            key.append(layouts.of(values[place]))
-        for place in self.odd:
-            key.append(_fact(values[place]))
+        for index in self.dtyped:
+            key.append(values[index].dtype)
+        for index in self.marked:
+            key.append(layouts.of(values[index]))
+        for index in self.other_indices:
+            key.append(_fact(values[index]))
         return tuple(key)
 
 
@@ -184,77 +192,81 @@ def parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
     """Of a signature that names its parameters, else none: aiter's compiled functions have
     *args."""
     try:
-        found = inspect.signature(function).parameters
+        parameters_ = inspect.signature(function).parameters
     except (TypeError, ValueError):
         return _NO_PARAMETERS
-    is_open = any(p.kind is p.VAR_POSITIONAL for p in found.values())
-    return _NO_PARAMETERS if is_open else found
+    is_open = any(p.kind is p.VAR_POSITIONAL for p in parameters_.values())
+    return _NO_PARAMETERS if is_open else parameters_
 
 
 def make_plan(
     form: Form,
     original: Callable[..., Any],
-    own: Callable[..., Any],
+    own_function: Callable[..., Any],
     neutral: Neutral,
     tensors: Sequence[Collection[str]],
 ) -> Plan:
     """The form's plan: by the original's signature, or by the drop-in's where it says nothing."""
-    ours = parameters(own)
-    theirs = parameters(original) or ours
-    by_position = [p.name for p in theirs.values() if p.kind < p.VAR_POSITIONAL]
+    own_parameters = parameters(own_function)
+    original_parameters = parameters(original) or own_parameters
+    by_position = [p.name for p in original_parameters.values() if p.kind < p.VAR_POSITIONAL]
     count, by_name = form[0], form[1:]
     names = (*by_position[:count], *by_name)
-    plan = Plan(names, why=_unbound(names, count, theirs))
+    plan = Plan(names, why=_unbound(names, count, original_parameters))
     if plan.why:
         return plan
-    takes = [name for name, p in ours.items() if p.kind is not p.VAR_KEYWORD]
-    place_of = {name: place for place, name in enumerate(names)}
-    given = {n: p for n, p in place_of.items() if n in takes and n not in neutral}
-    left = {n: p for n, p in place_of.items() if n not in given}
-    checked = tuple((place, _neutral_of(name, neutral, theirs)) for name, place in left.items())
+    accepted = [name for name, p in own_parameters.items() if p.kind is not p.VAR_KEYWORD]
+    index_of = {name: index for index, name in enumerate(names)}
+    passed = {n: p for n, p in index_of.items() if n in accepted and n not in neutral}
+    unused = {n: p for n, p in index_of.items() if n not in passed}
+    neutral_checks = tuple(
+        (index, _neutral_of(name, neutral, original_parameters)) for name, index in unused.items()
+    )
     defaults = {
         name: p.default
-        for name, p in theirs.items()
-        if name in takes
-        and name not in place_of
+        for name, p in original_parameters.items()
+        if name in accepted
+        and name not in index_of
         and name not in neutral
         and p.default is not p.empty
-        and _differs(p.default, ours[name].default)
+        and _differs(p.default, own_parameters[name].default)
     }
-    is_direct = not left and not defaults and list(names[:count]) == takes[:count]
-    places = tuple(tuple(place_of[n] for n in some if n in place_of) for some in tensors)
-    return Plan(names, given, defaults, checked, is_direct, "", places)
+    is_direct = not unused and not defaults and list(names[:count]) == accepted[:count]
+    tensor_indices = tuple(tuple(index_of[n] for n in group if n in index_of) for group in tensors)
+    return Plan(names, passed, defaults, neutral_checks, is_direct, "", tensor_indices)
 
 
-def _unbound(names: tuple[str, ...], count: int, theirs: Mapping[str, inspect.Parameter]) -> str:
+def _unbound(
+    names: tuple[str, ...], count: int, parameters_: Mapping[str, inspect.Parameter]
+) -> str:
     """What the original itself would not take."""
-    if len([n for n, p in theirs.items() if p.kind < p.VAR_POSITIONAL]) < count:
+    if len([n for n, p in parameters_.items() if p.kind < p.VAR_POSITIONAL]) < count:
         return f"{count} arguments by position"
     if len(set(names)) < len(names):
         return "an argument that is passed twice"
-    takes_any = any(p.kind is p.VAR_KEYWORD for p in theirs.values())
-    strange = [] if takes_any else [name for name in names if name not in theirs]
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters_.values())
+    unexpected = [] if takes_any else [name for name in names if name not in parameters_]
     missing = [
         name
-        for name, p in theirs.items()
+        for name, p in parameters_.items()
         if p.default is p.empty and p.kind is not p.VAR_KEYWORD and name not in names
     ]
-    if strange or missing:
-        return f"arguments not known: {', '.join([*strange, *(f'no {n}' for n in missing)])}"
+    if unexpected or missing:
+        return f"arguments not known: {', '.join([*unexpected, *(f'no {n}' for n in missing)])}"
     return ""
 
 
 def _neutral_of(
-    name: str, neutral: Neutral, theirs: Mapping[str, inspect.Parameter]
+    name: str, neutral: Neutral, parameters_: Mapping[str, inspect.Parameter]
 ) -> Collection[Any]:
     if name in neutral:
         return neutral[name]
-    default = theirs[name].default if name in theirs else None
+    default = parameters_[name].default if name in parameters_ else None
     return (None,) if default in (None, inspect.Parameter.empty) else (default, None)
 
 
-def _differs(default: Any, own: Any) -> bool:
+def _differs(default: Any, own_default: Any) -> bool:
     try:
-        return bool(default is not own and default != own)
+        return bool(default is not own_default and default != own_default)
     except Exception:  # an object of theirs that does not compare
         return True

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from . import layouts
-from .binding import ANY, Words
-from .wrapper import Callee, Given, Maker, compat
+from .binding import ANY, Arguments
+from .wrapper import Callee, Maker, RouteCall, compat
 
 # ---------------------------------------------------------------- attention
 
@@ -29,15 +29,16 @@ _MLA_NEUTRAL: Mapping[str, Any] = {
 }
 
 
-def mla_route(q: Any, kv_buffer: Any, qo_indptr: Any, max_seqlen_q: int) -> Given:
+def mla_route(q: Any, kv_buffer: Any, qo_indptr: Any, max_seqlen_q: int) -> RouteCall:
     """The lengths in qo_indptr are not known to the host, so the kernels are asked for ragged
     queries: they refuse more work than 2^32 tokens to share out."""
     page, batch = kv_buffer.shape[1] if kv_buffer.dim() == 4 else 1, qo_indptr.shape[0] - 1
-    device, name, given = mla_given(q, q.shape[0], kv_buffer, page, max(max_seqlen_q, 1))
-    return device, name, {**given, "B": batch, "qo_indptr": True}
+    device, name, sizes = mla_sizes(q, q.shape[0], kv_buffer, page, max(max_seqlen_q, 1))
+    return device, name, {**sizes, "B": batch, "qo_indptr": True}
 
 
-def mla_given(q: Any, tokens: int, kv: Any, page: int, length: int) -> Given:
+def mla_sizes(q: Any, tokens: int, kv: Any, page: int, length: int) -> RouteCall:
+    """Return device, op and sizes of an MLA decode call over a paged cache."""
     pages = kv.shape[0]
     return (
         q.device,
@@ -56,31 +57,31 @@ def mla_given(q: Any, tokens: int, kv: Any, page: int, length: int) -> Given:
     )
 
 
-def _mla_words(words: Words) -> Words:
+def _mla_arguments(arguments: Arguments) -> Arguments:
     """Indices as int32, and of tables that are sized for the largest batch those of this one."""
-    batch = words["qo_indptr"].shape[0] - 1
+    batch = arguments["qo_indptr"].shape[0] - 1
     sizes = {"kv_indptr": batch + 1, "kv_last_page_lens": batch}
     for name in ("qo_indptr", "kv_indptr", "kv_indices", "kv_last_page_lens"):
-        table = _as_int32(words[name])
+        table = _as_int32(arguments[name])
         is_long = name in sizes and table.shape[0] > sizes[name]
-        words[name] = table[: sizes[name]] if is_long else table
-    return words
+        arguments[name] = table[: sizes[name]] if is_long else table
+    return arguments
 
 
 def _as_int32(table: Any) -> Any:
     return table.to(torch.int32) if table.dtype is torch.int64 else table
 
 
-def _decode_words(words: Words) -> Words:
+def _decode_arguments(arguments: Arguments) -> Arguments:
     for name in ("req_to_token", "b_seq_len"):
-        words[name] = _as_int32(words[name])
-    return words
+        arguments[name] = _as_int32(arguments[name])
+    return arguments
 
 
-def _decode_route(q: Any, k_buffer: Any, page_size: int = 1, is_mla: bool = False) -> Given:
+def _decode_route(q: Any, k_buffer: Any, page_size: int = 1, is_mla: bool = False) -> RouteCall:
     if not is_mla or q.shape[-1] != 576:
         raise ValueError("attention of another kind than MLA")
-    return mla_given(q, q.shape[0], k_buffer, page_size, 1)
+    return mla_sizes(q, q.shape[0], k_buffer, page_size, 1)
 
 
 # ---------------------------------------------------------------- experts and routing
@@ -95,17 +96,18 @@ _MOE_NEUTRAL: Mapping[str, Any] = {
 }
 
 
-def moe_route(hidden_states: Any, w1: Any, w2: Any, topk_ids: Any) -> Given:
+def moe_route(hidden_states: Any, w1: Any, w2: Any, topk_ids: Any) -> RouteCall:
+    """Return device, op and sizes of an engine's fused MoE call."""
     x, (experts, rows, columns) = hidden_states, w1.shape
     (m, d), k = x.shape, topk_ids.shape[1]
     name = _MOE_OPS.get((w1.element_size(), max(d // columns, 1)))
     if name is None:
         raise ValueError(f"weights {tuple(w1.shape)} of {w1.dtype} for rows of {d}")
-    given = {"M": m, "D": d, "I": rows // 2, "E": experts, "K": k, "dtype": x.dtype}
-    return x.device, name, given | {"x_dtype": x.dtype, "w1_dtype": w1.dtype, "w2_dtype": w2.dtype}
+    sizes = {"M": m, "D": d, "I": rows // 2, "E": experts, "K": k, "dtype": x.dtype}
+    return x.device, name, sizes | {"x_dtype": x.dtype, "w1_dtype": w1.dtype, "w2_dtype": w2.dtype}
 
 
-def _aiter_moe_route(hidden_states: Any, w1: Any, w2: Any, topk_ids: Any) -> Given:
+def _aiter_moe_route(hidden_states: Any, w1: Any, w2: Any, topk_ids: Any) -> RouteCall:
     orders = layouts.of(w1), layouts.of(w2)
     if orders[0] != orders[1] or orders[0] not in (layouts.RAW, layouts.SHUFFLED):
         raise ValueError(
@@ -115,35 +117,38 @@ def _aiter_moe_route(hidden_states: Any, w1: Any, w2: Any, topk_ids: Any) -> Giv
     return moe_route(hidden_states, w1, w2, topk_ids)
 
 
-def _moe_words(words: Words) -> Words:
+def _moe_arguments(arguments: Arguments) -> Arguments:
     """Weights without a mark in the order that was established."""
     from rfops.dispatch.layout import Shuffled
 
     for name in ("w1", "w2"):
-        if layouts.mark(words[name]) is None and layouts.of(words[name]) == layouts.SHUFFLED:
-            words[name] = Shuffled(words[name], layouts.SHUFFLED)
-    return words
+        if (
+            layouts.mark(arguments[name]) is None
+            and layouts.of(arguments[name]) == layouts.SHUFFLED
+        ):
+            arguments[name] = Shuffled(arguments[name], layouts.SHUFFLED)
+    return arguments
 
 
-def _softmax_route(topk_indices: Any, gating_output: Any, num_shared_experts: int = 0) -> Given:
+def _softmax_route(topk_indices: Any, gating_output: Any, num_shared_experts: int = 0) -> RouteCall:
     return _topk(gating_output, topk_indices.shape[1], num_shared_experts)
 
 
-def _fused_topk_route(gating_output: Any, topk: int) -> Given:
+def _fused_topk_route(gating_output: Any, topk: int) -> RouteCall:
     return _topk(gating_output, topk, 0)
 
 
-def _topk(logits: Any, k: int, num_shared: int) -> Given:
+def _topk(logits: Any, k: int, num_shared: int) -> RouteCall:
     m, experts = logits.shape
-    given = {"M": m, "E": experts - num_shared, "K": k, "logits_dtype": logits.dtype}
-    return logits.device, "topk_softmax", given
+    sizes = {"M": m, "E": experts - num_shared, "K": k, "logits_dtype": logits.dtype}
+    return logits.device, "topk_softmax", sizes
 
 
 def _groups_route(
     gating_output: Any, topk_ids: Any, num_expert_group: int, topk_group: int
-) -> Given:
+) -> RouteCall:
     (m, experts), k = gating_output.shape, topk_ids.shape[1]
-    given = {
+    sizes = {
         "M": m,
         "E": experts,
         "K": k,
@@ -151,12 +156,12 @@ def _groups_route(
         "topk_groups": topk_group,
         "logits_dtype": gating_output.dtype,
     }
-    return gating_output.device, "grouped_topk", given
+    return gating_output.device, "grouped_topk", sizes
 
 
-def _align_route(topk_ids: Any, block_size: int, num_experts: int) -> Given:
-    given = {"rows": topk_ids.numel(), "E": num_experts, "block_size": block_size}
-    return topk_ids.device, "moe_align_block_size", given
+def _align_route(topk_ids: Any, block_size: int, num_experts: int) -> RouteCall:
+    sizes = {"rows": topk_ids.numel(), "E": num_experts, "block_size": block_size}
+    return topk_ids.device, "moe_align_block_size", sizes
 
 
 # ---------------------------------------------------------------- linear layers
@@ -164,78 +169,78 @@ def _align_route(topk_ids: Any, block_size: int, num_experts: int) -> Given:
 
 def _fp8_route(
     XQ: Any, WQ: Any, x_scale: Any, w_scale: Any, dtype: Any = None, isBpreshuffled: bool = False
-) -> Given:
+) -> RouteCall:
     return _fp8(XQ, WQ, x_scale, dtype, bool(isBpreshuffled))
 
 
-def _fp8_shuffled_route(XQ: Any, WQ: Any, x_scale: Any, dtype: Any = None) -> Given:
+def _fp8_shuffled_route(XQ: Any, WQ: Any, x_scale: Any, dtype: Any = None) -> RouteCall:
     return _fp8(XQ, WQ, x_scale, dtype, True)
 
 
-def _fp8_triton_route(x: Any, w: Any, x_scale: Any, dtype: Any = None) -> Given:
+def _fp8_triton_route(x: Any, w: Any, x_scale: Any, dtype: Any = None) -> RouteCall:
     return _fp8(x, w, x_scale, dtype, False)
 
 
-def _fp8(x: Any, w: Any, x_scale: Any, dtype: Any, is_shuffled: bool) -> Given:
+def _fp8(x: Any, w: Any, x_scale: Any, dtype: Any, is_shuffled: bool) -> RouteCall:
     _check_mark(w, is_shuffled)
     if x_scale.element_size() != 4:
         raise ValueError("scales are not float32")
-    given = {"M": x.shape[0], "N": w.shape[0], "K": x.shape[1]}
-    given |= {"x_dtype": x.dtype, "w_dtype": w.dtype}
-    given |= {} if dtype is None else {"dtype": dtype}
-    return x.device, "gemm_a8w8_blockscale", given | _layout(w=is_shuffled)
+    sizes = {"M": x.shape[0], "N": w.shape[0], "K": x.shape[1]}
+    sizes |= {"x_dtype": x.dtype, "w_dtype": w.dtype}
+    sizes |= {} if dtype is None else {"dtype": dtype}
+    return x.device, "gemm_a8w8_blockscale", sizes | _layout(w=is_shuffled)
 
 
 def _check_mark(w: Any, is_shuffled: bool) -> None:
     """A function's name or argument says the order of its weights; a mark must not contradict."""
-    said = layouts.mark(w)
-    if said is not None and (said == layouts.SHUFFLED) != is_shuffled:
-        wanted = "shuffled" if is_shuffled else "raw"
+    marked_layout = layouts.mark(w)
+    if marked_layout is not None and (marked_layout == layouts.SHUFFLED) != is_shuffled:
+        expected = "shuffled" if is_shuffled else "raw"
         raise ValueError(
-            f"weights must be {wanted}, got a weight marked is_shuffled={not is_shuffled}"
+            f"weights must be {expected}, got a weight marked is_shuffled={not is_shuffled}"
         )
 
 
-def _a4w4_route(A: Any, B: Any, dtype: Any = None, bpreshuffle: bool = True) -> Given:
+def _a4w4_route(A: Any, B: Any, dtype: Any = None, bpreshuffle: bool = True) -> RouteCall:
     _check_mark(B, bool(bpreshuffle))
     layout = _layout(w=bool(bpreshuffle), x_scale=True, w_scale=True)
     return _fp4(A, A.shape[:-1].numel(), B.shape[0], dtype, layout)
 
 
-def _fp4_route(x: Any, w: Any, dtype: Any = None) -> Given:
+def _fp4_route(x: Any, w: Any, dtype: Any = None) -> RouteCall:
     _check_mark(w, False)
     return _fp4(x, x.shape[0], w.shape[0], dtype, {})
 
 
-def _fp4_shuffled_route(x_fp4: Any, w_preshuf: Any, dtype: Any = None) -> Given:
+def _fp4_shuffled_route(x_fp4: Any, w_preshuf: Any, dtype: Any = None) -> RouteCall:
     layout = _layout(w=True, w_scale=True)
     return _fp4(x_fp4, x_fp4.shape[0], 16 * w_preshuf.shape[0], dtype, layout)
 
 
-def _fp4(x: Any, m: int, n: int, dtype: Any, layout: dict[str, str]) -> Given:
-    given = {"M": m, "N": n, "K": 2 * x.shape[-1], **layout}
-    return x.device, "gemm_afp4wfp4", given | ({} if dtype is None else {"dtype": dtype})
+def _fp4(x: Any, m: int, n: int, dtype: Any, layout: dict[str, str]) -> RouteCall:
+    sizes = {"M": m, "N": n, "K": 2 * x.shape[-1], **layout}
+    return x.device, "gemm_afp4wfp4", sizes | ({} if dtype is None else {"dtype": dtype})
 
 
 def _layout(w: bool = False, x_scale: bool = False, w_scale: bool = False) -> dict[str, str]:
-    words = {
+    layouts_ = {
         "w_layout": "16x16" if w else "",
         "x_scale_layout": "shuffled" if x_scale else "",
         "w_scale_layout": "shuffled" if w_scale else "",
     }
-    return {name: word for name, word in words.items() if word}
+    return {name: layout for name, layout in layouts_.items() if layout}
 
 
-def _quant_route(x: Any, scaling_mode: str = "even") -> Given:
-    given = {"M": x.shape[0], "K": x.shape[1], "x_dtype": x.dtype, "rounding": scaling_mode}
-    return x.device, "quant_mxfp4", given
+def _quant_route(x: Any, scaling_mode: str = "even") -> RouteCall:
+    sizes = {"M": x.shape[0], "K": x.shape[1], "x_dtype": x.dtype, "rounding": scaling_mode}
+    return x.device, "quant_mxfp4", sizes
 
 
-def _group_quant_route(x: Any, quant_dtype: Any = torch.int8) -> Given:
+def _group_quant_route(x: Any, quant_dtype: Any = torch.int8) -> RouteCall:
     if quant_dtype is torch.int8:
         raise ValueError("quant_dtype must be an FP8 dtype, got int8")
-    given = {"M": x.shape[:-1].numel(), "K": x.shape[-1], "x_dtype": x.dtype, "block_rows": 1}
-    return x.device, "quant_fp8_blockscale", given | {"dtype": quant_dtype}
+    sizes = {"M": x.shape[:-1].numel(), "K": x.shape[-1], "x_dtype": x.dtype, "block_rows": 1}
+    return x.device, "quant_fp8_blockscale", sizes | {"dtype": quant_dtype}
 
 
 # ---------------------------------------------------------------- the table
@@ -251,7 +256,7 @@ AITER = (
         sized="qo_indptr kv_indptr kv_last_page_lens",
         dtyped="kv_indices",
         neutral=_MLA_NEUTRAL,
-        adapt=_mla_words,
+        adapt=_mla_arguments,
     ),
     Callee(
         "aiter.fused_moe.fused_moe",
@@ -259,7 +264,7 @@ AITER = (
         _aiter_moe_route,
         neutral=_MOE_NEUTRAL,
         marked="w1 w2",
-        adapt=_moe_words,
+        adapt=_moe_arguments,
     ),
     Callee("aiter.topk_softmax", "gating_output topk_indices", _softmax_route),
     Callee("aiter.ops.topk.topk_gating", "gating_output topk_indices", _softmax_route),
@@ -306,7 +311,7 @@ VLLM = (
         "q k_buffer",
         _decode_route,
         dtyped="req_to_token b_seq_len",
-        adapt=_decode_words,
+        adapt=_decode_arguments,
     ),
     Callee(
         "vllm.model_executor.layers.fused_moe.moe_align_block_size.moe_align_block_size",

@@ -21,11 +21,11 @@ from torch.compiler import is_compiling
 
 RAW, SHUFFLED, OTHER = "raw", "16x16", "other"
 MOST_RECORDS = 1 << 16
-_WORDS = 1 << 16  # of 8 bytes, in a block of a fingerprint
-_AT_ONCE = 64  # blocks, 32 MiB
+_BLOCK_WORDS = 1 << 16  # of 8 bytes, in a block of a fingerprint
+_BLOCKS_PER_SUM = 64  # blocks, 32 MiB
 Fingerprint = tuple[Any, ...]
 _RECORDS: dict[Fingerprint, str] = {}  # by fingerprint, the order
-_KNOWN: dict[int, tuple[weakref.ref[torch.Tensor], tuple[Any, ...], str | None]] = {}
+_LAYOUT_RECORDS: dict[int, tuple[weakref.ref[torch.Tensor], tuple[Any, ...], str | None]] = {}
 
 
 def mark(weight: Any) -> str | None:
@@ -38,12 +38,12 @@ def mark(weight: Any) -> str | None:
 
 def of(weight: Any) -> str | None:
     """The order by its mark, else by its fingerprint; None where neither is known."""
-    said = mark(weight)
-    if said is not None or not _RECORDS or not isinstance(weight, torch.Tensor):
-        return said
-    known = _KNOWN.get(id(weight))
-    if known is not None and known[0]() is weight and known[1] == _state(weight):
-        return known[2]
+    marked_layout = mark(weight)
+    if marked_layout is not None or not _RECORDS or not isinstance(weight, torch.Tensor):
+        return marked_layout
+    record = _LAYOUT_RECORDS.get(id(weight))
+    if record is not None and record[0]() is weight and record[1] == _state(weight):
+        return record[2]
     return _establish(weight)
 
 
@@ -58,8 +58,8 @@ def _establish(weight: torch.Tensor) -> str | None:
         return None
     order = _RECORDS.get(fingerprint(weight))
     number = id(weight)
-    dies = weakref.ref(weight, lambda _: _KNOWN.pop(number, None))
-    _KNOWN[number] = dies, _state(weight), order
+    dies = weakref.ref(weight, lambda _: _LAYOUT_RECORDS.pop(number, None))
+    _LAYOUT_RECORDS[number] = dies, _state(weight), order
     return order
 
 
@@ -74,7 +74,7 @@ def note(weight: torch.Tensor, order: str) -> None:
         return
     while len(_RECORDS) >= MOST_RECORDS:
         _RECORDS.pop(next(iter(_RECORDS)))
-    _KNOWN.clear()  # the result may be written through .data, which changes no version
+    _LAYOUT_RECORDS.clear()  # the result may be written through .data, which changes no version
     _RECORDS[fingerprint(weight)] = order
 
 
@@ -86,24 +86,28 @@ def fingerprint(weight: torch.Tensor) -> Fingerprint:
     """Shape, element size and two hashes of all bytes, each a sum of words times fixed random
     numbers modulo 2^64: words that change places change it."""
     data = weight.detach().view(torch.uint8).flatten()
-    whole = data.numel() - data.numel() % (8 * _WORDS)
-    rest = torch.nn.functional.pad(data[whole:], (0, whole + 8 * _WORDS - data.numel()))
-    first, second = _multipliers(weight.device)
-    sums = []
-    for part in (*_parts(data[:whole]), *_parts(rest)):
-        low = part ^ (part >> 29)  # without it, two changes of a word's top bit would cancel
-        sums.append(torch.stack([(part * first).sum(1), (low * second).sum(1)]))
-    return tuple(weight.shape), weight.element_size(), *_fold(torch.cat(sums, 1).tolist())
+    num_whole = data.numel() - data.numel() % (8 * _BLOCK_WORDS)
+    padded_tail = torch.nn.functional.pad(
+        data[num_whole:], (0, num_whole + 8 * _BLOCK_WORDS - data.numel())
+    )
+    high_multiplier, low_multiplier = _multipliers(weight.device)
+    block_sums = []
+    for block in (*_blocks(data[:num_whole]), *_blocks(padded_tail)):
+        low = block ^ (block >> 29)  # without it, two changes of a word's top bit would cancel
+        block_sums.append(
+            torch.stack([(block * high_multiplier).sum(1), (low * low_multiplier).sum(1)])
+        )
+    return tuple(weight.shape), weight.element_size(), *_fold(torch.cat(block_sums, 1).tolist())
 
 
-def _parts(data: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    return tuple(data.view(torch.int64).view(-1, _WORDS).split(_AT_ONCE))
+def _blocks(data: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return tuple(data.view(torch.int64).view(-1, _BLOCK_WORDS).split(_BLOCKS_PER_SUM))
 
 
-def _fold(sums: list[list[int]]) -> tuple[int, ...]:
+def _fold(block_sums: list[list[int]]) -> tuple[int, ...]:
     """The blocks' sums in their order, as one number for each hash."""
     folded = []
-    for of_blocks in sums:
+    for of_blocks in block_sums:
         value = 0
         for block in of_blocks:
             value = (value * 0x9E3779B97F4A7C15 + block) % (1 << 64)
@@ -114,9 +118,9 @@ def _fold(sums: list[list[int]]) -> tuple[int, ...]:
 @functools.lru_cache(maxsize=8)
 def _multipliers(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(34)
-    made = torch.randint(-(2**63), 2**63 - 1, (2, _WORDS), generator=generator) | 1
-    first, second = made.to(device)
-    return first, second
+    multipliers = torch.randint(-(2**63), 2**63 - 1, (2, _BLOCK_WORDS), generator=generator) | 1
+    high, low = multipliers.to(device)
+    return high, low
 
 
 # ---------------------------------------------------------------- the functions that shuffle
@@ -130,12 +134,15 @@ class Shuffle:
     is_registered, is_hooked, missing = False, False, ""
 
     def call(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        made = original(*args, **kwargs)
+        """Run the engine's shuffle and record the layout of its result."""
+        shuffled = original(*args, **kwargs)
         if getattr(original, "rfops", None) is not self and not is_compiling():
-            self._note(original, made, args, kwargs)
-        return made
+            self._note(original, shuffled, args, kwargs)
+        return shuffled
 
     def wrap(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the engine's shuffle function wrapped so that layouts are recorded."""
+
         @functools.wraps(original)
         def shuffle(*args: Any, **kwargs: Any) -> Any:
             return self.call(original, *args, **kwargs)
@@ -143,21 +150,21 @@ class Shuffle:
         shuffle.rfops = self  # type: ignore[attr-defined]
         return shuffle
 
-    def _note(self, original: Any, made: Any, args: Any, kwargs: Any) -> None:
-        if not isinstance(made, torch.Tensor) or made.dim() != 3:  # no expert weights
+    def _note(self, original: Any, shuffled: Any, args: Any, kwargs: Any) -> None:
+        if not isinstance(shuffled, torch.Tensor) or shuffled.dim() != 3:  # no expert weights
             return
         try:
-            note(made, _order(original, args, kwargs))
+            note(shuffled, _order(original, args, kwargs))
         except (RuntimeError, TypeError, ValueError):  # weights stay unknown: the original's
             return
 
 
 def _order(original: Any, args: Any, kwargs: Any) -> str:
     """16x16 where nothing but its defaults, or a layout of (16, 16), is asked for."""
-    words = dict(inspect.signature(original).bind(*args, **kwargs).arguments)
-    layout = words.pop("layout", (16, 16))
-    others = list(words.items())[1:]  # after the weight
-    flags = {name: value for name, value in others if name != "gate_up"}
+    arguments = dict(inspect.signature(original).bind(*args, **kwargs).arguments)
+    layout = arguments.pop("layout", (16, 16))
+    options = list(arguments.items())[1:]  # after the weight
+    flags = {name: value for name, value in options if name != "gate_up"}
     is_plain = tuple(layout) == (16, 16) and not any(flags.values())
     return SHUFFLED if is_plain else OTHER
 

@@ -12,7 +12,7 @@ from .vllm import is_rocm
 def register() -> None:
     """Hook what RFOPS_PLUGIN names, where aiter is installed and torch is ROCm's; in every process,
     any number of times. Raises ConfigError."""
-    groups = targets.wanted()
+    groups = targets.selected_groups()
     if not groups or not is_rocm() or not targets.is_there("aiter"):
         return
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
@@ -20,8 +20,8 @@ def register() -> None:
     for callee in (*AITER, SHUFFLE):
         if callee.group not in groups:
             continue
-        known = [hook for _, hook, _ in HookRegistry._hooks.get(callee.target, ())]
-        if callee.call not in known:
+        hooks = [hook for _, hook, _ in HookRegistry._hooks.get(callee.target, ())]
+        if callee.call not in hooks:
             HookRegistry.register(callee.target, callee.call, HookType.AROUND)
         callee.is_hooked = True
         around.wrap_when_loaded(callee)  # the registry wraps a module once

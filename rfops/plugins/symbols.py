@@ -13,11 +13,11 @@ from pathlib import Path
 
 def missing(target: str) -> str:
     """What of a dotted name is not there, or "" where it is or its package has no source."""
-    top, *parts, name = target.split(".")
+    top, *path_parts, name = target.split(".")
     folder = _folder(top)
     if folder is None:
         return ""
-    file = _module(folder, tuple(parts))
+    file = _module(folder, tuple(path_parts))
     if file is None:
         return f"there is no module {target.rpartition('.')[0]}"
     return "" if _defines(file, name, folder, ()) else f"{target.rpartition('.')[0]} has no {name}"
@@ -34,17 +34,17 @@ def _folder(package: str) -> Path | None:
     return path.parent if path.name == "__init__.py" and path.is_file() else None
 
 
-def _module(folder: Path, parts: tuple[str, ...]) -> Path | None:
+def _module(folder: Path, path_parts: tuple[str, ...]) -> Path | None:
     """The source of a module below a package; a package may have a table of former names."""
-    if not parts:
+    if not path_parts:
         return folder / "__init__.py"
-    first, rest = parts[0], parts[1:]
-    if (folder / first / "__init__.py").is_file():
-        return _module(folder / first, rest)
-    if (folder / f"{first}.py").is_file():
-        return folder / f"{first}.py" if not rest else None
-    now = _renamed(folder / "__init__.py").get(first)
-    return None if now is None else _module(folder, (*now.split("."), *rest))
+    head, tail = path_parts[0], path_parts[1:]
+    if (folder / head / "__init__.py").is_file():
+        return _module(folder / head, tail)
+    if (folder / f"{head}.py").is_file():
+        return folder / f"{head}.py" if not tail else None
+    new_name = _renamed(folder / "__init__.py").get(head)
+    return None if new_name is None else _module(folder, (*new_name.split("."), *tail))
 
 
 @functools.lru_cache(maxsize=256)
@@ -57,14 +57,14 @@ def _tree(file: Path) -> ast.Module:
 
 def _renamed(init: Path) -> dict[str, str]:
     """Strings by strings of the dictionaries in it."""
-    found: dict[str, str] = {}
+    renamed: dict[str, str] = {}
     for node in ast.walk(_tree(init)):
         if isinstance(node, ast.Dict):
             for key, value in zip(node.keys, node.values, strict=True):
                 if isinstance(key, ast.Constant) and isinstance(value, ast.Constant):
                     if isinstance(key.value, str) and isinstance(value.value, str):
-                        found[key.value] = value.value
-    return found
+                        renamed[key.value] = value.value
+    return renamed
 
 
 def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
@@ -78,9 +78,9 @@ def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
             yield from _statements(handler.body)
 
 
-def _defines(file: Path, name: str, top: Path, seen: tuple[Path, ...]) -> bool:
+def _defines(file: Path, name: str, top: Path, visited: tuple[Path, ...]) -> bool:
     """Whether the module has the name, by its own statement or a star import's."""
-    if file in seen:
+    if file in visited:
         return False
     stars = []
     for node in _statements(_tree(file).body):
@@ -98,15 +98,15 @@ def _defines(file: Path, name: str, top: Path, seen: tuple[Path, ...]) -> bool:
             if any(isinstance(t, ast.Name) and t.id == name for t in targets):
                 return True
     sources = (_source(node, file, top) for node in stars)
-    return any(source and _defines(source, name, top, (*seen, file)) for source in sources)
+    return any(source and _defines(source, name, top, (*visited, file)) for source in sources)
 
 
 def _source(node: ast.ImportFrom, file: Path, top: Path) -> Path | None:
     """The module that a star import takes, within the package."""
-    parts = tuple((node.module or "").split(".")) if node.module else ()
+    path_parts = tuple((node.module or "").split(".")) if node.module else ()
     if node.level == 0:
-        return _module(top, parts[1:]) if parts[:1] == (top.name,) else None
+        return _module(top, path_parts[1:]) if path_parts[:1] == (top.name,) else None
     folder = file.parent
     for _ in range(node.level - 1):
         folder = folder.parent
-    return _module(folder, parts)
+    return _module(folder, path_parts)

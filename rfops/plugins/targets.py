@@ -39,7 +39,7 @@ GROUP_OF = AITER | VLLM
 GROUPS = tuple(dict.fromkeys(GROUP_OF.values()))
 
 
-def wanted() -> tuple[str, ...]:
+def selected_groups() -> tuple[str, ...]:
     """Return the groups of RFOPS_PLUGIN: all if it is empty, none if it is off.
 
     Raises ConfigError for a word that is no group.
@@ -47,11 +47,11 @@ def wanted() -> tuple[str, ...]:
     text = settings.text("RFOPS_PLUGIN")
     if text == "off":
         return ()
-    words = [word.strip() for word in text.split(",") if word.strip()]
-    for word in words:
-        if word not in GROUPS:
+    names = [name_.strip() for name_ in text.split(",") if name_.strip()]
+    for name_ in names:
+        if name_ not in GROUPS:
             raise ConfigError(f"RFOPS_PLUGIN={text}: expected off, or some of {','.join(GROUPS)}")
-    return tuple(words) or GROUPS
+    return tuple(names) or GROUPS
 
 
 def is_there(package: str) -> bool:

@@ -14,28 +14,30 @@ import torch
 from torch.compiler import assume_constant_result
 from torch.fx.experimental.symbolic_shapes import has_static_value
 
-from .binding import Tensorlike, Values, Words
+from .binding import Arguments, Tensorlike, Values
 from .wrapper import AROUNDS, Callee
 
 _SIZES = (1, 64, 4096)  # for one that is open
 
 
 def call(
-    number: int, callee: Callee, original: Callable[..., Any], args: Values, kwargs: Words
+    number: int, callee: Callee, original: Callable[..., Any], args: Values, kwargs: Arguments
 ) -> Any:
-    facts = tuple([_known(value) for value in (*args, *kwargs.values())])
-    why, given, defaults = _decide(number, len(args), tuple(kwargs), facts)
-    if why is not None:
+    """Run a call while torch.compile traces it: the decision depends on metadata only and is a
+    constant of the graph."""
+    facts = tuple([_known_fact(value) for value in (*args, *kwargs.values())])
+    reason, arguments_given, defaults = _decide(number, len(args), tuple(kwargs), facts)
+    if reason is not None:
         return original(*args, **kwargs)
     values = (*args, *kwargs.values())
-    words = {name: values[place] for name, place in given}
+    arguments = {name: values[index] for name, index in arguments_given}
     for name, value in defaults:
-        words[name] = value
+        arguments[name] = value
     if callee.adapt is not None:
-        words = callee.adapt(words)
+        arguments = callee.adapt(arguments)
     assert callee.function is not None
     try:
-        return callee.function(**words)
+        return callee.function(**arguments)
     except (ValueError, TypeError, NotImplementedError):
         _refused(number)
     return original(*args, **kwargs)
@@ -49,7 +51,7 @@ def _refused(number: int) -> None:
     callee.left["refused while it was traced"] += 1
 
 
-def _known(value: Any) -> Any:
+def _known_fact(value: Any) -> Any:
     """Of an argument, constants alone; -1 is a size that the graph leaves open."""
     if not isinstance(value, torch.Tensor):
         return value
@@ -62,17 +64,17 @@ def _decide(
     number: int, count: int, names: tuple[str, ...], facts: Values
 ) -> tuple[str | None, tuple[tuple[str, int], ...], tuple[tuple[str, Any], ...]]:
     """Why the original is traced, or None; where the drop-in's arguments are, and its defaults."""
-    around = AROUNDS[number]
-    callee, plan = around.callee, around.plan((count, *names))
-    why: str | None = None
+    wrapper = AROUNDS[number]
+    callee, plan = wrapper.callee, wrapper.plan((count, *names))
+    reason: str | None = None
     for size in _SIZES:
         values = tuple(_stand_in(fact, size) for fact in facts)
-        why = why or callee.refusal(plan, values)
-    if why is None:
+        reason = reason or callee.refusal(plan, values)
+    if reason is None:
         callee.compiled += 1
     else:
-        callee.left[why] += 1
-    return why, tuple(plan.given.items()), tuple(plan.defaults.items())
+        callee.left[reason] += 1
+    return reason, tuple(plan.given.items()), tuple(plan.defaults.items())
 
 
 def _stand_in(fact: Any, size: int) -> Any:

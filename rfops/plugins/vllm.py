@@ -19,7 +19,7 @@ from .layouts import SHUFFLE
 def register() -> None:
     """Wrap what RFOPS_PLUGIN names; in every process, any number of times. On a torch that is not
     ROCm's nothing is done. Raises ConfigError."""
-    groups = targets.wanted()
+    groups = targets.selected_groups()
     if not groups or not is_rocm():
         return
     has_aiter = targets.is_there("aiter")

@@ -10,26 +10,26 @@ from vllm.v1.attention.backends.mla.triton_mla import TritonMLABackend, TritonML
 
 from rfops.attention.mla_decode import mla_decode
 
-from .binding import Key, Words
-from .callees import mla_given
-from .wrapper import Callee, Given
+from .binding import Arguments, Key
+from .callees import mla_sizes
+from .wrapper import Callee, RouteCall
 
 
-def _facts(words: Words) -> Key:
-    impl, metadata = words["self"], words["attn_metadata"]
+def _facts(arguments: Arguments) -> Key:
+    impl, metadata = arguments["self"], arguments["attn_metadata"]
     lens = metadata.decode.seq_lens.shape
     return lens, metadata.decode.block_table.dtype, metadata.causal, impl.dcp_world_size
 
 
-def _route(self: Any, q: Any, kv_c_and_k_pe_cache: torch.Tensor, attn_metadata: Any) -> Given:
+def _route(self: Any, q: Any, kv_c_and_k_pe_cache: torch.Tensor, attn_metadata: Any) -> RouteCall:
     cache, rows = kv_c_and_k_pe_cache, q[0] if isinstance(q, tuple) else q
-    length, odd = divmod(rows.shape[0], attn_metadata.decode.seq_lens.shape[0])
+    length, remainder = divmod(rows.shape[0], attn_metadata.decode.seq_lens.shape[0])
     # Of several ranks the lengths are one's own, and the tokens of a query not its last.
-    if odd or (length > 1 and self.dcp_world_size > 1):
+    if remainder or (length > 1 and self.dcp_world_size > 1):
         raise ValueError(
             "query lengths must be equal for all sequences, and 1 with decode context parallelism"
         )
-    return mla_given(rows, rows.shape[0], cache, cache.shape[1], length)
+    return mla_sizes(rows, rows.shape[0], cache, cache.shape[1], length)
 
 
 def _decode(
@@ -61,10 +61,11 @@ class RfopsMLAImpl(TritonMLAImpl):  # type: ignore[misc]
     def forward_mqa(
         self, q: Any, kv_c_and_k_pe_cache: torch.Tensor, attn_metadata: Any, layer: Any
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        made: tuple[torch.Tensor, torch.Tensor | None] = MLA.call(
+        """Return vLLM's decode attention and its LSE, by rfops where it takes the call."""
+        result: tuple[torch.Tensor, torch.Tensor | None] = MLA.call(
             TritonMLAImpl.forward_mqa, self, q, kv_c_and_k_pe_cache, attn_metadata, layer
         )
-        return made
+        return result
 
 
 class RfopsMLABackend(TritonMLABackend):  # type: ignore[misc]

@@ -9,9 +9,9 @@ import torch
 
 from rfops.moe.fused_moe import fused_moe
 
-from .binding import Key, Words
+from .binding import Arguments, Key
 from .callees import moe_route
-from .wrapper import Callee, Given
+from .wrapper import Callee, RouteCall
 
 _CLAMPS = ("swiglu_limit", "swiglu_alpha", "swiglu_beta")  # of a layer, as vLLM's method reads them
 
@@ -34,18 +34,18 @@ def _why_not(self: Any, layer: Any, shared_experts: Any) -> str | None:
     return None if layer.expert_map is None else "expert parallelism"
 
 
-def _facts(words: Words) -> Key:
-    layer = words["layer"]
-    why = _why_not(words["self"], layer, words["shared_experts"])
-    return layer.w13_weight.shape, layer.w13_weight.dtype, why
+def _facts(arguments: Arguments) -> Key:
+    layer = arguments["layer"]
+    reason = _why_not(arguments["self"], layer, arguments["shared_experts"])
+    return layer.w13_weight.shape, layer.w13_weight.dtype, reason
 
 
 def _route(
     self: Any, layer: Any, x: torch.Tensor, topk_ids: torch.Tensor, shared_experts: Any
-) -> Given:
-    why = _why_not(self, layer, shared_experts)
-    if why is not None:
-        raise ValueError(why)
+) -> RouteCall:
+    reason = _why_not(self, layer, shared_experts)
+    if reason is not None:
+        raise ValueError(reason)
     return moe_route(x, layer.w13_weight, layer.w2_weight, topk_ids)
 
 
@@ -69,7 +69,7 @@ def method_over(base: Any) -> type:
 
     class RfopsUnquantizedFusedMoEMethod(base):  # type: ignore[misc]
         def forward_native(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-            made: torch.Tensor = MOE.call(base.forward_native, self, *args, **kwargs)
-            return made
+            result: torch.Tensor = MOE.call(base.forward_native, self, *args, **kwargs)
+            return result
 
     return RfopsUnquantizedFusedMoEMethod

@@ -24,12 +24,12 @@ from torch.compiler import is_dynamo_compiling
 from rfops.jit import RfopsError, log
 
 from . import targets
-from .binding import Form, Key, Neutral, Plan, Values, Words, make_plan
+from .binding import Arguments, Form, Key, Neutral, Plan, Values, make_plan
 
-Given = tuple[Any, str, Mapping[str, Any]]  # device, op, sizes and values
+RouteCall = tuple[Any, str, Mapping[str, Any]]  # device, op, sizes and values
 MOST_KEYS, MOST_ORIGINALS = 4096, 64  # then they are forgotten
 # Answers that are no reason: none yet, one that is by the fine key, taken with other words.
-_LATER, _FINER, _ADAPTED = "", "\0", "\1"
+_UNDECIDED, _NEEDS_FINE_KEY, _ADAPTED = "", "\0", "\1"
 CALLEES: list[Callee] = []
 
 
@@ -38,8 +38,8 @@ def compat(name: str) -> Callable[[], Callable[..., Any]]:
 
     @functools.cache
     def find() -> Callable[..., Any]:
-        found: Callable[..., Any] = getattr(importlib.import_module("rfops.compat"), name)
-        return found
+        function: Callable[..., Any] = getattr(importlib.import_module("rfops.compat"), name)
+        return function
 
     return find
 
@@ -64,14 +64,14 @@ class Callee:
 
     target: str
     shaped: str
-    route: Callable[..., Given]
+    route: Callable[..., RouteCall]
     find: Callable[[], Callable[..., Any]] | None = None
     sized: str = ""
     dtyped: str = ""
     neutral: Neutral = field(default_factory=dict)
     marked: str = ""
-    adapt: Callable[[Words], Words] | None = None
-    more: Callable[[Words], Key] | None = None
+    adapt: Callable[[Arguments], Arguments] | None = None
+    more: Callable[[Arguments], Key] | None = None
     aliases: tuple[str, ...] = ()
     engaged: int = 0
     compiled: int = 0  # calls that torch.compile took into a graph
@@ -100,32 +100,34 @@ class Callee:
 
     def call(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """The call by rfops, or by the original."""
-        return self._around(original)(*args, **kwargs)
+        return self._wrap(original)(*args, **kwargs)
 
     def wrap(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """The function to put in its place."""
-        wrapped = functools.wraps(original)(self._around(original))
+        wrapped = functools.wraps(original)(self._wrap(original))
         wrapped.rfops = self  # type: ignore[attr-defined]
         return wrapped
 
-    def _around(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _wrap(self, original: Callable[..., Any]) -> Callable[..., Any]:
         if getattr(original, "rfops", None) is self:
             return original
-        made = self._arounds.get(original)
-        if made is None:
+        wrapper = self._arounds.get(original)
+        if wrapper is None:
             if len(self._arounds) >= MOST_ORIGINALS:  # a function that is made for each call
                 self._arounds.clear()
-            made = self._arounds[original] = Around(self, original).function()
-        return made
+            wrapper = self._arounds[original] = Around(self, original).function()
+        return wrapper
 
     # ---------------------------------------------------------------- whether, and why not
 
-    def key(self, args: Values, kwargs: Words) -> Key:
+    def key(self, args: Values, kwargs: Arguments) -> Key:
         """Of a call by the drop-in's own signature."""
         plan, values = self.plan((len(args), *kwargs), self.own), (*args, *kwargs.values())
         return (plan,) if plan.why else plan.key(values)
 
     def plan(self, form: Form, original: Callable[..., Any]) -> Plan:
+        """Return the plan of calls of this form: which arguments are passed, checked, or must be
+        neutral."""
         tensors = [text.split() for text in (self.shaped, self.sized, self.dtyped, self.marked)]
         return make_plan(form, original, self.own, self.neutral, tensors)
 
@@ -133,54 +135,57 @@ class Callee:
         """Why rfops does not take calls of this key; None if it does."""
         if len(self.answers) >= MOST_KEYS:
             self.answers.clear()
-        why = self.refusal(plan, values)
-        if why is None and self._is_adapted(plan, values):
-            why = _ADAPTED
-        self.answers[key] = why
-        return why
+        reason = self.refusal(plan, values)
+        if reason is None and self._is_adapted(plan, values):
+            reason = _ADAPTED
+        self.answers[key] = reason
+        return reason
 
     def refusal(self, plan: Plan, values: Values) -> str | None:
+        """Return why rfops does not take this call, or None."""
         try:
             return plan.why or plan.unfit(values) or self._route_says(plan, values) or None
         except (ValueError, TypeError, KeyError, ZeroDivisionError, RfopsError) as error:
             return short(error)
 
     def _is_adapted(self, plan: Plan, values: Values) -> bool:
-        words = plan.words(values)
-        adapted = words if self.adapt is None else self.adapt(dict(words))
-        return any(adapted[name] is not value for name, value in words.items())
+        arguments = plan.words(values)
+        adapted = arguments if self.adapt is None else self.adapt(dict(arguments))
+        return any(adapted[name] is not value for name, value in arguments.items())
 
     def _route_says(self, plan: Plan, values: Values) -> str:
         from rfops.dispatch import routing
         from rfops.dispatch.op import ops
 
-        words = dict(plan.defaults)
-        words.update(zip(plan.names, values, strict=True))
-        device, name, given = self.route(**{n: v for n, v in words.items() if n in self._asked})
+        arguments = dict(plan.defaults)
+        arguments.update(zip(plan.names, values, strict=True))
+        device, name, sizes = self.route(
+            **{n: v for n, v in arguments.items() if n in self._route_parameters}
+        )
         op = ops()[name]
-        route = op.route(op.call_of(*routing.chip(device), **given))
+        route = op.route(op.call_of(*routing.chip(device), **sizes))
         return "" if route.is_hip else f"{name} goes to {route.backend} ({route.rule})"
 
     @functools.cached_property
-    def _asked(self) -> frozenset[str]:
+    def _route_parameters(self) -> frozenset[str]:
         code = self.route.__code__
         return frozenset(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
 
     def failed(self, error: Exception, plan: Plan, key: Key, values: Values) -> str:
         """Why a call that was taken is left; remembered, except where memory ran out."""
-        why = short(error)
+        reason = short(error)
         if isinstance(error, torch.OutOfMemoryError):
-            _warn(self.target, why)
+            _warn(self.target, reason)
         elif isinstance(error, RfopsError):
-            self.answers[key] = why
-            _warn(self.target, why)
+            self.answers[key] = reason
+            _warn(self.target, reason)
         else:
             if not isinstance(error, ValueError | TypeError | NotImplementedError):
-                why = f"{type(error).__name__}: {why}"
-                _warn(self.target, why)
-            self.answers[key] = _FINER
-            self.answers[plan.fine_key(values)] = why
-        return why
+                reason = f"{type(error).__name__}: {reason}"
+                _warn(self.target, reason)
+            self.answers[key] = _NEEDS_FINE_KEY
+            self.answers[plan.fine_key(values)] = reason
+        return reason
 
 
 class Around:
@@ -193,54 +198,56 @@ class Around:
         AROUNDS[self.number] = self
 
     def plan(self, form: Form) -> Plan:
+        """Return the plan of calls of this form, made on first use."""
         plan = self.plans.get(form)
         if plan is None:
             plan = self.plans[form] = self.callee.plan(form, self.original)
         return plan
 
     def function(self) -> Callable[..., Any]:
+        """Return the function that replaces the original; its warm path is one look-up by key."""
         callee, original, plans, number = self.callee, self.original, self.plans, self.number
-        known, left, more = callee.answers.get, callee.left, callee.more
+        get_answer, declined, more_facts = callee.answers.get, callee.left, callee.more
         adapt = callee.adapt
 
-        def around(*args: Any, **kwargs: Any) -> Any:
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
             if is_dynamo_compiling():
                 from . import traced  # torch._dynamo with it
 
                 return traced.call(number, callee, original, args, kwargs)
-            why: str | None
+            reason: str | None
             try:
                 form = (len(args), *kwargs)
                 plan = plans.get(form) or self.plan(form)
                 values = (*args, *kwargs.values())
                 key = plan.key(values) if not plan.why else (plan,)
-                if more is not None and not plan.why:
-                    key += more(plan.words(values))
-                why = known(key, _LATER)
-                if why is _LATER:
-                    why = callee.ask(plan, key, values)
-                elif why is _FINER:
-                    why = known(plan.fine_key(values), _ADAPTED if adapt else None)
+                if more_facts is not None and not plan.why:
+                    key += more_facts(plan.words(values))
+                reason = get_answer(key, _UNDECIDED)
+                if reason is _UNDECIDED:
+                    reason = callee.ask(plan, key, values)
+                elif reason is _NEEDS_FINE_KEY:
+                    reason = get_answer(plan.fine_key(values), _ADAPTED if adapt else None)
             except Exception as error:  # whatever it is, the original gets the call
-                why = f"arguments not known: {short(error)}"
-            if why is None or why is _ADAPTED:
-                own = callee.function or callee.own
+                reason = f"arguments not known: {short(error)}"
+            if reason is None or reason is _ADAPTED:
+                function = callee.function or callee.own
                 try:
-                    if adapt is not None and why is _ADAPTED:
-                        result = own(**adapt(plan.words(values)))
+                    if adapt is not None and reason is _ADAPTED:
+                        result = function(**adapt(plan.words(values)))
                     elif plan.is_direct:
-                        result = own(*args, **kwargs)
+                        result = function(*args, **kwargs)
                     else:
-                        result = own(**plan.words(values))
+                        result = function(**plan.words(values))
                 except Exception as error:
-                    why = callee.failed(error, plan, key, values)
+                    reason = callee.failed(error, plan, key, values)
                 else:
                     callee.engaged += 1
                     return result
-            left[why] += 1
+            declined[reason] += 1
             return original(*args, **kwargs)
 
-        return around
+        return wrapper
 
 
 _NUMBERS = itertools.count()
@@ -252,9 +259,9 @@ def short(error: Exception) -> str:
 
 
 @functools.lru_cache(maxsize=1024)
-def _warn(target: str, why: str) -> None:
+def _warn(target: str, reason: str) -> None:
     """Once for each reason."""
-    log.get().warning("%s goes to the original: %s", target, why)
+    log.get().warning("%s goes to the original: %s", target, reason)
 
 
 class Maker(Callee):
@@ -263,15 +270,18 @@ class Maker(Callee):
     word = "per_1x128"
 
     def call(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Return the engine's function for a kind of quantisation."""
         return self.wrap(original)(*args, **kwargs)
 
     def wrap(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def make(kind: Any) -> Any:
-            made = original(kind)
-            if getattr(kind, "name", "") != self.word:
-                return made
-            return functools.wraps(made)(self._around(made))  # callers may ask its signature
+        """Return the engine's factory wrapped so that the functions it makes are wrapped."""
 
-        make.rfops = self  # type: ignore[attr-defined]
-        return make
+        @functools.wraps(original)
+        def wrapped_maker(kind: Any) -> Any:
+            result = original(kind)
+            if getattr(kind, "name", "") != self.word:
+                return result
+            return functools.wraps(result)(self._wrap(result))  # callers may ask its signature
+
+        wrapped_maker.rfops = self  # type: ignore[attr-defined]
+        return wrapped_maker

@@ -30,13 +30,13 @@ __all__ = ["quant_fp8_blockscale"]
 
 OCP, FNUZ = torch.float8_e4m3fn, torch.float8_e4m3fnuz
 BLOCK = 128  # elements of K, and rows of w, that share a scale
-LEAST = 2.0**-100  # of amax: the scale and its inverse are normal numbers
+MIN_AMAX = 2.0**-100  # of amax: the scale and its inverse are normal numbers
 THREADS, BLOCKS_AT_ONCE = 256, 16
 IN_TYPES = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}  # in csrc/
 SHAPES = ((1, BLOCK), (BLOCK, BLOCK))
 
 
-def most_of(dtype: torch.dtype) -> float:
+def max_of(dtype: torch.dtype) -> float:
     """Its largest number."""
     return torch.finfo(dtype).max
 
@@ -96,21 +96,21 @@ class Torch(Kernel):
 
     def variant(self, c: Call, config: Any) -> RunOf:
         def run(results: tuple[torch.Tensor, torch.Tensor], x: torch.Tensor) -> None:
-            made = reference(x, c.block_rows, c.transpose_scale, c.dtype)
-            for result, tensor in zip(results, made, strict=True):
+            results_ = reference(x, c.block_rows, c.transpose_scale, c.dtype)
+            for result, tensor in zip(results, results_, strict=True):
                 result.copy_(tensor)
 
         return lambda *_sizes: run
 
 
 class _Quant(Op):
-    def call_of(self, arch: str = "gfx950", cu_num: int | None = None, **given: Any) -> Call:
-        return super().call_of(arch, cu_num, **{"dtype": fp8_of(arch), **given})
+    def call_of(self, arch: str = "gfx950", cu_num: int | None = None, **values: Any) -> Call:
+        return super().call_of(arch, cu_num, **{"dtype": fp8_of(arch), **values})
 
     def result_sizes(self, c: Call) -> Mapping[str, int]:
         rows, blocks = int(ceil(c.M, c.block_rows)), c.K // BLOCK
-        first, second = (blocks, rows) if c.transpose_scale else (rows, blocks)
-        return {**c.sizes, "scale_rows": first, "scale_columns": second}
+        scale_rows, scale_columns = (blocks, rows) if c.transpose_scale else (rows, blocks)
+        return {**c.sizes, "scale_rows": scale_rows, "scale_columns": scale_columns}
 
     def unsupported_reason(self, c: Call, *sizes: int) -> tuple[str, str, str, str] | None:
         if sizes[1] % BLOCK:
@@ -183,19 +183,21 @@ def reference(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The formula in plain torch, with the scale as the memory has it."""
     (m, k), rows = x.shape, -(-x.shape[0] // block_rows)
-    wide = torch.zeros(rows * block_rows, k, dtype=torch.float32, device=x.device)
-    wide[:m] = x
-    tiles = wide.view(rows, block_rows, k // BLOCK, BLOCK)
+    padded = torch.zeros(rows * block_rows, k, dtype=torch.float32, device=x.device)
+    padded[:m] = x
+    tiles = padded.view(rows, block_rows, k // BLOCK, BLOCK)
     amax = tiles.abs().amax((1, 3))
     is_nan = ~amax.isfinite()
-    amax = amax.clamp(min=LEAST).masked_fill(is_nan, float("nan"))
-    most = torch.full_like(amax, most_of(dtype))
-    factor = (most / amax)[:, None, :, None]  # of two tensors: a number over one is rounded twice
+    amax = amax.clamp(min=MIN_AMAX).masked_fill(is_nan, float("nan"))
+    max_fp8 = torch.full_like(amax, max_of(dtype))
+    factor = (max_fp8 / amax)[
+        :, None, :, None
+    ]  # of two tensors: a number over one is rounded twice
     payload = (tiles * factor).to(dtype).view(rows * block_rows, k)[:m]
     codes = torch.zeros_like(tiles, dtype=torch.bool) | is_nan[:, None, :, None]
     nan = 0x80 if dtype == FNUZ else 0x7F
     payload = payload.view(torch.uint8).masked_fill(codes.view(-1, k)[:m], nan).view(dtype)
-    scale = amax / most
+    scale = amax / max_fp8
     return payload, scale.T.contiguous() if transpose_scale else scale
 
 

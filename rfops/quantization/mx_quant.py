@@ -17,7 +17,7 @@ from rfops.jit import CompiledOp
 from rfops.triton import launch as triton_launch
 from rfops.triton.bound import BoundTriton
 
-THREADS, EACH = 256, 8  # of HIP's kernels; elements of a lane
+THREADS, ELEMS_PER_LANE = 256, 8  # of HIP's kernels; elements of a lane
 IN_TYPES = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}  # in csrc/
 _BLOCKS, _WARPS = 32, 4  # of a program of Triton's
 _KERNELS = "rfops.quantization.mx_triton_kernels"
@@ -31,7 +31,7 @@ def _strides(c: Call) -> tuple[int, int] | None:
     return (int(x.stride(0)), int(x.stride(1))) if x.dim() == 2 else None
 
 
-def _of(c: Call, k: int, strides: tuple[int, int]) -> tuple[int, int]:
+def _strides_or_dense(c: Call, k: int, strides: tuple[int, int]) -> tuple[int, int]:
     """These strides in a call like `c` of another K: contiguous tensors stay so."""
     return strides if c.K == k else (k, 1)
 
@@ -48,7 +48,7 @@ class HipQuant(Kernel):
             return "x is neither contiguous nor of rows in steps"
         if strides[0] * c.x_dtype.itemsize % 16 or c.align("x") < 16:
             return "rows of x do not begin at multiples of 16 bytes"
-        if c.M * c.K >= 2**31 * THREADS * EACH or c.M >= 2**32:
+        if c.M * c.K >= 2**31 * THREADS * ELEMS_PER_LANE or c.M >= 2**32:
             return "more workgroups or rows than a grid has"
         return None
 
@@ -66,7 +66,10 @@ class HipQuant(Kernel):
         strides = _strides(c) or (int(c.K), 1)
 
         def run_of(m: int, k: int) -> Run:
-            groups, pitch = ceil(m * k, THREADS * EACH), _of(c, k, strides)[0]
+            groups, pitch = (
+                ceil(m * k, THREADS * ELEMS_PER_LANE),
+                _strides_or_dense(c, k, strides)[0],
+            )
             run = launch((groups, 1, 1), pitch=pitch, m=m, k=k)
             return lambda results, x: run(*results, x)
 
@@ -100,7 +103,7 @@ class TritonQuant(Kernel):
 
         def run_of(m: int, k: int) -> Run:
             blocks = m * (k // MX_BLOCK)
-            x_m, x_k = _of(c, k, strides)
+            x_m, x_k = _strides_or_dense(c, k, strides)
             grid = (ceil(blocks, _BLOCKS), 1, 1)
             run_quant = launch(grid, blocks=blocks, k_blocks=k // MX_BLOCK, x_m=x_m, x_k=x_k)
 
@@ -114,10 +117,10 @@ class TritonQuant(Kernel):
 
 
 class MxQuant(Op):
-    def vmap(self, _info: Any, dims: tuple[int | None, ...], x: torch.Tensor, *rest: Any) -> Any:
-        return self._op(x.movedim(dims[0] or 0, 0), *rest), (0, 0)
+    def vmap(self, _info: Any, dims: tuple[int | None, ...], x: torch.Tensor, *args: Any) -> Any:
+        return self._op(x.movedim(dims[0] or 0, 0), *args), (0, 0)
 
     def fit(self, c: Call, draw: InputGenerator) -> Mapping[str, Any]:
         """Blocks of all magnitudes."""
-        spread = 2.0 ** draw.ints((c.M, c.K), -12, 12)
-        return {"x": (draw.floats((c.M, c.K)) * spread).to(c.x_dtype)}
+        magnitudes = 2.0 ** draw.ints((c.M, c.K), -12, 12)
+        return {"x": (draw.floats((c.M, c.K)) * magnitudes).to(c.x_dtype)}

@@ -77,6 +77,7 @@ class Hip(HipQuant):
     compiled = quant_mxfp4_kernel
 
     def rounding(self, c: Call) -> Mapping[str, Any]:
+        """Return the define that selects the rounding in the kernel."""
         return {"ROUNDING": c.rounding.capitalize()}
 
 
@@ -140,19 +141,19 @@ def _quantise(payload: torch.Tensor, scale: torch.Tensor, x: torch.Tensor, bump:
     byte = (exponent - EMAX).clamp(min=0)
     # 1 / scale = 2^(127 - byte): its bits are an exponent field of 254 - byte, byte < 254
     inverse = (2 * E8M0_BIAS - byte) << 23
-    bad = ~torch.isfinite(amax)
+    is_not_finite = ~torch.isfinite(amax)
     scaled = blocks * inverse.view(torch.float32).unsqueeze(-1)
-    codes = fp4_codes(scaled).masked_fill_(bad.unsqueeze(-1), 0).flatten(-2)
+    codes = fp4_codes(scaled).masked_fill_(is_not_finite.unsqueeze(-1), 0).flatten(-2)
     payload.view(torch.uint8).copy_(codes[..., ::2] | codes[..., 1::2] << 4)
-    scale.view(torch.uint8).copy_(byte.masked_fill_(bad, E8M0_NAN))
+    scale.view(torch.uint8).copy_(byte.masked_fill_(is_not_finite, E8M0_NAN))
 
 
 def fp4_codes(values: torch.Tensor) -> torch.Tensor:
     """e2m1 codes of floats, a byte each: to nearest even, saturated; the sign of zero is kept."""
     magnitudes = values.abs()
     codes = torch.signbit(values).to(torch.uint8) << 3
-    for least, own in _STEPS:
-        codes += magnitudes >= least if own else magnitudes > least
+    for threshold, is_inclusive in _STEPS:
+        codes += magnitudes >= threshold if is_inclusive else magnitudes > threshold
     return codes
 
 
@@ -163,17 +164,23 @@ def quant_mxfp4_ref(
     blocks = x.to(torch.float64).unflatten(-1, (-1, BLOCK))
     amax = blocks.abs().amax(dim=-1)
     half, power = torch.frexp(amax)  # amax = 2 half * 2^(power - 1)
-    above = {"even": half >= 0.875, "up": half > 0.75, "down": half > 1}[rounding]
-    e = (power - 1 + above.int() - EMAX).masked_fill(amax == 0, -E8M0_BIAS).clamp(min=-E8M0_BIAS)
+    rounds_up = {"even": half >= 0.875, "up": half > 0.75, "down": half > 1}[rounding]
+    e = (
+        (power - 1 + rounds_up.int() - EMAX)
+        .masked_fill(amax == 0, -E8M0_BIAS)
+        .clamp(min=-E8M0_BIAS)
+    )
     scaled = torch.ldexp(blocks, -e.unsqueeze(-1))
     values = torch.tensor(_VALUES, dtype=torch.float64, device=x.device)
     # Half an ulp of preference for even codes decides ties, and nothing else: values are 24 bits.
-    away = (scaled.abs().unsqueeze(-1) - values).abs()
-    odd = torch.arange(8, device=x.device) % 2 * 2.0**-40
-    codes = (away + odd).argmin(-1).to(torch.uint8) | torch.signbit(blocks).to(torch.uint8) << 3
-    bad = ~torch.isfinite(amax)
-    codes = codes.masked_fill(bad.unsqueeze(-1), 0).flatten(-2)
-    byte = (e + E8M0_BIAS).masked_fill(bad, E8M0_NAN).to(torch.uint8)
+    distance = (scaled.abs().unsqueeze(-1) - values).abs()
+    tie_break = torch.arange(8, device=x.device) % 2 * 2.0**-40
+    codes = (distance + tie_break).argmin(-1).to(torch.uint8) | torch.signbit(blocks).to(
+        torch.uint8
+    ) << 3
+    is_not_finite = ~torch.isfinite(amax)
+    codes = codes.masked_fill(is_not_finite.unsqueeze(-1), 0).flatten(-2)
+    byte = (e + E8M0_BIAS).masked_fill(is_not_finite, E8M0_NAN).to(torch.uint8)
     return (codes[..., ::2] | codes[..., 1::2] << 4).view(dtype), byte.view(E8M0)
 
 

@@ -70,6 +70,7 @@ class Hip(HipQuant):
     compiled = quant_mxfp8_kernel
 
     def rounding(self, c: Call) -> Mapping[str, Any]:
+        """Return the define that selects the rounding in the kernel."""
         return {"BUMP": ROUNDING[c.rounding]}
 
 
@@ -131,10 +132,10 @@ def _quantise(payload: torch.Tensor, scale: torch.Tensor, x: torch.Tensor, bump:
     # 1 / scale = 2^(127 - byte): its bits are an exponent field of 254 - byte, byte < 254
     inverse = ((2 * E8M0_BIAS - byte) << 23).view(torch.float32)
     scaled = (blocks * inverse.unsqueeze(-1)).clamp(-E4M3_MAX, E4M3_MAX)
-    bad = ~torch.isfinite(amax)
-    scaled.masked_fill_(bad.unsqueeze(-1), float("nan"))
+    is_not_finite = ~torch.isfinite(amax)
+    scaled.masked_fill_(is_not_finite.unsqueeze(-1), float("nan"))
     payload.copy_(scaled.view(x.shape))
-    scale.view(torch.uint8).copy_(byte.masked_fill_(bad, E8M0_NAN))
+    scale.view(torch.uint8).copy_(byte.masked_fill_(is_not_finite, E8M0_NAN))
 
 
 def quant_mxfp8_ref(x: torch.Tensor, rounding: str = "up") -> tuple[torch.Tensor, torch.Tensor]:
@@ -142,13 +143,13 @@ def quant_mxfp8_ref(x: torch.Tensor, rounding: str = "up") -> tuple[torch.Tensor
     blocks = x.to(torch.float64).unflatten(-1, (-1, BLOCK))
     amax = blocks.abs().amax(dim=-1)
     half, power = torch.frexp(amax)  # amax = 2 half * 2^(power - 1)
-    above = {"up": half > 0.875, "floor": half > 1, "even": half >= 0.875, "ceil": half > 0.5}
-    e = (power - 1 + above[rounding].int() - E4M3_EMAX).masked_fill(amax == 0, -E8M0_BIAS)
+    rounds_up = {"up": half > 0.875, "floor": half > 1, "even": half >= 0.875, "ceil": half > 0.5}
+    e = (power - 1 + rounds_up[rounding].int() - E4M3_EMAX).masked_fill(amax == 0, -E8M0_BIAS)
     e = e.clamp(min=-E8M0_BIAS)
     scaled = torch.ldexp(blocks, -e.unsqueeze(-1)).clamp(-E4M3_MAX, E4M3_MAX)
-    bad = ~torch.isfinite(amax)
-    payload = scaled.masked_fill(bad.unsqueeze(-1), float("nan")).flatten(-2)
-    byte = (e + E8M0_BIAS).masked_fill(bad, E8M0_NAN).to(torch.uint8)
+    is_not_finite = ~torch.isfinite(amax)
+    payload = scaled.masked_fill(is_not_finite.unsqueeze(-1), float("nan")).flatten(-2)
+    byte = (e + E8M0_BIAS).masked_fill(is_not_finite, E8M0_NAN).to(torch.uint8)
     return payload.to(torch.float32), byte.view(E8M0)
 
 

@@ -66,29 +66,29 @@ def shuffle_scale(scale: torch.Tensor) -> Shuffled:
     """e8m0 scales [rows, K/32] of any strides; padding is 1, byte 127. aiter's e8m0_shuffle leaves
     padding as it finds it, so kernels read none of it."""
     if not isinstance(scale, torch.Tensor) or scale.dim() != 2 or scale.dtype not in DTYPES["e8m0"]:
-        wanted = "a [rows, K/32] tensor of float8_e8m0fnu or uint8"
+        expected = "a [rows, K/32] tensor of float8_e8m0fnu or uint8"
         raise ValueError(
-            f"shuffle_scale: scale must be {wanted}, got {describe(scale)}; "
+            f"shuffle_scale: scale must be {expected}, got {describe(scale)}; "
             "shuffle each matrix by itself"
         )
     rows, blocks = scale.shape
-    wide = scale.new_full(padded_scale(rows, blocks), _PAD, dtype=torch.uint8)
-    wide[:rows, :blocks] = scale.view(torch.uint8)
-    tiles = wide.view(wide.shape[0] // 32, 2, 16, wide.shape[1] // 8, 2, 4)
+    padded = scale.new_full(padded_scale(rows, blocks), _PAD, dtype=torch.uint8)
+    padded[:rows, :blocks] = scale.view(torch.uint8)
+    tiles = padded.view(padded.shape[0] // 32, 2, 16, padded.shape[1] // 8, 2, 4)
     tiles = tiles.permute(0, 3, 5, 2, 4, 1)
-    return Shuffled(tiles.reshape(wide.shape).view(scale.dtype), SCALE)
+    return Shuffled(tiles.reshape(padded.shape).view(scale.dtype), SCALE)
 
 
 def unshuffle_scale(scale: torch.Tensor | Shuffled, rows: int, blocks: int) -> torch.Tensor:
     """The [rows, blocks] that shuffle_scale was given."""
     data = scale.data if isinstance(scale, Shuffled) else scale
-    least, columns = padded_scale(rows, blocks, TILE_ROWS)
-    if data.dim() != 2 or data.shape[0] < least or data.shape[1] != columns:
+    min_rows, columns = padded_scale(rows, blocks, TILE_ROWS)
+    if data.dim() != 2 or data.shape[0] < min_rows or data.shape[1] != columns:
         raise ValueError(
-            f"unshuffle_scale: scale must be a [{least} or more, {columns}] tensor for {rows} x "
+            f"unshuffle_scale: scale must be a [{min_rows} or more, {columns}] tensor for {rows} x "
             f"{blocks} scales, got {describe(data)}; pass what shuffle_scale made of them"
         )
     m, n = data.shape
     tiles = data.contiguous().view(torch.uint8).view(m // 32, n // 8, 4, 16, 2, 2)
-    wide: torch.Tensor = tiles.permute(0, 5, 3, 1, 4, 2).reshape(m, n)
-    return wide[:rows, :blocks].view(data.dtype)
+    scales: torch.Tensor = tiles.permute(0, 5, 3, 1, 4, 2).reshape(m, n)
+    return scales[:rows, :blocks].view(data.dtype)

@@ -37,7 +37,7 @@ Grid = tuple[int, int, int]
 _Number = int | None | tuple["_Number", ...]
 # What is compiled: by kernel, device, constants, options, and what is specialised of arguments.
 _compiled: dict[tuple[object, ...], Any] = {}
-_MOST = 4096
+_MAX_CACHED = 4096
 
 
 class BoundTriton:
@@ -59,14 +59,14 @@ class BoundTriton:
             self.driver = importlib.import_module("triton.runtime").driver
         self.name, self.device = name, device
         self.parameters = tuple([p.name for p in self.jit.params])
-        own = [p.name for p in self.jit.params if p.is_constexpr]
-        if constants.keys() != set(own):
-            given, wanted = ", ".join(constants) or "none", ", ".join(own) or "none"
-            raise BindError(f"{name}: constants must be {wanted}, got {given}")
-        self.constants = {name: constants[name] for name in own}
+        constant_names = [p.name for p in self.jit.params if p.is_constexpr]
+        if constants.keys() != set(constant_names):
+            passed, expected = ", ".join(constants) or "none", ", ".join(constant_names) or "none"
+            raise BindError(f"{name}: constants must be {expected}, got {passed}")
+        self.constants = {name: constants[name] for name in constant_names}
         # Unset, fp fusion warns in Triton 3.9 and changes in 3.10.
-        usual = {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": True}
-        self.options = usual | dict(options or {})
+        defaults = {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": True}
+        self.options = defaults | dict(options or {})
         self.kind = (module, name, device, *self.constants.values(), *self.options.items())
         self.by_size = torch.version.hip is not None
 
@@ -105,20 +105,25 @@ class BoundTriton:
         sources, strides = dict(sources or {}), dict(strides or {})
         free = [name for name in self.parameters if name not in self.constants]
         origins = {n: sources.get(n, n) for n in free if n in sources or n in names}
-        steps = [name for words in strides.values() for name in words.split() if name != "_"]
+        steps = [
+            name
+            for names_of_tensor in strides.values()
+            for name in names_of_tensor.split()
+            if name != "_"
+        ]
         if unknown := [name for name in (*sources, *steps) if name not in free]:
             raise BindError(
                 f"{self.name}: sources and strides must be of its parameters, {' '.join(free)}, "
                 f"got {' '.join(unknown)}"
             )
-        found = (*filter(None, sources.values()), *strides)
-        if lost := [name for name in found if name not in names]:
+        tensor_names = (*filter(None, sources.values()), *strides)
+        if lost := [name for name in tensor_names if name not in names]:
             raise BindError(
                 f"{self.name}: sources and strides must come from the launch's arguments, "
                 f"{' '.join(names)}, got {' '.join(lost)}"
             )
-        before = free[: free.index([*origins][-1])] if origins else []
-        if missing := [name for name in before if name not in origins]:
+        leading = free[: free.index([*origins][-1])] if origins else []
+        if missing := [name for name in leading if name not in origins]:
             raise BindError(
                 f"{self.name}: {', '.join(missing)} must have a source among the launch's "
                 f"arguments, {' '.join(names)}, got none. Tensors come before numbers: name it in "
@@ -154,20 +159,22 @@ class _Prepared:
         strides: Mapping[str, str],
     ) -> None:
         self.bound, self.count = bound, len(names)
-        taken = [names.index(s) if s else len(names) for s in map(origins.get, origins)]
-        is_same = taken == list(range(len(names)))
-        self.pick = None if is_same else itemgetter(*taken, len(names))
+        order = [names.index(s) if s else len(names) for s in map(origins.get, origins)]
+        is_same = order == list(range(len(names)))
+        self.pick = None if is_same else itemgetter(*order, len(names))
         self.strided = tuple([names.index(name) for name in strides])
-        self.of_strides = tuple([word for words in strides.values() for word in words.split()])
+        self.of_strides = tuple(
+            [name for stride_names in strides.values() for name in stride_names.split()]
+        )
         self.rest = bound.parameters[len(origins) :]
-        known = {*self.of_strides, *bound.constants}
-        self.numbers = tuple([name for name in self.rest if name not in known])
+        bound_names = {*self.of_strides, *bound.constants}
+        self.numbers = tuple([name for name in self.rest if name not in bound_names])
 
     def run_of(self, grid: Grid, /, **numbers: _Number) -> Run:
         if numbers.keys() != set(self.numbers):
-            given, wanted = ", ".join(numbers) or "none", ", ".join(self.numbers) or "none"
+            passed, expected = ", ".join(numbers) or "none", ", ".join(self.numbers) or "none"
             raise TypeError(
-                f"{self.bound.name}: numbers must be {wanted}, got {given}. A tensor parameter "
+                f"{self.bound.name}: numbers must be {expected}, got {passed}. A tensor parameter "
                 "takes the argument of its name, or of that which sources names."
             )
         return _Launch(self, grid, numbers)
@@ -176,13 +183,13 @@ class _Prepared:
 class _Launch:
     """A launch that only wants its tensors."""
 
-    def __init__(self, made: _Prepared, grid: Grid, numbers: Mapping[str, _Number]) -> None:
-        self._made, self._grid, self._numbers = made, grid, numbers
-        self.num_arguments = made.count
-        self._pick, self._strided = made.pick, made.strided
-        self._by_size, self._is_current = made.bound.by_size, made.bound.is_current
+    def __init__(self, prepared: _Prepared, grid: Grid, numbers: Mapping[str, _Number]) -> None:
+        self._prepared, self._grid, self._numbers = prepared, grid, numbers
+        self.num_arguments = prepared.count
+        self._pick, self._strided = prepared.pick, prepared.strided
+        self._by_size, self._is_current = prepared.bound.by_size, prepared.bound.is_current
         # By alignments, strides and, on AMD, sizes: Triton's launcher, and all but the tensors.
-        self._known: dict[tuple[object, ...], tuple[Any, tuple[object, ...]]] = {}
+        self._cached: dict[tuple[object, ...], tuple[Any, tuple[object, ...]]] = {}
 
     def __call__(self, *tensors: torch.Tensor | None) -> None:
         strides = [tensors[i].stride() for i in self._strided]  # type: ignore[union-attr]
@@ -191,12 +198,12 @@ class _Launch:
         key = (*strides, *[t is not None and t.data_ptr() % _ALIGN == 0 for t in tensors])
         if self._by_size:
             key += tuple([t is not None and _is_small(t) for t in tensors])
-        known = self._known.get(key)
-        if known is None or not self._is_current():
+        cached = self._cached.get(key)
+        if cached is None or not self._is_current():
             self._launch_first(tensors, strides, key)
         else:
-            launch, rest = known
-            launch(*tensors, *rest)
+            launch, scalars = cached
+            launch(*tensors, *scalars)
 
     def _launch_first(
         self,
@@ -204,27 +211,27 @@ class _Launch:
         strides: Sequence[tuple[int, ...]],
         key: tuple[object, ...],
     ) -> None:
-        made, bound = self._made, self._made.bound
+        prepared, bound = self._prepared, self._prepared.bound
         flat = (stride for of_tensor in strides for stride in of_tensor)
-        given = {**dict(zip(made.of_strides, flat, strict=True)), **self._numbers}
-        numbers = [given[name] for name in made.rest if name not in bound.constants]
-        rest = (*numbers, *bound.constants.values())
+        values = {**dict(zip(prepared.of_strides, flat, strict=True)), **self._numbers}
+        numbers = [values[name] for name in prepared.rest if name not in bound.constants]
+        scalars = (*numbers, *bound.constants.values())
         kinds = [_specialised(value, bound.by_size) for value in (*tensors, *numbers)]
         full = (*bound.kind, *kinds)
         compiled = _compiled.get(full) if bound.is_current() else None
         if compiled is not None:
-            compiled[self._grid](*tensors, *rest)
+            compiled[self._grid](*tensors, *scalars)
         else:
             with launch.on(bound.device):
-                compiled = bound.jit[self._grid](*tensors, *rest, **bound.options)
+                compiled = bound.jit[self._grid](*tensors, *scalars, **bound.options)
             if bound.device.type == "cpu":
                 return  # the virtual GPU's architecture may change, and it is slow
             _remember(_compiled, full, compiled)
-        _remember(self._known, key, (compiled[self._grid], rest))
+        _remember(self._cached, key, (compiled[self._grid], scalars))
 
 
 def _remember(table: dict[tuple[object, ...], Any], key: tuple[object, ...], value: Any) -> None:
-    if len(table) >= _MOST:
+    if len(table) >= _MAX_CACHED:
         table.clear()
     table[key] = value
 

@@ -42,7 +42,7 @@ def missing() -> str | None:
     if importlib.util.find_spec("triton") is None:
         return f"triton is not installed ({INSTALL})"
     version = vgpu._triton_version()
-    if tuple(int(part) for part in re.findall(r"\d+", version)[:2]) < vgpu.OLDEST_TRITON:
+    if tuple(int(number) for number in re.findall(r"\d+", version)[:2]) < vgpu.OLDEST_TRITON:
         return f"triton {version} is too old ({INSTALL})"
     return None
 
@@ -127,9 +127,9 @@ def _launcher(library: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    before = getattr(owner, name)
+    previous = getattr(owner, name)
     setattr(owner, name, value)
     try:
         yield
     finally:
-        setattr(owner, name, before)
+        setattr(owner, name, previous)

@@ -49,9 +49,9 @@ class TritonConfig:
                 self._fail(name, "a power of two", value)
         if self.method not in METHODS:
             self._fail("method", f"one of {', '.join(METHODS)}", self.method)
-        least = 4 * BLOCK if self.method == "scaled" else BLOCK
-        if self.block_k < least:
-            self._fail("block_k", f"at least {least} with method {self.method}", self.block_k)
+        min_block_k = 4 * BLOCK if self.method == "scaled" else BLOCK
+        if self.block_k < min_block_k:
+            self._fail("block_k", f"at least {min_block_k} with method {self.method}", self.block_k)
         if self.block_m < 8 or self.block_n < 16:
             self._fail("block_m and block_n", "at least 8 and 16", (self.block_m, self.block_n))
         for name in ("group_m", "stages"):
@@ -60,8 +60,8 @@ class TritonConfig:
         if not 1 <= self.splits <= MAX_SPLITS:
             self._fail("splits", f"1 to {MAX_SPLITS}", self.splits)
 
-    def _fail(self, name: str, expected: str, got: object) -> None:
-        raise ValueError(f"TritonConfig: {name} must be {expected}, got {got!s:.80}")
+    def _fail(self, name: str, expected: str, value: object) -> None:
+        raise ValueError(f"TritonConfig: {name} must be {expected}, got {value!s:.80}")
 
     def unsupported_reason(self, is_dense: bool, arch: str) -> str | None:
         """None if this tile is one of that product and architecture, else the reason."""
@@ -76,8 +76,8 @@ class TritonConfig:
         if not self.fill:
             return self
         tiles = -(-m // self.block_m) * -(-n // self.block_n)
-        wanted = self.fill * ARCH_SPECS[serving(arch) or arch].cus // max(tiles, 1)
-        splits = max(1, min(wanted, MAX_SPLITS, k // (2 * self.block_k)))
+        wanted_splits = self.fill * ARCH_SPECS[serving(arch) or arch].cus // max(tiles, 1)
+        splits = max(1, min(wanted_splits, MAX_SPLITS, k // (2 * self.block_k)))
         return replace(self, splits=splits, fill=0)
 
     def constants(self, k: int) -> dict[str, object]:
@@ -113,11 +113,11 @@ def candidates(tile: TritonConfig, c: Call, m: int, is_dense: bool) -> Iterator[
     yield tile
     changes = [
         {name: value}
-        for name, least in (("block_n", 16), ("block_k", 128), ("warps", 1), ("splits", 1))
+        for name, min_value in (("block_n", 16), ("block_k", 128), ("warps", 1), ("splits", 1))
         for value in (2 * getattr(tile, name), getattr(tile, name) // 2)
-        if value >= least and (is_dense or name != "splits")
+        if value >= min_value and (is_dense or name != "splits")
     ]
-    for change in [*changes, *({**changes[0], **other} for other in changes[2:4])]:
+    for change in [*changes, *({**changes[0], **change_} for change_ in changes[2:4])]:
         with contextlib.suppress(ValueError):
             yield replace(tile, **change)
     if c.arch.startswith("sm_"):
@@ -132,13 +132,13 @@ def _on_nvidia(m: int, is_dense: bool) -> Iterator[TritonConfig]:
             yield TritonConfig("expand", rows, bn, 64, 8, warps, stages)
     if m > 128:
         return
-    most = min(1 << max(m - 1, 7).bit_length(), 64)
-    for rows in (most,) if is_dense else (16, 8):
+    max_rows = min(1 << max(m - 1, 7).bit_length(), 64)
+    for rows in (max_rows,) if is_dense else (16, 8):
         for bn, bk, warps, stages in itertools.product(
             (32, 64, 128), (64, 128, 256), (2, 4, 8), (3, 4)
         ):
-            sums = bk // BLOCK * bn * rows // (32 * warps)  # registers of a thread
+            acc_registers = bk // BLOCK * bn * rows // (32 * warps)  # registers of a thread
             in_flight = bn * bk * (stages - 1)  # bytes of a program
-            if sums <= 64 and bk // BLOCK >= warps and 8192 <= in_flight <= 65536:
+            if acc_registers <= 64 and bk // BLOCK >= warps and 8192 <= in_flight <= 65536:
                 for fill in FILLS if is_dense else (0,):
                     yield TritonConfig("blocks", rows, bn, bk, 1, warps, stages, fill=fill)

@@ -140,9 +140,9 @@ def timing(
     if kind not in timed.KINDS:
         raise ValueError(f"timing: kind must be one of {', '.join(timed.KINDS)}, got {kind!r}")
     flags = {"cold": cold, "results": results, "detail": detail, "cold_code": cold_code}
-    words = [f"{name}={int(on)}" for name, on in flags.items()]
-    words += [f"kind={kind}", f"events={events:d}", *([f"part={part}"] if part else [])]
-    block = timed.collect(library_path(), " ".join(words))
+    options = [f"{name}={int(is_enabled)}" for name, is_enabled in flags.items()]
+    options += [f"kind={kind}", f"events={events:d}", *([f"part={part}"] if part else [])]
+    block = timed.collect(library_path(), " ".join(options))
     return block if results else _left_clean(block)
 
 
@@ -153,8 +153,8 @@ def _left_clean(block: AbstractContextManager[Timing]) -> Iterator[Timing]:
         with block as timing:
             yield timing
     finally:
-        if kept := sys.modules.get("rfops.dispatch.workspace"):
-            kept.clear()
+        if workspaces := sys.modules.get("rfops.dispatch.workspace"):
+            workspaces.clear()
 
 
 def modelled_ms() -> float:
@@ -179,10 +179,10 @@ def _check_flydsl() -> None:
     if importlib.util.find_spec("flydsl") is None:
         raise ImportError(f"activate_flydsl: FlyDSL is not installed; {_INSTALL_FLYDSL}")
     version = metadata.version("flydsl")
-    if tuple(int(part) for part in re.findall(r"\d+", version)[:2]) != FLYDSL:
-        known = ".".join(map(str, FLYDSL))
+    if tuple(int(number) for number in re.findall(r"\d+", version)[:2]) != FLYDSL:
+        series = ".".join(map(str, FLYDSL))
         raise ImportError(
-            f"activate_flydsl: FlyDSL {version} is not of the {known} series, whose insides rfops "
+            f"activate_flydsl: FlyDSL {version} is not of the {series} series, whose insides rfops "
             f"knows; {_INSTALL_FLYDSL}"
         )
 
@@ -191,8 +191,8 @@ def _check_triton() -> None:
     if importlib.util.find_spec("triton") is None:
         raise ImportError(f"activate_triton: Triton is not installed; {_INSTALL_TRITON}")
     version = _triton_version()
-    found = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
-    if found < OLDEST_TRITON:
+    version_numbers = tuple(int(number) for number in re.findall(r"\d+", version)[:2])
+    if version_numbers < OLDEST_TRITON:
         raise ImportError(f"activate_triton: Triton {version} is too old; {_INSTALL_TRITON}")
 
 

@@ -60,13 +60,13 @@ def collect(library: Path) -> Iterator[Check]:
     runtime = CDLL(str(library))
     runtime.rfops_vgpu_check.argtypes = [c_int]
     runtime.rfops_vgpu_check_take.restype = c_char_p
-    before = runtime.rfops_vgpu_check(1)
+    previous = runtime.rfops_vgpu_check(1)
     check = Check()
     try:
         runtime.rfops_vgpu_check_take()  # what came before is not this block's
         with tensor_memory.registering(bind.BoundKernel):
             yield check
     finally:
-        runtime.rfops_vgpu_check(before)
+        runtime.rfops_vgpu_check(previous)
         records = json.loads(runtime.rfops_vgpu_check_take())
         check.findings.extend(map(read_finding, records))

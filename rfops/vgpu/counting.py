@@ -80,6 +80,7 @@ class Counting:
 
     @contextmanager
     def on(self, profile: Profile) -> Iterator[None]:
+        """Count the launches of the block into `profile`."""
         with self._mode.on(timed.Block("", follows=True, add=self._times.__setitem__)):
             self._start(profile)
             try:
@@ -98,14 +99,14 @@ class Counting:
             if len(self._profiles) == 1:
                 self._library.rfops_vgpu_profile(0)
             self._deliver()
-            self._profiles = [other for other in self._profiles if other is not profile]
+            self._profiles = [active for active in self._profiles if active is not profile]
             if not self._profiles:
                 self._times.clear()
 
     def _deliver(self) -> None:
-        counted = json.loads(self._library.rfops_vgpu_profile_take())
+        records = json.loads(self._library.rfops_vgpu_profile_take())
         self._mode.deliver()  # a launch's time is there before its counters
-        for record in counted:
+        for record in records:
             time = self._times.pop(record.pop("launch"), None)
             if time is None:  # of a block that has ended
                 continue

@@ -40,16 +40,16 @@ def _linker() -> list[str]:
     rejected = []
     rocm = settings.path("ROCM_PATH")
     if rocm is not None:
-        found = shutil.which(str(rocm / "llvm" / "bin" / "ld.lld"))
-        if found:
-            return [found]
+        linker = shutil.which(str(rocm / "llvm" / "bin" / "ld.lld"))
+        if linker:
+            return [linker]
         rejected.append(f"ROCM_PATH={rocm}: no llvm/bin/ld.lld")
     if importlib.util.find_spec("ziglang") is not None:
         return [sys.executable, "-m", "ziglang", "ld.lld"]
     rejected.append("the ziglang package of this Python: not found")
-    found = shutil.which("ld.lld")
-    if found:
-        return [found]
+    linker = shutil.which("ld.lld")
+    if linker:
+        return [linker]
     rejected.append("ld.lld on PATH: not found")
     advice = "Install LLVM's lld, point ROCM_PATH at ROCm, or: pip install 'rfops[clang]'."
     raise ToolchainNotFound(_TITLE, rejected, advice)
@@ -65,12 +65,12 @@ def _write_rocm(folder: Path) -> None:
 
 @contextlib.contextmanager
 def _environment(**values: str) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in values}
+    previous = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:
         yield
     finally:
-        for name, value in before.items():
+        for name, value in previous.items():
             if value is None:
                 os.environ.pop(name, None)
             else:
@@ -89,19 +89,20 @@ def _refuse_other_runtimes(library: Path) -> None:
         )
     lines = Path("/proc/self/maps").read_text().splitlines()
     names = {line.split(maxsplit=5)[5] for line in lines if "/libamdhip64.so" in line}
-    others = {name for name in names if Path(name).resolve() != library.resolve()}
-    if others:
+    other_runtimes = {name for name in names if Path(name).resolve() != library.resolve()}
+    if other_runtimes:
         raise ConfigError(
-            f"activate_flydsl: {', '.join(sorted(others))} is loaded in this process, and FlyDSL "
-            "takes what was loaded first; activate before anything else uses it"
+            "activate_flydsl: no other HIP runtime may be loaded in this process, because FlyDSL "
+            f"uses the first one, got {', '.join(sorted(other_runtimes))}. Activate before it is "
+            "loaded."
         )
 
 
 def _tensors(args: Sequence[Any]) -> list[Any]:
     """The tensors in FlyDSL's own wrappers of them."""
     wrapped = ("torch_tensor", "dltensor")
-    found = [[getattr(arg, name) for name in wrapped if hasattr(arg, name)] for arg in args]
-    return [inner[0] if inner else arg for inner, arg in zip(found, args, strict=True)]
+    inner_tensors = [[getattr(arg, name) for name in wrapped if hasattr(arg, name)] for arg in args]
+    return [inner[0] if inner else arg for inner, arg in zip(inner_tensors, args, strict=True)]
 
 
 class _Hooks:
@@ -141,8 +142,12 @@ class _Hooks:
     def launch(self, state: Any, args: tuple[Any, ...]) -> Any:
         """FlyDSL's runtime only prints what HIP refuses; here it is a HipError."""
         self.library.hipGetLastError()
-        told = tensor_memory.known(self.runtime, _tensors(args)) if tensor_memory.is_on() else None
-        with told or contextlib.nullcontext():
+        registration = (
+            tensor_memory.registered(self.runtime, _tensors(args))
+            if tensor_memory.is_registering()
+            else None
+        )
+        with registration or contextlib.nullcontext():
             result = self.launch_before(state, args)
         code = self.library.hipGetLastError()
         if code:
@@ -151,7 +156,7 @@ class _Hooks:
 
     def put(self, undo: contextlib.ExitStack) -> None:
         undo.callback(self.forget)
-        for owner, name, ours in (
+        for owner, name, replacement in (
             (jit_function.JitFunction, "_compile_or_execute", self.run),
             (jit_function, "_run_pass_manager", self.compile),
             (jit_executor.CompiledArtifact, "_get_func_exe", self.load),
@@ -159,7 +164,7 @@ class _Hooks:
         ):
             undo.callback(setattr, owner, name, getattr(owner, name))
             is_method = isinstance(owner, type)
-            setattr(owner, name, _method(ours) if is_method else ours)
+            setattr(owner, name, _method(replacement) if is_method else replacement)
 
 
 def _method(call: Callable[..., Any]) -> Callable[..., Any]:

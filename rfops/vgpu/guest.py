@@ -31,7 +31,7 @@ def _flydsl(_module: ModuleType) -> None:
     _try("FlyDSL's kernels", lambda: importlib.import_module("rfops.vgpu").activate_flydsl())
 
 
-def _try(what: str, activate: Callable[[], object]) -> None:
+def _try(feature: str, activate: Callable[[], object]) -> None:
     """A program may import Triton and use none of it: then what is missing does no harm."""
     try:
         activate()
@@ -39,7 +39,7 @@ def _try(what: str, activate: Callable[[], object]) -> None:
         advice = ""
         if isinstance(error, ModuleNotFoundError) and (error.name or "").startswith("rfops"):
             advice = f"; install rfops into {sys.prefix}"
-        text = f"rfops run: {what} cannot run here: {type(error).__name__}: {error}{advice}"
+        text = f"rfops run: {feature} cannot run here: {type(error).__name__}: {error}{advice}"
         print(text, file=sys.stderr)
 
 
@@ -53,8 +53,8 @@ HOOKS: dict[str, Callable[[ModuleType], None]] = {
 class Loader(importlib.abc.Loader):
     """The module's own, and then the hook."""
 
-    def __init__(self, own: importlib.abc.Loader, hook: Callable[[ModuleType], None]) -> None:
-        self._own, self._hook = own, hook
+    def __init__(self, loader: importlib.abc.Loader, hook: Callable[[ModuleType], None]) -> None:
+        self._own, self._hook = loader, hook
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         return self._own.create_module(spec)

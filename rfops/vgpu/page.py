@@ -75,27 +75,32 @@ svg .dash { stroke-dasharray: 5 4; }
 
 def page(report: Report, title: str) -> str:
     """The whole page as text."""
-    shown = report.followed
-    parts = [
+    launches_shown = report.followed
+    sections = [
         f"<h1>{escape(title)}</h1>",
         f'<p class="soft">{escape(_head(report))}</p>',
         _kernels(report.by_time),
-        charts.roofline(shown),
+        charts.roofline(launches_shown),
         *(_failures(report)),
     ]
     if report.left_out:
-        parts.append(
-            f"<p>Below are {len(shown)} launches; {report.left_out} different ones are "
+        sections.append(
+            f"<p>Below are {len(launches_shown)} launches; {report.left_out} different ones are "
             "left out.</p>"
         )
-    most = min(charts.MOST, max(charts.LEAST, charts.ALL // max(len(shown), 1)))
-    parts += [_launch(at, one, most) for at, one in enumerate(shown, 1)]
+    max_rects = min(
+        charts.MAX_RECTS,
+        max(charts.MIN_RECTS, charts.MAX_PAGE_RECTS // max(len(launches_shown), 1)),
+    )
+    sections += [
+        _launch(number, launch_, max_rects) for number, launch_ in enumerate(launches_shown, 1)
+    ]
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<meta name="color-scheme" content="light dark">\n'
         f"<title>{escape(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n"
-        + "\n".join(parts)
+        + "\n".join(sections)
         + "\n</body>\n</html>\n"
     )
 
@@ -112,8 +117,8 @@ def _head(report: Report) -> str:
 def table(head: Sequence[str], rows: Iterable[str], numbers: int, kind: str = "") -> str:
     """Of ready rows; the first columns are numbers."""
     cells = (
-        f'<th class="n">{name}</th>' if at < numbers else f"<th>{name}</th>"
-        for at, name in enumerate(head)
+        f'<th class="n">{name}</th>' if column < numbers else f"<th>{name}</th>"
+        for column, name in enumerate(head)
     )
     body = "\n".join(rows)
     return (
@@ -127,12 +132,14 @@ def _kernels(kernels: Sequence[Kernel]) -> str:
     rows = []
     for k in kernels:
         bound = k.bounds.most_common(1)[0][0] if k.bounds else "-"
-        waited = k.stalls.total() or 1
-        why = ", ".join(f"{name} {clk / waited:.0%}" for name, clk in k.stalls.most_common(3))
+        stall_clk = k.stalls.total() or 1
+        reasons = ", ".join(
+            f"{name} {clk / stall_clk:.0%}" for name, clk in k.stalls.most_common(3)
+        )
         numbers = (f"{k.us:.2f}", f"{k.low:.2f} to {k.high:.2f}", f"{k.us / total:.1%}", k.launches)
         cells = "".join(f'<td class="n">{value}</td>' for value in numbers)
-        words = (readable(k.name), k.part, bound, why)
-        rows.append(f"<tr>{cells}{''.join(f'<td>{escape(word)}</td>' for word in words)}</tr>")
+        cell_texts = (readable(k.name), k.part, bound, reasons)
+        rows.append(f"<tr>{cells}{''.join(f'<td>{escape(text)}</td>' for text in cell_texts)}</tr>")
     head = ("us", "band", "share", "launches", "kernel", "part", "bound", "its waves wait for")
     return f"<h2>Kernels</h2>\n{table(head, rows, 4)}"
 
@@ -155,25 +162,25 @@ def _failures(report: Report) -> list[str]:
 # ---------------------------------------------------------------------------------- a launch
 
 
-def _launch(number: int, one: Followed, most: int) -> str:
-    launch = one.time
+def _launch(number: int, followed: Followed, max_rects: int) -> str:
+    launch = followed.time
     grid, block = ("x".join(map(str, launch.figures[name])) for name in ("grid", "block"))
     return "\n".join(
         [
             f'<h2 id="launch{number}">{number}. {escape(readable(launch.kernel))}</h2>',
             f'<p class="soft">{escape(launch.part)} ({escape(launch.arch)}), grid {grid} of '
             f"{block}; taken from {escape(timed_text.sampled(launch.sampled))}</p>",
-            _facts(launch, one.counted),
+            _facts(launch, followed.counted),
             f"<h3>How busy its units are</h3>\n{_busy(launch)}",
             f"<h3>What its waves wait for</h3>\n{_stalls(launch)}",
-            f"<h3>Timeline of a compute unit</h3>\n{charts.timeline(launch, most)}",
+            f"<h3>Timeline of a compute unit</h3>\n{charts.timeline(launch, max_rects)}",
             f'<h3>Code</h3>\n<p class="soft">Counts are of waves '
-            f"{escape(timed_text.where(launch.sampled))}.</p>\n{_code(launch)}",
+            f"{escape(timed_text.sampled_scope(launch.sampled))}.</p>\n{_code(launch)}",
         ]
     )
 
 
-def _facts(launch: TimedLaunch, counted: Mapping[str, Any] | None) -> str:
+def _facts(launch: TimedLaunch, counters: Mapping[str, Any] | None) -> str:
     f = launch.figures
     caches = "cold" if f["cold"] else "warm"
     facts = [
@@ -187,15 +194,15 @@ def _facts(launch: TimedLaunch, counted: Mapping[str, Any] | None) -> str:
         *((text, name) for name, text in timed_text.levels(f)),
         (
             f"{f['lds_conflict_cycles']}",
-            f"cycles of LDS bank conflicts {timed_text.where(f['sampled'])}",
+            f"cycles of LDS bank conflicts {timed_text.sampled_scope(f['sampled'])}",
         ),
     ]
-    if counted:
+    if counters:
         facts.append(
             (
-                f"{counted['vgpr']} VGPRs",
-                f"{counted['agpr']} AGPRs, {counted['sgpr']} "
-                f"SGPRs, {counted['vgpr_spills']} spilled",
+                f"{counters['vgpr']} VGPRs",
+                f"{counters['agpr']} AGPRs, {counters['sgpr']} "
+                f"SGPRs, {counters['vgpr_spills']} spilled",
             )
         )
     cells = (f"<div><b>{escape(big)}</b><span>{escape(small)}</span></div>" for big, small in facts)
@@ -204,36 +211,36 @@ def _facts(launch: TimedLaunch, counted: Mapping[str, Any] | None) -> str:
 
 def _busy(launch: TimedLaunch) -> str:
     rows = (
-        f'<tr><td class="n">{share:.1%}</td><td>{escape(name)}</td>'
-        f'<td style="width: 70%; {_bar(share)}"></td></tr>'
-        for name, share in launch.busy.items()
+        f'<tr><td class="n">{fraction:.1%}</td><td>{escape(name)}</td>'
+        f'<td style="width: 70%; {_bar(fraction)}"></td></tr>'
+        for name, fraction in launch.busy.items()
     )
     return table(("busy", "unit", ""), rows, 1)
 
 
-def _bar(share: float) -> str:
-    at = f"{100 * min(max(share, 0), 1):.2f}%"
-    return f"background-image: linear-gradient(to right, var(--bar) {at}, transparent {at})"
+def _bar(fraction: float) -> str:
+    stop = f"{100 * min(max(fraction, 0), 1):.2f}%"
+    return f"background-image: linear-gradient(to right, var(--bar) {stop}, transparent {stop})"
 
 
 def _stalls(launch: TimedLaunch) -> str:
     total = sum(launch.stalls.values())
     if not total:
         return "<p>Nothing.</p>"
-    most = sorted(launch.stalls.items(), key=lambda item: -item[1])
+    by_clk = sorted(launch.stalls.items(), key=lambda item: -item[1])
     stack = "".join(
         f'<i style="width: {100 * clk / total:.2f}%; background: {charts.color(name)}" '
         f'title="{escape(name)} {clk / total:.1%}"></i>'
-        for name, clk in most
+        for name, clk in by_clk
     )
-    last = launch.barrier_because
+    barrier_clk = launch.barrier_because
     rows = (
         f'<tr><td class="n">{clk / total:.1%}</td><td class="n">{clk}</td>'
-        f'<td class="n">{last.get(name, "")}</td>'
+        f'<td class="n">{barrier_clk.get(name, "")}</td>'
         f"<td>{charts.swatch(name)}{escape(name)}</td><td>{escape(MEANING.get(name, ''))}</td></tr>"
-        for name, clk in most
+        for name, clk in by_clk
     )
-    clk_of = f"clk, waves {timed_text.where(launch.sampled)}"
+    clk_of = f"clk, waves {timed_text.sampled_scope(launch.sampled)}"
     head = ("share", clk_of, "held up a barrier", "reason", "waiting for")
     return f'<div class="stack">{stack}</div>\n{table(head, rows, 3)}'
 
@@ -247,17 +254,18 @@ def _code(launch: TimedLaunch) -> str:
     for row in pcs:
         if row.get("source", source) != source:
             source = row["source"]
-            text = escape(timed_text.with_text(timed_text.place(source, launch.kernel)))
+            text = escape(timed_text.with_text(timed_text.source_path(source, launch.kernel)))
             rows.append(f'<tr class="source"><td colspan="6">{text}</td></tr>')
         clk = sum(row["stalls"].values())
-        why = ", ".join(f"{name} {n}" for name, n in timed_text.most_first(row["stalls"]))
+        reasons = ", ".join(f"{name} {n}" for name, n in timed_text.sorted_stalls(row["stalls"]))
         mark = ' class="hot"' if row["offset"] in hot else ""
-        share = f"{clk / total:.1%}" if clk else ""
+        percent = f"{clk / total:.1%}" if clk else ""
         rows.append(
             f'<tr{mark}><td class="n">{row["offset"]:#x}</td><td class="n">{row["issued"]}</td>'
-            f'<td class="n">{clk or ""}</td><td class="n" style="{_bar(clk / total)}">{share}</td>'
+            f'<td class="n">{clk or ""}</td>'
+            f'<td class="n" style="{_bar(clk / total)}">{percent}</td>'
             f'<td class="text">{escape(timed_text.readable(row["text"]))}</td>'
-            f"<td>{escape(why)}</td></tr>"
+            f"<td>{escape(reasons)}</td></tr>"
         )
     head = ("offset", "issued", "clk waited", "share", "instruction", "for")
     return table(head, rows, 4, "code")

@@ -36,8 +36,8 @@ COLORS = {
     "smem": "#e0a030",
 }
 UNITS = ("valu", "mfma", "lds", "vmem", "salu", "smem", "branch", "other")
-MOST, LEAST, ALL = 6000, 1500, 40_000  # rectangles of a timeline; of a page
-_LEFT, _WIDTH, _ROW = 150, 1500, 13  # of a timeline, in pixels
+MAX_RECTS, MIN_RECTS, MAX_PAGE_RECTS = 6000, 1500, 40_000  # rectangles of a timeline; of a page
+_LEFT_PX, _WIDTH, _ROW = 150, 1500, 13  # of a timeline, in pixels
 
 
 def color(name: str) -> str:
@@ -56,57 +56,59 @@ _AI = (0.01, 1e4)  # flops a byte
 
 def roofline(launches: Sequence[Followed]) -> str:
     """Of all launches that have flops; what memory the others reach, as text."""
-    known = [(at, one) for at, one in enumerate(launches, 1) if one.counted]
+    counted_launches = [
+        (number, followed) for number, followed in enumerate(launches, 1) if followed.counted
+    ]
     points = [
-        (at, one, flops, bytes_)
-        for at, one in known
-        for flops, bytes_ in [_work(one)]
+        (number, followed, flops, bytes_)
+        for number, followed in counted_launches
+        for flops, bytes_ in [_work(followed)]
         if flops and bytes_
     ]
     lines = []
-    for at, one in known:
-        flops, bytes_ = _work(one)
-        body = one.time.us - one.time.floor_us
+    for number, followed in counted_launches:
+        flops, bytes_ = _work(followed)
+        body = followed.time.us - followed.time.floor_us
         rate = bytes_ / body / 1e6 if body > 0 else 0.0
         tflops = f"{flops / body / 1e6:.2f} TFLOPS, " if flops and body > 0 else ""
         lines.append(
-            f"<li>{at}. {escape(readable(one.time.kernel))}: {tflops}{rate:.2f} TB/s of "
+            f"<li>{number}. {escape(readable(followed.time.kernel))}: {tflops}{rate:.2f} TB/s of "
             "lines read and written once, the launch itself left out</li>"
         )
     if not lines:
         return ""
     plots = "".join(
-        _plot(part, [p for p in points if p[1].time.part == part])
-        for part in dict.fromkeys(p[1].time.part for p in points)
+        _plot(gpu_model, [p for p in points if p[1].time.part == gpu_model])
+        for gpu_model in dict.fromkeys(p[1].time.part for p in points)
     )
     return f"<h2>Roofline</h2>\n{plots}<ul>{''.join(lines)}</ul>"
 
 
-def _work(one: Followed) -> tuple[float, float]:
+def _work(followed: Followed) -> tuple[float, float]:
     """Flops, and bytes of the distinct lines."""
-    f = one.counted or {}
+    f = followed.counted or {}
     lines = f["global_read"]["lines_64B"] + f["global_write"]["lines_64B"]
     return float(f["mfma_flops"] + f["valu_flops"]), 64.0 * lines
 
 
-def _plot(part: str, points: Sequence[tuple[int, Followed, float, float]]) -> str:
+def _plot(gpu_model: str, points: Sequence[tuple[int, Followed, float, float]]) -> str:
     arch = points[0][1].time.arch
     row = ARCH_SPECS[arch]
-    scale = PART_CUS[part] / row.cus
+    scale = PART_CUS[gpu_model] / row.cus
     # A lane of a SIMD's 16 makes a fused multiply-add a clock, two where they are packed.
     vector = row.cus * row.simds * 16 * 2 * 2 * row.ghz / 1e3
     roofs = {f"{name} matrix": tf * scale for name, tf in row.matrix_tflops.items()}
     roofs["f32 vector"] = vector * scale
     top = max(roofs.values()) * 2
-    bottom = min(0.01, *(flops / one.time.us / 2e6 for _, one, flops, _ in points))
+    bottom = min(0.01, *(flops / followed.time.us / 2e6 for _, followed, flops, _ in points))
 
     def x(ai: float) -> float:
-        share = math.log(min(max(ai, _AI[0]), _AI[1]) / _AI[0]) / math.log(_AI[1] / _AI[0])
-        return _X + _W * share
+        fraction = math.log(min(max(ai, _AI[0]), _AI[1]) / _AI[0]) / math.log(_AI[1] / _AI[0])
+        return _X + _W * fraction
 
     def y(tflops: float) -> float:
-        share = math.log(min(max(tflops, bottom), top) / bottom) / math.log(top / bottom)
-        return _Y + _H * (1 - share)
+        fraction = math.log(min(max(tflops, bottom), top) / bottom) / math.log(top / bottom)
+        return _Y + _H * (1 - fraction)
 
     drawn = [*_grid(x, y, bottom, top)]
     for name, peak in roofs.items():
@@ -118,9 +120,9 @@ def _plot(part: str, points: Sequence[tuple[int, Followed, float, float]]) -> st
         )
     knee = max(roofs.values()) / row.hbm_peak_tb_s
     for tb_s, kind in ((row.hbm_peak_tb_s, "roof"), (row.hbm_tb_s, "roof dash")):
-        at = max(_AI[0], bottom / tb_s)
+        knee_ai = max(_AI[0], bottom / tb_s)
         drawn.append(
-            f'<path class="{kind}" d="M{x(at):.1f} {y(at * tb_s):.1f}'
+            f'<path class="{kind}" d="M{x(knee_ai):.1f} {y(knee_ai * tb_s):.1f}'
             f'L{x(knee):.1f} {y(knee * tb_s):.1f}"/>'
         )
     middle = math.sqrt(max(_AI[0], bottom / row.hbm_peak_tb_s) * knee)
@@ -129,40 +131,40 @@ def _plot(part: str, points: Sequence[tuple[int, Followed, float, float]]) -> st
         f'text-anchor="end">HBM {row.hbm_peak_tb_s:g} TB/s (dashed: {row.hbm_tb_s:g}, '
         "reached)</text>"
     )
-    for number, one, flops, bytes_ in points:
-        drawn += _point(number, one, x(flops / bytes_), y, flops)
+    for number, followed, flops, bytes_ in points:
+        drawn += _point(number, followed, x(flops / bytes_), y, flops)
     return (
-        f"<p>{escape(part)}: the vendor's peaks, of {row.chip} by compute units; launches by "
+        f"<p>{escape(gpu_model)}: the vendor's peaks, of {row.chip} by compute units; launches by "
         "number, with the launch itself (ring) and without it (dot).</p>"
         f'<div class="scroll"><svg viewBox="0 0 {_X + _W + 20} {_Y + _H + 46}" '
-        f'width="{_X + _W + 20}" role="img" aria-label="Roofline of {escape(part)}">'
+        f'width="{_X + _W + 20}" role="img" aria-label="Roofline of {escape(gpu_model)}">'
         f"{''.join(drawn)}</svg></div>"
     )
 
 
-def _point(number: int, one: Followed, at: float, y: Any, flops: float) -> Iterator[str]:
-    launch = one.time
+def _point(number: int, followed: Followed, x: float, y: Any, flops: float) -> Iterator[str]:
+    launch = followed.time
     body = max(launch.us - launch.floor_us, 1e-6)
-    whole, own = (y(flops / us / 1e6) for us in (launch.us, body))
+    y_total, y_body = (y(flops / us / 1e6) for us in (launch.us, body))
     title = f"<title>{number}. {escape(readable(launch.kernel))}: {launch.us:.2f} us</title>"
-    yield f'<path class="grid" d="M{at:.1f} {whole:.1f}V{own:.1f}"/>'
+    yield f'<path class="grid" d="M{x:.1f} {y_total:.1f}V{y_body:.1f}"/>'
     yield (
-        f'<circle cx="{at:.1f}" cy="{whole:.1f}" r="5" fill="none" stroke="{color("vmcnt")}" '
+        f'<circle cx="{x:.1f}" cy="{y_total:.1f}" r="5" fill="none" stroke="{color("vmcnt")}" '
         f'stroke-width="2">{title}</circle>'
     )
-    yield f'<circle cx="{at:.1f}" cy="{own:.1f}" r="5" fill="{color("vmcnt")}">{title}</circle>'
-    yield f'<text x="{at + 9:.1f}" y="{own + 4:.1f}">{number}</text>'
+    yield f'<circle cx="{x:.1f}" cy="{y_body:.1f}" r="5" fill="{color("vmcnt")}">{title}</circle>'
+    yield f'<text x="{x + 9:.1f}" y="{y_body + 4:.1f}">{number}</text>'
 
 
 def _grid(x: Any, y: Any, bottom: float, top: float) -> Iterator[str]:
     for power in range(math.ceil(math.log10(_AI[0])), math.floor(math.log10(_AI[1])) + 1):
-        at = x(10.0**power)
-        yield f'<path class="grid" d="M{at:.1f} {_Y}V{_Y + _H}"/>'
-        yield f'<text x="{at:.1f}" y="{_Y + _H + 16}" text-anchor="middle">{10.0**power:g}</text>'
+        x_px = x(10.0**power)
+        yield f'<path class="grid" d="M{x_px:.1f} {_Y}V{_Y + _H}"/>'
+        yield f'<text x="{x_px:.1f}" y="{_Y + _H + 16}" text-anchor="middle">{10.0**power:g}</text>'
     for power in range(math.ceil(math.log10(bottom)), math.floor(math.log10(top)) + 1):
-        at = y(10.0**power)
-        yield f'<path class="grid" d="M{_X} {at:.1f}H{_X + _W}"/>'
-        yield f'<text x="{_X - 6}" y="{at + 4:.1f}" text-anchor="end">{10.0**power:g}</text>'
+        position = y(10.0**power)
+        yield f'<path class="grid" d="M{_X} {position:.1f}H{_X + _W}"/>'
+        yield f'<text x="{_X - 6}" y="{position + 4:.1f}" text-anchor="end">{10.0**power:g}</text>'
     yield f'<rect class="axis" x="{_X}" y="{_Y}" width="{_W}" height="{_H}"/>'
     yield (
         f'<text x="{_X + _W / 2}" y="{_Y + _H + 36}" text-anchor="middle">'
@@ -174,7 +176,7 @@ def _grid(x: Any, y: Any, bottom: float, top: float) -> Iterator[str]:
 # ---------------------------------------------------------------------------------- timeline
 
 
-def timeline(launch: TimedLaunch, most: int = MOST) -> str:
+def timeline(launch: TimedLaunch, max_rects: int = MAX_RECTS) -> str:
     """What the CU of XCD 0 that is done last does: a row a slot of a SIMD, a row a unit."""
     if not launch.figures.get("events"):
         return "<p>Not followed: another launch like it was.</p>"
@@ -185,40 +187,42 @@ def timeline(launch: TimedLaunch, most: int = MOST) -> str:
         if e["name"] in ("process_name", "thread_name")
     }
     slices = [e for e in events if e["ph"] == "X" and e["cat"] != "launch"]
-    end, left_out = _end(slices, most)
+    end, left_out = _end(slices, max_rects)
     slices = [e for e in slices if e["ts"] < end]
-    rows = sorted({(e["pid"], e["tid"]) for e in slices}, key=lambda at: (at[0] % 10 == 1, at))
-    places = {at: 24 + _ROW * i + 6 * _simds_before(rows, i) for i, at in enumerate(rows)}
-    height = max(places.values(), default=24) + _ROW + 6
+    rows = sorted(
+        {(e["pid"], e["tid"]) for e in slices}, key=lambda thread: (thread[0] % 10 == 1, thread)
+    )
+    tops = {thread: 24 + _ROW * i + 6 * _simds_before(rows, i) for i, thread in enumerate(rows)}
+    height = max(tops.values(), default=24) + _ROW + 6
     start = launch.floor_us
     per_us = _WIDTH / max(end - start, 1e-9)
     drawn = [*_ticks(end - start, per_us, height)]
-    for at, top in places.items():
+    for thread, top in tops.items():
         drawn.append(
-            f'<text x="{_LEFT - 6}" y="{top + 10}" text-anchor="end">'
-            f"{escape(_row_name(names, at))}</text>"
+            f'<text x="{_LEFT_PX - 6}" y="{top + 10}" text-anchor="end">'
+            f"{escape(_row_name(names, thread))}</text>"
         )
     for e in slices:
-        drawn.append(_slice(e, places[e["pid"], e["tid"]], start, per_us, end))
-    whole = launch.us - launch.floor_us
-    shown = f"{end - start:.2f} us from the first issue on, of {whole:.2f}"
+        drawn.append(_slice(e, tops[e["pid"], e["tid"]], start, per_us, end))
+    total_us = launch.us - launch.floor_us
+    extent = f"{end - start:.2f} us from the first issue on, of {total_us:.2f}"
     note = f"; {left_out} more slices are left out" if left_out else ""
     return (
-        f'<p class="soft">CU {launch.events_cu} of XCD 0: {shown}{note}. A row per wave slot: '
+        f'<p class="soft">CU {launch.events_cu} of XCD 0: {extent}{note}. A row per wave slot: '
         "what is issued, by unit, between what it waits for, paler. Point at a piece to read "
         "it.</p>"
         f'<p class="key">{_key(launch)}</p><div class="scroll">'
-        f'<svg width="{_LEFT + _WIDTH + 10}" height="{height}" role="img" '
+        f'<svg width="{_LEFT_PX + _WIDTH + 10}" height="{height}" role="img" '
         f'aria-label="Timeline">{"".join(drawn)}</svg></div>'
     )
 
 
-def _end(slices: Sequence[dict[str, Any]], most: int) -> tuple[float, int]:
+def _end(slices: Sequence[dict[str, Any]], max_rects: int) -> tuple[float, int]:
     """Up to when all fit, and how many begin later."""
-    last = max((e["ts"] + e["dur"] for e in slices), default=0.0)
-    if len(slices) <= most:
-        return last, 0
-    end = sorted(e["ts"] for e in slices)[most]
+    last_end = max((e["ts"] + e["dur"] for e in slices), default=0.0)
+    if len(slices) <= max_rects:
+        return last_end, 0
+    end = sorted(e["ts"] for e in slices)[max_rects]
     return end, len(slices) - sum(e["ts"] < end for e in slices)
 
 
@@ -226,22 +230,22 @@ def _simds_before(rows: Sequence[tuple[int, int]], index: int) -> int:
     return len({pid for pid, _ in rows[: index + 1]})
 
 
-def _row_name(names: dict[tuple[int, int | None], str], at: tuple[int, int]) -> str:
-    thread = names[at]
-    if at[0] % 10 == 1:
+def _row_name(names: dict[tuple[int, int | None], str], thread_key: tuple[int, int]) -> str:
+    thread = names[thread_key]
+    if thread_key[0] % 10 == 1:
         return thread
-    return f"{names[at[0], None].rpartition(': ')[2]} {thread}"
+    return f"{names[thread_key[0], None].rpartition(': ')[2]} {thread}"
 
 
 def _slice(e: dict[str, Any], top: float, start: float, per_us: float, end: float) -> str:
-    at = _LEFT + (e["ts"] - start) * per_us
+    left_px = _LEFT_PX + (e["ts"] - start) * per_us
     width = max((min(e["ts"] + e["dur"], end) - e["ts"]) * per_us, 0.4)
-    place = f'x="{at:.2f}" y="{top}" width="{width:.2f}" height="{_ROW - 2}"'
+    geometry = f'x="{left_px:.2f}" y="{top}" width="{width:.2f}" height="{_ROW - 2}"'
     if e["cat"] == "wave":
-        return f'<rect class="wave" {place}><title>{escape(e["name"])}</title></rect>'
+        return f'<rect class="wave" {geometry}><title>{escape(e["name"])}</title></rect>'
     if e["cat"] == "stall":
-        before = e["args"]["before"]
-        title = f"waits for {e['name']} before {before['offset']} {before['instruction']}"
+        op = e["args"]["before"]
+        title = f"waits for {e['name']} before {op['offset']} {op['instruction']}"
         fill = f'fill="{color(e["name"])}" fill-opacity="0.45"'
     elif e["cat"] == "issue":
         args = e["args"]
@@ -250,7 +254,7 @@ def _slice(e: dict[str, Any], top: float, start: float, per_us: float, end: floa
     else:
         title = f"{e['name']}, {e['args']['instructions']} instructions"
         fill = f'fill="{color(e["name"])}"'
-    return f"<rect {place} {fill}><title>{escape(title)}: {1e3 * e['dur']:.1f} ns</title></rect>"
+    return f"<rect {geometry} {fill}><title>{escape(title)}: {1e3 * e['dur']:.1f} ns</title></rect>"
 
 
 def _ticks(us: float, per_us: float, height: float) -> Iterator[str]:
@@ -258,14 +262,14 @@ def _ticks(us: float, per_us: float, height: float) -> Iterator[str]:
     step = 10 ** math.floor(math.log10(max(us, 1e-6) / 5))
     step *= next(n for n in (1, 2, 5, 10) if us / (n * step) <= 12)
     for i in range(int(us / step) + 1):
-        at = _LEFT + i * step * per_us
-        yield f'<path class="grid" d="M{at:.1f} 18V{height}"/>'
-        yield f'<text class="soft" x="{at:.1f}" y="12" text-anchor="middle">{i * step:g} us</text>'
+        x = _LEFT_PX + i * step * per_us
+        yield f'<path class="grid" d="M{x:.1f} 18V{height}"/>'
+        yield f'<text class="soft" x="{x:.1f}" y="12" text-anchor="middle">{i * step:g} us</text>'
 
 
 def _key(launch: TimedLaunch) -> str:
     units = [u for u in UNITS if any(row["unit"] == u for row in launch.pcs)]
     waits = sorted(launch.stalls, key=lambda name: -launch.stalls[name])
     issued = "".join(f"<span>{swatch(name)}{name}</span>" for name in units)
-    waited = "".join(f"<span>{swatch(name)}{name}</span>" for name in waits[:8])
-    return f"Issued: {issued}<br>Waited for: {waited}"
+    waits_legend = "".join(f"<span>{swatch(name)}{name}</span>" for name in waits[:8])
+    return f"Issued: {issued}<br>Waited for: {waits_legend}"

@@ -40,9 +40,9 @@ def environment(arch: str, folder: Path, part: str | None = None) -> dict[str, s
     return env
 
 
-def timing_set(env: dict[str, str], words: str) -> None:
+def timing_set(env: dict[str, str], options: str) -> None:
     """Add to what the timing mode is told, behind the user's own words."""
-    env["RFOPS_VGPU_TIMING_SET"] = f"{settings.raw('RFOPS_VGPU_TIMING_SET')} {words}".strip()
+    env["RFOPS_VGPU_TIMING_SET"] = f"{settings.raw('RFOPS_VGPU_TIMING_SET')} {options}".strip()
 
 
 def _put_first(env: dict[str, str], name: str, folder: str) -> None:

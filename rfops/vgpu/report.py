@@ -18,7 +18,7 @@ from rfops.vgpu.counting import LaunchRecord
 from rfops.vgpu.timed import TimedLaunch
 
 MOST_KERNELS = 20  # of a table
-MOST_TOLD = 5  # kernels whose time is told in full
+MAX_DETAILED = 5  # kernels whose time is told in full
 _TOP = 3  # reasons of a table's row
 
 
@@ -38,6 +38,7 @@ class Kernel:
     longest: TimedLaunch | None = None  # of those with stalls by instruction
 
     def add_time(self, launch: TimedLaunch) -> None:
+        """Add a launch's estimated time, its bound and its stalls."""
         self.us += launch.us
         self.low += launch.low
         self.high += launch.high
@@ -47,6 +48,7 @@ class Kernel:
             self.longest = launch
 
     def add_work(self, f: Mapping[str, Any]) -> None:
+        """Add a launch's counters: waves, instructions, bytes, FLOPs."""
         self.work.update(
             {
                 "waves": f["waves"],
@@ -80,6 +82,7 @@ class Report:
     different: set[tuple[Any, ...]] = field(default_factory=set)  # launches, by kernel and size
 
     def kernel(self, name: str, part: str) -> Kernel:
+        """Return the entry of a kernel on a GPU model, made on first use."""
         return self.kernels.setdefault((name, part), Kernel(name, part))
 
     def add(self, launch: TimedLaunch) -> Followed | None:
@@ -103,23 +106,23 @@ class Report:
 
 def read(folder: Path) -> Report:
     """All that lies there."""
-    found = Report()
+    report = Report()
     for file in sorted(folder.glob("*.jsonl"), key=lambda file: file.stat().st_mtime_ns):
-        _Process(found).read(file)
-    return found
+        _Process(report).read(file)
+    return report
 
 
-def of(launches: Sequence[LaunchRecord]) -> Report:
+def from_launches(launches: Sequence[LaunchRecord]) -> Report:
     """Of launches of this process that were counted and timed."""
-    found = Report([""])
-    for one in launches:
-        kernel = found.kernel(one.time.kernel, one.time.part)
+    report = Report([""])
+    for launch in launches:
+        kernel = report.kernel(launch.time.kernel, launch.time.part)
         kernel.launches += 1
-        kernel.add_work(one.figures)
-        followed = found.add(one.time)
+        kernel.add_work(launch.figures)
+        followed = report.add(launch.time)
         if followed is not None:
-            followed.counted = one.figures
-    return found
+            followed.counted = launch.figures
+    return report
 
 
 class _Process:
@@ -128,7 +131,7 @@ class _Process:
     def __init__(self, report: Report) -> None:
         self._report = report
         self._started: dict[int, str] = {}
-        self._parts: dict[int, str] = {}
+        self._gpu_models: dict[int, str] = {}
         self._followed: dict[int, Followed] = {}
         self._command = "?"
 
@@ -153,7 +156,7 @@ class _Process:
 
     def _time(self, record: dict[str, Any]) -> None:
         number, launch = record.pop("launch"), TimedLaunch(MappingProxyType(record))
-        self._parts[number] = launch.part
+        self._gpu_models[number] = launch.part
         if record["error"]:
             return
         followed = self._report.add(launch)
@@ -164,7 +167,7 @@ class _Process:
         """The last that is told of a launch."""
         number = record["launch"]
         self._started.pop(number, None)
-        kernel = self._report.kernel(record["kernel"], self._parts.pop(number, ""))
+        kernel = self._report.kernel(record["kernel"], self._gpu_models.pop(number, ""))
         kernel.launches += 1
         kernel.add_work(record)
         if number in self._followed:
@@ -188,24 +191,28 @@ def _lines(file: Path) -> Iterator[dict[str, Any]]:
 # ---------------------------------------------------------------------------------- text
 
 
-def text(report: Report, *, why: bool, checked: bool) -> str:
-    """The report for people; `why`: the slowest kernels one by one, with what they wait for."""
+def text(report: Report, *, show_reasons: bool, show_findings: bool) -> str:
+    """Return the report as text. `show_reasons` adds, for each of the slowest kernels, what its
+    waves wait for; `show_findings` adds what checking mode found."""
     kernels = report.by_time
     lines = [_head(report)]
     if kernels:
         lines += ["", *_times(kernels), "", *_work(kernels)]
-    if why:
-        for kernel in kernels[:MOST_TOLD]:
+    if show_reasons:
+        for kernel in kernels[:MAX_DETAILED]:
             longest = kernel.longest
             if longest is not None:
                 lines += ["", f"{readable(kernel.name)}: its longest launch"]
                 lines += [timed_text.table(longest), *_instructions(longest)]
-    if checked:
+    if show_findings:
         lines += ["", *findings(report)]
     if report.failed:
         counts = Counter(report.failed)
         lines += ["", "failed:"]
-        lines += [f"  {what}{f' ({n} times)' if n > 1 else ''}" for what, n in counts.items()]
+        lines += [
+            f"  {summary_line}{f' ({n} times)' if n > 1 else ''}"
+            for summary_line, n in counts.items()
+        ]
     return "\n".join(lines)
 
 
@@ -217,14 +224,16 @@ def _head(report: Report) -> str:
             "libamdhip64.so, a Python with rfops through Triton or FlyDSL"
         )
     us = sum(kernel.us for kernel in report.kernels.values())
-    parts = ", ".join(sorted({kernel.part for kernel in report.kernels.values() if kernel.part}))
+    gpu_models = ", ".join(
+        sorted({kernel.part for kernel in report.kernels.values() if kernel.part})
+    )
     kernels = many(len(report.kernels), "kernel")
-    where = f"{many(launches, 'launch')} in {many(len(report.processes), 'process')}"
-    return f"{kernels}, {where}: {us:.2f} us on {parts}, estimated, not measured"
+    scope = f"{many(launches, 'launch')} in {many(len(report.processes), 'process')}"
+    return f"{kernels}, {scope}: {us:.2f} us on {gpu_models}, estimated, not measured"
 
 
-def many(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 'es' if what[-1] in 'hs' else 's'}"
+def many(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 'es' if noun[-1] in 'hs' else 's'}"
 
 
 def _times(kernels: Sequence[Kernel]) -> list[str]:
@@ -233,15 +242,15 @@ def _times(kernels: Sequence[Kernel]) -> list[str]:
     for k in kernels[:MOST_KERNELS]:
         bound = k.bounds.most_common(1)[0][0] if k.bounds else "-"
         numbers = (f"{k.us:.2f}", f"{k.low:.2f}", f"{k.high:.2f}", f"{k.us / total:.1%}")
-        told = f"{readable(k.name)}; {_reasons(k.stalls)}"
-        rows.append((*numbers, str(k.launches), bound, told))
-    return [*_aligned(rows), *_others(kernels)]
+        description = f"{readable(k.name)}; {_reasons(k.stalls)}"
+        rows.append((*numbers, str(k.launches), bound, description))
+    return [*_aligned(rows), *_remaining_line(kernels)]
 
 
 def _reasons(stalls: Counter[str]) -> str:
     total = stalls.total()
-    most = (f"{name} {clk / total:.0%}" for name, clk in stalls.most_common(_TOP) if clk)
-    return ", ".join(most) or "nothing"
+    top_reasons = (f"{name} {clk / total:.0%}" for name, clk in stalls.most_common(_TOP) if clk)
+    return ", ".join(top_reasons) or "nothing"
 
 
 def _work(kernels: Sequence[Kernel]) -> list[str]:
@@ -270,13 +279,13 @@ def _work(kernels: Sequence[Kernel]) -> list[str]:
     rows: list[Sequence[str]] = [(*units, "kernel")]
     for k in kernels[:MOST_KERNELS]:
         rows.append((*(str(k.work[name]) for name in columns), readable(k.name)))
-    return [*_aligned(rows), *_others(kernels)]
+    return [*_aligned(rows), *_remaining_line(kernels)]
 
 
-def _others(kernels: Sequence[Kernel]) -> list[str]:
-    rest = kernels[MOST_KERNELS:]
-    us = sum(kernel.us for kernel in rest)
-    return [f"  and {many(len(rest), 'kernel')} more, {us:.2f} us"] if rest else []
+def _remaining_line(kernels: Sequence[Kernel]) -> list[str]:
+    remaining = kernels[MOST_KERNELS:]
+    us = sum(kernel.us for kernel in remaining)
+    return [f"  and {many(len(remaining), 'kernel')} more, {us:.2f} us"] if remaining else []
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -284,8 +293,8 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     cells = (
         [
-            c.ljust(w) if at >= len(row) - 2 and not c.isdigit() else c.rjust(w)
-            for at, (c, w) in enumerate(zip(row, widths, strict=True))
+            c.ljust(w) if column >= len(row) - 2 and not c.isdigit() else c.rjust(w)
+            for column, (c, w) in enumerate(zip(row, widths, strict=True))
         ]
         for row in rows
     )
@@ -295,13 +304,15 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 def _instructions(launch: TimedLaunch) -> list[str]:
     """Where most of the waiting is."""
     total = sum(sum(row["stalls"].values()) for row in launch.pcs) or 1
-    rows = sorted(launch.pcs, key=lambda row: -sum(row["stalls"].values()))[:MOST_TOLD]
+    rows = sorted(launch.pcs, key=lambda row: -sum(row["stalls"].values()))[:MAX_DETAILED]
     lines = []
     for row in rows:
         clk = sum(row["stalls"].values())
         if clk:
-            at = timed_text.place(row["source"], launch.kernel) if "source" in row else ""
-            source = f"  {at}" if at else ""
+            source_line = (
+                timed_text.source_path(row["source"], launch.kernel) if "source" in row else ""
+            )
+            source = f"  {source_line}" if source_line else ""
             instruction = timed_text.readable(row["text"])
             lines.append(f"  {clk / total:6.1%} {row['offset']:#8x}  {instruction}{source}")
     return lines
@@ -317,12 +328,12 @@ def findings(report: Report) -> list[str]:
 
 
 def _finding(f: Finding) -> str:
-    place = f", {f.file}:{f.line}" if f.file else ""
+    location = f", {f.file}:{f.line}" if f.file else ""
     lane = f" lane {f.lane}" if f.lane is not None else ""
     times = f", {f.count} times" if f.count > 1 else ""
     group = ",".join(map(str, f.workgroup))
     return (
-        f"{f.kind}: {readable(f.kernel)} at {f.offset:#x} ({f.instruction}){place}: {f.detail} "
+        f"{f.kind}: {readable(f.kernel)} at {f.offset:#x} ({f.instruction}){location}: {f.detail} "
         f"[workgroup {group} wave {f.wave}{lane}]{times}"
     )
 
@@ -336,9 +347,9 @@ def readable(name: str) -> str:
     except OSError:
         return name
     library.__cxa_demangle.restype = ctypes.c_void_p
-    at = library.__cxa_demangle(name.encode(), None, None, None)
-    if not at:
+    demangled = library.__cxa_demangle(name.encode(), None, None, None)
+    if not demangled:
         return name
-    found = ctypes.string_at(at).decode()
-    ctypes.CDLL(None).free(ctypes.c_void_p(at))
-    return found
+    text_ = ctypes.string_at(demangled).decode()
+    ctypes.CDLL(None).free(ctypes.c_void_p(demangled))
+    return text_

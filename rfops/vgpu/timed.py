@@ -104,7 +104,7 @@ class Mode:
     def stop(self, block: Block) -> None:
         with self._lock:
             self.deliver()
-            self._blocks = [other for other in self._blocks if other is not block]
+            self._blocks = [active for active in self._blocks if active is not block]
             self._set(self._blocks)
 
     def modelled_ps(self) -> int:

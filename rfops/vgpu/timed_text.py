@@ -12,7 +12,7 @@ from rfops.jit.launch.bind import source_folders
 from rfops.jit.paths import CSRC
 from rfops.vgpu.timed import TimedLaunch
 
-MARKED = 5  # instructions of a listing, the most stalled
+NUM_MARKED = 5  # instructions of a listing, the most stalled
 _LEVELS = {"l1": "L1", "scalar": "scalar", "l2": "L2", "mall": "Infinity Cache"}
 
 
@@ -30,16 +30,16 @@ def table(launch: TimedLaunch) -> str:
         ),
         ("clock", f"{f['clock_ghz']:.2f} GHz, {f['clocks']:.0f} clk"),
         ("bound", f["bound"]),
-        ("busy", ", ".join(f"{name} {share:.1%}" for name, share in f["busy"].items())),
+        ("busy", ", ".join(f"{name} {fraction:.1%}" for name, fraction in f["busy"].items())),
         *((name, text) for name, text in levels(f)),
         (
             "waves",
             f"{f['waves_in_flight_per_cu']:.1f} in flight per CU, "
             f"room for {f['workgroups_per_cu']} workgroups",
         ),
-        ("LDS conflicts", f"{f['lds_conflict_cycles']} cycles {where(f['sampled'])}"),
-        ("stalls", _shares(f["stalls"], f["sampled"])),
-        ("barriers for", _shares(f["barrier_because"], f["sampled"])),
+        ("LDS conflicts", f"{f['lds_conflict_cycles']} cycles {sampled_scope(f['sampled'])}"),
+        ("stalls", _fractions(f["stalls"], f["sampled"])),
+        ("barriers for", _fractions(f["barrier_because"], f["sampled"])),
         ("taken from", sampled(f["sampled"])),
     ]
     return "\n".join(f"  {name:14} {text}" for name, text in rows)
@@ -50,37 +50,40 @@ def annotate(launch: TimedLaunch) -> str:
     waves waited for before it. `>`: the most stalled. Source lines where there are debug lines."""
     pcs = launch.pcs
     total = sum(sum(row["stalls"].values()) for row in pcs)
-    top = sorted(pcs, key=lambda row: -sum(row["stalls"].values()))[:MARKED]
-    marked = {row["offset"] for row in top if row["stalls"]}
+    top = sorted(pcs, key=lambda row: -sum(row["stalls"].values()))[:NUM_MARKED]
+    marked_offsets = {row["offset"] for row in top if row["stalls"]}
     lines = [
-        f"  {launch.kernel}: {total} clk that waves waited {where(launch.sampled)}, and how often "
-        "each instruction was issued there",
+        f"  {launch.kernel}: {total} clk that waves waited {sampled_scope(launch.sampled)}, "
+        "and how often each instruction was issued there",
         f"    {'offset':>8} {'issued':>8} {'stalled':>9} {'share':>6}  instruction",
     ]
     source = ""
     for row in pcs:
         if row.get("source", source) != source:
             source = row["source"]
-            lines.append(f"  ; {with_text(place(source, launch.kernel))}")
+            lines.append(f"  ; {with_text(source_path(source, launch.kernel))}")
         stalled = sum(row["stalls"].values())
-        share = f"{stalled / total:.1%}" if stalled else ""
-        mark = ">" if row["offset"] in marked else " "
-        text = f"  {mark} {row['offset']:#8x} {row['issued']:8} {stalled or '':9} {share:>6}"
-        by_reason = ", ".join(f"{name} {clk}" for name, clk in most_first(row["stalls"]))
+        percent = f"{stalled / total:.1%}" if stalled else ""
+        mark = ">" if row["offset"] in marked_offsets else " "
+        text = f"  {mark} {row['offset']:#8x} {row['issued']:8} {stalled or '':9} {percent:>6}"
+        by_reason = ", ".join(f"{name} {clk}" for name, clk in sorted_stalls(row["stalls"]))
         lines.append(f"{text}  {readable(row['text']):44} {by_reason}".rstrip())
     return "\n".join(lines)
 
 
 def levels(f: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Bytes and hits of each level of memory, with the part of the GPU that they are of."""
-    m, place = f["memory"], where(f["sampled"])
+    m, scope = f["memory"], sampled_scope(f["sampled"])
     levels = [(name, m[level]) for level, name in _LEVELS.items() if m[level]["bytes"]]
-    rows = [(name, f"{at['bytes']} B {place}, {at['hit_rate']:.1%} hits") for name, at in levels]
-    hbm = f"{m['hbm_read_bytes']} B read; {m['written_bytes']} B written {place}"
+    rows = [
+        (name, f"{level['bytes']} B {scope}, {level['hit_rate']:.1%} hits")
+        for name, level in levels
+    ]
+    hbm = f"{m['hbm_read_bytes']} B read; {m['written_bytes']} B written {scope}"
     return [*rows, ("HBM", hbm)]
 
 
-def where(s: Mapping[str, int]) -> str:
+def sampled_scope(s: Mapping[str, int]) -> str:
     """The part of the GPU that figures of a replay are of: one XCD, or less of it."""
     is_whole = not s["left_out_of_xcd"] and not s["left_out_instructions"]
     return f"{'on' if is_whole else 'in the replayed part of'} XCD 0 of {s['xcds']}"
@@ -96,16 +99,16 @@ def sampled(s: Mapping[str, int]) -> str:
     )
 
 
-def most_first(stalls: Mapping[str, int]) -> list[tuple[str, int]]:
+def sorted_stalls(stalls: Mapping[str, int]) -> list[tuple[str, int]]:
     return sorted(stalls.items(), key=lambda item: -item[1])
 
 
-def _shares(stalls: Mapping[str, int], s: Mapping[str, int]) -> str:
+def _fractions(stalls: Mapping[str, int], s: Mapping[str, int]) -> str:
     total = sum(stalls.values())
     if not total:
         return "none"
-    parts = ", ".join(f"{name} {clk / total:.1%}" for name, clk in most_first(stalls))
-    return f"{parts} of {total} clk, added up over waves {where(s)}"
+    fractions = ", ".join(f"{name} {clk / total:.1%}" for name, clk in sorted_stalls(stalls))
+    return f"{fractions} of {total} clk, added up over waves {sampled_scope(s)}"
 
 
 def readable(text: str) -> str:
@@ -119,24 +122,26 @@ def readable(text: str) -> str:
         "expcnt": (bits >> 4 & 7, 7),
         "lgkmcnt": (bits >> 8 & 15, 15),
     }
-    waits = (f"{counter}({left})" for counter, (left, most) in counts.items() if left < most)
+    waits = (
+        f"{counter}({count})" for counter, (count, max_count) in counts.items() if count < max_count
+    )
     return f"{name} {' '.join(waits) or operand}"
 
 
 _STAGE = re.compile(r"^/.*/\.stage-[^/]+/")  # where the engine compiled, and left nothing
 
 
-def place(source: str, kernel: str) -> str:
+def source_path(source: str, kernel: str) -> str:
     """The `file:line` of a debug line, on this machine if the file is a source of the kernel's.
 
     The engine's code objects name no folder of the machine that compiled: root is the folder of the
     kernel's own sources, rfops that of the library's.
     """
     name = _STAGE.sub("", source)
-    root, _, rest = name.partition("/")
+    root, _, relative = name.partition("/")
     folders = {"rfops": (CSRC,), "root": source_folders(kernel)}.get(root, ())
-    found = (folder / rest for folder in folders)
-    return next((str(f) for f in found if Path(str(f).rpartition(":")[0]).is_file()), name)
+    candidates = (folder / relative for folder in folders)
+    return next((str(f) for f in candidates if Path(str(f).rpartition(":")[0]).is_file()), name)
 
 
 def with_text(source: str) -> str:

@@ -18,7 +18,7 @@ from itertools import count, groupby
 from typing import Any, NamedTuple
 
 from rfops.vgpu.timed import TimedLaunch
-from rfops.vgpu.timed_text import place
+from rfops.vgpu.timed_text import source_path
 
 MOST_ISSUES = 50_000  # of a launch: some 10 MB
 _ISSUE_CLK = 4  # what an issue takes; a wait no longer than that is another wave's turn
@@ -44,8 +44,8 @@ class Issue(NamedTuple):
         return self.at - self.stalled
 
 
-def trace(launches: Sequence[TimedLaunch], most: int = MOST_ISSUES) -> dict[str, Any]:
-    """The trace as JSON's objects, of `most` issues a launch at most. Raises ValueError for a
+def trace(launches: Sequence[TimedLaunch], max_issues: int = MOST_ISSUES) -> dict[str, Any]:
+    """The trace as JSON's objects, of `max_issues` issues a launch at most. Raises ValueError for a
     launch without events."""
     slices: list[Slice] = []
     start = 0.0
@@ -55,7 +55,7 @@ def trace(launches: Sequence[TimedLaunch], most: int = MOST_ISSUES) -> dict[str,
                 f"trace: launch {index}, {launch.kernel}, has no events; time it with "
                 "rfops.vgpu.timing(events=N, detail=True)"
             )
-        slices += _Writer(launch, index, start, most).all()
+        slices += _Writer(launch, index, start, max_issues).all()
         start += launch.us
     # What is outside comes first of those that start at once; names first of all.
     slices.sort(key=lambda s: (s["ph"] != "M", s.get("ts", 0), -s.get("dur", 0)))
@@ -64,16 +64,16 @@ def trace(launches: Sequence[TimedLaunch], most: int = MOST_ISSUES) -> dict[str,
         "displayTimeUnit": "ns",
         "otherData": {
             "what": "estimated by a model, not measured; of XCD 0, the unit that is done last",
-            "launches": [_about(launch, most) for launch in launches],
+            "launches": [_launch_facts(launch, max_issues) for launch in launches],
         },
     }
 
 
-def _about(launch: TimedLaunch, most: int) -> dict[str, Any]:
+def _launch_facts(launch: TimedLaunch, max_issues: int) -> dict[str, Any]:
     names = ("kernel", "part", "us", "low", "high", "clock_ghz", "clocks", "bound", "sampled")
-    about = {name: launch.figures[name] for name in names}
-    issues = min(most, len(launch.events))
-    return {**about, "issues": issues, "capped": issues == most}
+    facts = {name: launch.figures[name] for name in names}
+    issues = min(max_issues, len(launch.events))
+    return {**facts, "issues": issues, "capped": issues == max_issues}
 
 
 @dataclass
@@ -94,8 +94,8 @@ class _Writer:
         self._name(self.cu, f"launch {self.index}: {f.kernel} on {f.part}, CU {f.events_cu}")
         self._name(self.cu, "launch", 0)
         end = self.start + f.us
-        about = {"bound": f.bound, "low_us": f.low, "high_us": f.high}
-        self._add("launch", f.kernel, self.cu, 0, self._ts(us=self.start), self._ts(us=end), about)
+        args = {"bound": f.bound, "low_us": f.low, "high_us": f.high}
+        self._add("launch", f.kernel, self.cu, 0, self._ts(us=self.start), self._ts(us=end), args)
         self._waves(waves)
         self._units(issues)
         self._counters(waves)
@@ -125,21 +125,23 @@ class _Writer:
         )
 
     def _clks(
-        self, cat: str, name: str, at: tuple[int, int], clk: tuple[int, int], **args: Any
+        self, cat: str, name: str, thread: tuple[int, int], clk: tuple[int, int], **args: Any
     ) -> None:
-        self._add(cat, name, *at, self._ts(clk[0]), self._ts(clk[1]), args)
+        self._add(cat, name, *thread, self._ts(clk[0]), self._ts(clk[1]), args)
 
     def _name(self, pid: int, name: str, tid: int | None = None) -> None:
-        what, tids = ("process", {}) if tid is None else ("thread", {"tid": tid})
+        kind_of_row, tids = ("process", {}) if tid is None else ("thread", {"tid": tid})
         sort = {"sort_index": pid if tid is None else tid}
         for kind, args in (("name", {"name": name}), ("sort_index", sort)):
             self.slices.append(
-                {"ph": "M", "name": f"{what}_{kind}", "pid": pid, **tids, "args": args}
+                {"ph": "M", "name": f"{kind_of_row}_{kind}", "pid": pid, **tids, "args": args}
             )
 
     def _place(self, issue: Issue) -> dict[str, Any]:
         row = self.by_offset[issue.offset]
-        source = {"source": place(row["source"], self.launch.kernel)} if "source" in row else {}
+        source = (
+            {"source": source_path(row["source"], self.launch.kernel)} if "source" in row else {}
+        )
         return {"offset": f"{issue.offset:#x}", "instruction": row["text"], **source}
 
     def _unit(self, issue: Issue) -> str:
@@ -152,32 +154,36 @@ class _Writer:
         ends: dict[int, list[int]] = defaultdict(list)  # of a SIMD's slots, in clk
         for wave in sorted(waves, key=lambda w: w[0].waits_from):
             simd, start, end = wave[0].simd, wave[0].waits_from, wave[-1].at + _ISSUE_CLK
-            slots = ends[simd]
-            slot = next((i for i, free in enumerate(slots) if free <= start), len(slots))
+            slot_ends = ends[simd]
+            slot = next((i for i, free in enumerate(slot_ends) if free <= start), len(slot_ends))
             pid = self.cu + 1 + simd
-            if not slots:
+            if not slot_ends:
                 self._name(pid, f"launch {self.index}: SIMD {simd}")
-            if slot == len(slots):
-                slots.append(end)
+            if slot == len(slot_ends):
+                slot_ends.append(end)
                 self._name(pid, f"slot {slot}", slot)
-            slots[slot] = end
-            at = (pid, slot)
-            self._clks("wave", f"wave {wave[0].wave}", at, (start, end), issued=len(wave))
-            self._wave(wave, at)
+            slot_ends[slot] = end
+            thread = (pid, slot)
+            self._clks("wave", f"wave {wave[0].wave}", thread, (start, end), issued=len(wave))
+            self._wave(wave, thread)
 
-    def _wave(self, wave: list[Issue], at: tuple[int, int]) -> None:
+    def _wave(self, wave: list[Issue], thread: tuple[int, int]) -> None:
         """Its waits, and between them what it issued, by unit."""
         for run, following in _runs(wave, self._unit):
-            first = run[0]
-            if first.stalled > _ISSUE_CLK:
-                clk = (first.waits_from, first.at)
-                self._clks("stall", first.why, at, clk, before=self._place(first))
+            first_issue = run[0]
+            if first_issue.stalled > _ISSUE_CLK:
+                clk = (first_issue.waits_from, first_issue.at)
+                self._clks("stall", first_issue.why, thread, clk, before=self._place(first_issue))
             end = run[-1].at + _ISSUE_CLK
             if following:
                 end = min(end, following.at)
-            clk, unit = (first.at, end), self._unit(first)
-            name = f"{unit} x{len(run)}" if len(run) > 1 else self._place(first)["instruction"]
-            self._clks("issue", name, at, clk, issued=len(run), unit=unit, **self._place(first))
+            clk, unit = (first_issue.at, end), self._unit(first_issue)
+            name = (
+                f"{unit} x{len(run)}" if len(run) > 1 else self._place(first_issue)["instruction"]
+            )
+            self._clks(
+                "issue", name, thread, clk, issued=len(run), unit=unit, **self._place(first_issue)
+            )
 
     # ------------------------------------------------------------ units
 
@@ -186,9 +192,9 @@ class _Writer:
         work: dict[str, list[tuple[int, int]]] = defaultdict(list)
         for issue in issues:
             unit = self._unit(issue)
-            own = unit in _OF_A_SIMD
-            clk = self.by_offset[issue.offset]["unit_clk"] if own else _ISSUE_CLK
-            name = f"{unit} of SIMD {issue.simd}" if own else f"{unit} issues"
+            is_per_simd = unit in _OF_A_SIMD
+            clk = self.by_offset[issue.offset]["unit_clk"] if is_per_simd else _ISSUE_CLK
+            name = f"{unit} of SIMD {issue.simd}" if is_per_simd else f"{unit} issues"
             work[name].append((issue.at, issue.at + clk))
         for tid, (name, busy) in zip(count(1), sorted(work.items())):
             self._name(self.cu, name, tid)
@@ -201,21 +207,21 @@ class _Writer:
     def _counters(self, waves: Sequence[list[Issue]]) -> None:
         end = max((wave[-1].at + _ISSUE_CLK for wave in waves), default=0)
         width = max(4 * _ISSUE_CLK, -(-end // _BUCKETS))
-        alive = [0.0] * (end // width + 2)  # the last one, after all, stays empty
+        num_waves = [0.0] * (end // width + 2)  # the last one, after all, stays empty
         waiting: dict[str, list[float]] = {}
         for wave in waves:
-            _spread(alive, width, wave[0].waits_from, wave[-1].at + _ISSUE_CLK)
+            _add_to_buckets(num_waves, width, wave[0].waits_from, wave[-1].at + _ISSUE_CLK)
             for issue in wave:
                 if issue.stalled > _ISSUE_CLK:
-                    by_bucket = waiting.setdefault(issue.why, [0.0] * len(alive))
-                    _spread(by_bucket, width, issue.waits_from, issue.at)
-        for name, series in (("waves", {"waves": alive}), ("waiting waves", waiting)):
-            told: dict[str, float] = {}
-            for i in range(len(alive)):
+                    by_bucket = waiting.setdefault(issue.why, [0.0] * len(num_waves))
+                    _add_to_buckets(by_bucket, width, issue.waits_from, issue.at)
+        for name, series in (("waves", {"waves": num_waves}), ("waiting waves", waiting)):
+            last_values: dict[str, float] = {}
+            for i in range(len(num_waves)):
                 values = {kind: round(values[i], 3) for kind, values in sorted(series.items())}
-                if values == told:
+                if values == last_values:
                     continue
-                told = values
+                last_values = values
                 self.slices.append(
                     {
                         "ph": "C",
@@ -241,16 +247,16 @@ def _runs(wave: list[Issue], unit: Any) -> Iterator[tuple[list[Issue], Issue | N
 
 def _merged(busy: list[tuple[int, int]]) -> Iterator[tuple[int, int, int]]:
     """Start, end, and of how many: those that meet, overlap or nearly meet."""
-    first, last, merged = *busy[0], 0
+    start_, end_, merged = *busy[0], 0
     for start, end in sorted(busy):
-        if start > last + _ISSUE_CLK:
-            yield first, last, merged
-            first, last, merged = start, end, 0
-        last, merged = max(last, end), merged + 1
-    yield first, last, merged
+        if start > end_ + _ISSUE_CLK:
+            yield start_, end_, merged
+            start_, end_, merged = start, end, 0
+        end_, merged = max(end_, end), merged + 1
+    yield start_, end_, merged
 
 
-def _spread(buckets: list[float], width: int, start: int, end: int) -> None:
+def _add_to_buckets(buckets: list[float], width: int, start: int, end: int) -> None:
     """Adds to each bucket the share of it that lies between."""
     for i in range(start // width, (end - 1) // width + 1):
         buckets[i] += (min(end, (i + 1) * width) - max(start, i * width)) / width

@@ -90,26 +90,26 @@ def _copy(tensor: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
     return tensor.clone()
 
 
-def _to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+def _tensor_to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     """To another place: a copy, though both are the host's."""
-    given = args[0] if args else kwargs.get("device")
-    names_device = isinstance(given, (torch.device, str)) or type(given) is int
-    args = tuple(_index(arg) if at == 0 else _host(arg) for at, arg in enumerate(args))
+    device = args[0] if args else kwargs.get("device")
+    names_device = isinstance(device, (torch.device, str)) or type(device) is int
+    args = tuple(_index(arg) if index == 0 else _host(arg) for index, arg in enumerate(args))
     if "device" in kwargs:
         kwargs["device"] = _index(kwargs["device"])
-    moved = tensor.to(*args, **kwargs)
-    return moved.clone() if names_device and moved is tensor else moved
+    copy = tensor.to(*args, **kwargs)
+    return copy.clone() if names_device and copy is tensor else copy
 
 
-def _same(tensor: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+def _same_tensor(tensor: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
     return tensor
 
 
 _MOVES: dict[Any, Callable[..., Any]] = {
     torch.Tensor.cuda: _copy,
     torch.Tensor.cpu: _copy,
-    torch.Tensor.to: _to,
-    torch.Tensor.pin_memory: _same,
+    torch.Tensor.to: _tensor_to,
+    torch.Tensor.pin_memory: _same_tensor,
     torch.Tensor.is_cuda.__get__: lambda tensor: True,  # type: ignore[attr-defined]
     torch.Tensor.get_device: lambda tensor: 0,
     # A block of torch.autocast("cuda"), which is set to the host below, as torch.compile enters it.
@@ -120,16 +120,16 @@ _MOVES: dict[Any, Callable[..., Any]] = {
 # ---------------------------------------------------------------------------------- Python inside
 
 
-def _inside(function: Callable[..., Any]) -> Callable[..., Any]:
+def _with_names(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function with devices changed in what it calls: torch leaves a mode while it handles an
     operator, and a program's own Python may be within."""
 
     @functools.wraps(function)
-    def inside(*args: Any, **kwargs: Any) -> Any:
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
         with OnHost():
             return function(*args, **kwargs)
 
-    return inside
+    return wrapper
 
 
 _KEYS = {"CUDA": "CPU", "AutogradCUDA": "AutogradCPU", "AutocastCUDA": "AutocastCPU"}
@@ -169,7 +169,7 @@ def _registering(register: Callable[..., Any]) -> Callable[..., Any]:
         is_python = isinstance(fn, types.FunctionType | types.MethodType | functools.partial)
         with warnings.catch_warnings():  # of a kernel that takes another one's place
             warnings.filterwarnings("ignore", message="(?s).*Overriding a previously registered")
-            fn = _inside(fn) if is_python else fn
+            fn = _with_names(fn) if is_python else fn
             return register(library, op_name, fn, _on_host(dispatch_key), **options)
 
     return impl
@@ -186,12 +186,12 @@ def _storage_to(move: Callable[..., Any]) -> Callable[..., Any]:
     """UntypedStorage.to, by which torch.load moves what it reads."""
 
     @functools.wraps(move)
-    def to(storage: Any, *, device: Any, non_blocking: bool = False) -> Any:
+    def move_to(storage: Any, *, device: Any, non_blocking: bool = False) -> Any:
         host = _host(torch.device(device))
-        moved = move(storage, device=host, non_blocking=non_blocking)
-        return moved.clone() if moved is storage else moved
+        copy = move(storage, device=host, non_blocking=non_blocking)
+        return copy.clone() if copy is storage else copy
 
-    return to
+    return move_to
 
 
 def _traced_is_cuda(module: Any) -> None:
@@ -240,9 +240,9 @@ def _in_thread(run: Callable[[Any], None], thread: Any) -> None:
 
 def activate(torch_module: Any) -> None:
     """For the rest of the process."""
-    found = names.functions()
+    functions = names.functions()
     for module in (torch_module.cuda, *map(vars(torch_module.cuda).get, _SUBMODULES)):
-        for name, value in found.items():
+        for name, value in functions.items():
             if module is torch_module.cuda or name in vars(module):
                 setattr(module, name, value)
     for name, value in names.accelerator_functions().items():
@@ -262,7 +262,7 @@ def activate(torch_module: Any) -> None:
     torch_module.storage._StorageBase.to = _storage_to(torch_module.storage._StorageBase.to)
     torch_module.Tensor.record_stream = lambda _tensor, _stream: None
     when_imported("torch._dynamo.variables.tensor", _traced_is_cuda)
-    engine = _inside(torch_module.autograd._engine_run_backward)
+    engine = _with_names(torch_module.autograd._engine_run_backward)
     torch_module.autograd._engine_run_backward = engine
     torch_module.autograd.graph._engine_run_backward = engine
     run = threading.Thread.run

@@ -67,11 +67,11 @@ class Stream:
     def cuda_stream(self) -> int:
         from rfops.vgpu import library_path
 
-        made = ctypes.c_void_p()
-        code = ctypes.CDLL(str(library_path())).hipStreamCreate(ctypes.byref(made))
-        if code != 0 or made.value is None:
+        handle = ctypes.c_void_p()
+        code = ctypes.CDLL(str(library_path())).hipStreamCreate(ctypes.byref(handle))
+        if code != 0 or handle.value is None:
             raise RuntimeError(f"hipStreamCreate failed with HIP error {code}")
-        return made.value
+        return handle.value
 
     @property
     def stream_id(self) -> int:
@@ -136,12 +136,12 @@ class StreamContext(contextlib.AbstractContextManager["StreamContext"]):
         self.stream = stream
 
     def __enter__(self) -> StreamContext:
-        self._before = current_stream()
+        self._previous = current_stream()
         set_stream(self.stream)
         return self
 
     def __exit__(self, *_: object) -> None:
-        set_stream(self._before)
+        set_stream(self._previous)
 
 
 class _Anywhere(contextlib.AbstractContextManager[None]):
@@ -230,7 +230,7 @@ def _set_rng_states(new_states: Any) -> None:
 # ---------------------------------------------------------------------------------- refusals
 
 
-def told(name: str) -> str:
+def refusal_text(name: str) -> str:
     return (
         f"rfops run: {name} needs a GPU of torch's own. Graphs of HIP work in programs that call "
         "the HIP runtime; in this one launch the kernels without a graph"
@@ -240,26 +240,26 @@ def told(name: str) -> str:
 
 
 def _refuse(name: str) -> Callable[..., Any]:
-    def refused(*_: Any, **__: Any) -> Any:
-        raise RuntimeError(told(name))
+    def raise_refusal(*_: Any, **__: Any) -> Any:
+        raise RuntimeError(refusal_text(name))
 
-    return refused
+    return raise_refusal
 
 
 def _refused_class(name: str) -> type:
     """For annotations and isinstance(); no instance can be made."""
 
-    def refused(_cls: type, *_: Any, **__: Any) -> Any:
-        raise RuntimeError(told(f"torch.cuda.{name}"))
+    def raise_refusal(_cls: type, *_: Any, **__: Any) -> Any:
+        raise RuntimeError(refusal_text(f"torch.cuda.{name}"))
 
-    return type(name, (), {"__new__": refused, "__module__": "torch.cuda"})
+    return type(name, (), {"__new__": raise_refusal, "__module__": "torch.cuda"})
 
 
 def lack(name: str) -> Any:
     """`torch._C.__getattr__`: what torch has only for a GPU is still absent, and says why."""
     if not name.startswith("_cuda_"):
         raise AttributeError(f"module 'torch._C' has no attribute {name!r}")
-    raise AttributeError(told(f"torch._C.{name}"))
+    raise AttributeError(refusal_text(f"torch._C.{name}"))
 
 
 # ---------------------------------------------------------------------------------- the tables
@@ -269,12 +269,12 @@ def _returns(value: Any) -> Callable[..., Any]:
     return lambda *_, **__: value
 
 
-def _own(function: Callable[..., Any]) -> Callable[..., Any]:
+def _own_name(function: Callable[..., Any]) -> Callable[..., Any]:
     """A function for one name alone: torch.compile has a handler for each."""
     return functools.wraps(function)(lambda *args, **kwargs: function(*args, **kwargs))
 
 
-_NOTHING = (
+_NO_OPS = (
     "synchronize",
     "set_device",
     "init",
@@ -306,7 +306,7 @@ _ZERO = (
     "_maybe_exchange_device",
     "_get_device_index",
 )
-_REFUSED = (
+_UNSUPPORTED = (
     "make_graphed_callables",
     "graph_pool_handle",
     "cudart",
@@ -331,9 +331,9 @@ def functions() -> dict[str, Any]:
     tensors = (name for name in torch.cuda.__all__ if name.endswith(("Tensor", "Storage")))
     return {
         **{name: getattr(torch, name) for name in tensors},
-        **{name: _returns(None) for name in _NOTHING},
+        **{name: _returns(None) for name in _NO_OPS},
         **{name: _returns(0) for name in _ZERO},
-        **{name: _refuse(f"torch.cuda.{name}") for name in _REFUSED},
+        **{name: _refuse(f"torch.cuda.{name}") for name in _UNSUPPORTED},
         **{name: _refused_class(name) for name in _CLASSES},
         "is_available": lambda: True,
         "is_initialized": lambda: True,
@@ -349,14 +349,14 @@ def functions() -> dict[str, Any]:
         "get_allocator_backend": lambda: "native",
         "get_per_process_memory_fraction": lambda _device=None: 1.0,
         "list_gpu_processes": lambda _device=None: "",
-        "mem_get_info": _own(_memory),
+        "mem_get_info": _own_name(_memory),
         "memory_stats": lambda _device=None: defaultdict(int),
         "memory_stats_as_nested_dict": lambda _device=None: {},
         "host_memory_stats": lambda: defaultdict(int),
         "host_memory_stats_as_nested_dict": dict,
         "memory_summary": _summary,
-        "manual_seed": _own(_seed),
-        "manual_seed_all": _own(_seed),
+        "manual_seed": _own_name(_seed),
+        "manual_seed_all": _own_name(_seed),
         "seed": lambda: torch.default_generator.seed(),
         "seed_all": lambda: torch.default_generator.seed(),
         "initial_seed": lambda: torch.default_generator.initial_seed(),
@@ -366,9 +366,9 @@ def functions() -> dict[str, Any]:
         "set_rng_state_all": _set_rng_states,
         "default_generators": (torch.default_generator,),
         "is_current_stream_capturing": lambda: False,
-        "current_stream": _own(current_stream),
+        "current_stream": _own_name(current_stream),
         "default_stream": lambda _device=None: DEFAULT_STREAM,
-        "set_stream": _own(set_stream),
+        "set_stream": _own_name(set_stream),
         "get_stream_from_external": lambda data_ptr, device=None: ExternalStream(data_ptr),
         "Event": Event,
         "Stream": Stream,
@@ -390,7 +390,7 @@ def accelerator_functions() -> dict[str, Any]:
         "max_memory_allocated",
         "max_memory_reserved",
     )
-    nothing = (
+    no_ops = (
         "synchronize",
         "set_device_index",
         "set_device_idx",
@@ -399,14 +399,14 @@ def accelerator_functions() -> dict[str, Any]:
         "reset_accumulated_memory_stats",
     )
     return {
-        **{name: _returns(None) for name in nothing},
+        **{name: _returns(None) for name in no_ops},
         **{name: _returns(0) for name in zero},
         "is_available": lambda: True,
         "device_count": lambda: 1,
         "current_accelerator": lambda check_available=False: torch.device("cuda"),
-        "current_stream": _own(current_stream),
-        "set_stream": _own(set_stream),
+        "current_stream": _own_name(current_stream),
+        "set_stream": _own_name(set_stream),
         "memory_stats": lambda _device=None: defaultdict(int),
-        "get_memory_info": _own(_memory),
+        "get_memory_info": _own_name(_memory),
         "device_index": _Anywhere,
     }

@@ -115,8 +115,8 @@ class _Launcher(amd_driver.HIPLauncher):  # type: ignore[misc]
 
     def __call__(self, *args: Any) -> Any:
         try:
-            if tensor_memory.is_on():
-                with tensor_memory.known(triton_driver.active.runtime, args):
+            if tensor_memory.is_registering():
+                with tensor_memory.registered(triton_driver.active.runtime, args):
                     return super().__call__(*args)
             return super().__call__(*args)
         except RuntimeError as error:
@@ -151,25 +151,25 @@ class _Event:
 
     def __init__(self, enable_timing: bool = False, **_: Any) -> None:
         self._timing = enable_timing
-        self._at: int | None = None  # picoseconds
+        self._time_ps: int | None = None  # picoseconds
 
     def record(self, _stream: Any = None) -> None:
         if not self._timing:
             return
         mode = timed.mode(vgpu.library_path())
-        if self._at is None:
+        if self._time_ps is None:
             block = timed.Block(_COLD, follows=True)
             mode.start(block)
             weakref.finalize(self, mode.stop, block).atexit = False
-        self._at = mode.modelled_ps()
+        self._time_ps = mode.modelled_ps()
 
     def elapsed_time(self, end: _Event) -> float:
         """Milliseconds of the launches between the two records, as the model estimates them."""
-        if self._at is None or end._at is None:
+        if self._time_ps is None or end._time_ps is None:
             raise RuntimeError(
                 "elapsed_time: both events must be created with enable_timing=True and recorded"
             )
-        return (end._at - self._at) / 1e9
+        return (end._time_ps - self._time_ps) / 1e9
 
     def synchronize(self) -> None: ...
 
@@ -287,13 +287,13 @@ def _keep_cache(tuner: Autotuner, cache: Any) -> None:
 def _compiler() -> list[str]:
     """The C compiler that Triton would take, or ziglang's. Raises ToolchainNotFound."""
     rejected = []
-    chosen = settings.text("CC")
-    for name in [chosen] if chosen else ["gcc", "clang", "cc"]:
-        found = shutil.which(name)
-        if found:
-            return [found]
-        rejected.append(f"CC={name}: not found" if chosen else f"{name} on PATH: not found")
-    if not chosen:
+    cc = settings.text("CC")
+    for name in [cc] if cc else ["gcc", "clang", "cc"]:
+        compiler = shutil.which(name)
+        if compiler:
+            return [compiler]
+        rejected.append(f"CC={name}: not found" if cc else f"{name} on PATH: not found")
+    if not cc:
         if importlib.util.find_spec("ziglang") is not None:
             return [sys.executable, "-m", "ziglang", "cc"]
         rejected.append("the ziglang package of this Python: not found")
@@ -333,9 +333,11 @@ def _build_launcher(
     ]
     command += [f"-L{folder}" for folder in library_dirs]
     command += [f"-I{folder}" for folder in folders if folder is not None]
-    done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
-    if done.returncode != 0:
-        raise BuildError(_LAUNCHER, command, done.stdout + done.stderr, None)
+    completed = subprocess.run(
+        command, capture_output=True, text=True, errors="replace", check=False
+    )
+    if completed.returncode != 0:
+        raise BuildError(_LAUNCHER, command, completed.stdout + completed.stderr, None)
     return str(output)
 
 
@@ -358,11 +360,11 @@ def activate(arch: str, library: Path) -> None:
         if knobs.build.impl is None:
             _replace(undo, knobs.build, "impl", _build_launcher)
         virtual = VirtualDriver(arch, library)
-        for name, ours in _BENCHES.items():
+        for name, replacement in _BENCHES.items():
             bench = getattr(triton.testing, name, None)
             if bench is not None:
-                _replace(undo, bench, "__code__", ours.__code__)
-                _replace(undo, bench, "__defaults__", ours.__defaults__)
+                _replace(undo, bench, "__code__", replacement.__code__)
+                _replace(undo, bench, "__defaults__", replacement.__defaults__)
         Autotuner.cache = property(_tuned_here, _keep_cache)
         undo.callback(delattr, Autotuner, "cache")
         _only_active(undo)
@@ -382,11 +384,11 @@ def deactivate() -> None:
 def _launcher_module() -> Iterator[None]:
     """Keep what Triton's driver module knows of the HIP library in use before, and put it back."""
     names = ("PyTDMDescriptor", "PyKernelArg", "ARG_CONSTEXPR", "ARG_KERNEL", "ARG_TUPLE")
-    before = {name: getattr(amd_driver, name) for name in names if hasattr(amd_driver, name)}
+    previous = {name: getattr(amd_driver, name) for name in names if hasattr(amd_driver, name)}
     try:
         yield
     finally:
-        vars(amd_driver).update(before)
+        vars(amd_driver).update(previous)
         amd_driver._get_path_to_hip_runtime_dylib.cache_clear()
 
 

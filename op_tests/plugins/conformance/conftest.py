@@ -9,11 +9,11 @@ import pytest
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     reports = terminalreporter.getreports("passed")
-    found = [value for r in reports for name, value in r.user_properties if name == "refusal"]
+    results = [value for r in reports for name, value in r.user_properties if name == "refusal"]
     engaged = sum(name == "engaged" for r in reports for name, _ in r.user_properties)
-    if not found and not engaged:
+    if not results and not engaged:
         return
     terminalreporter.section("call sites of vLLM and SGLang")
-    terminalreporter.line(f"{engaged} replays engaged and right, {len(found)} refused:")
-    for line, count in sorted(Counter(found).items()):
+    terminalreporter.line(f"{engaged} replays engaged and right, {len(results)} refused:")
+    for line, count in sorted(Counter(results).items()):
         terminalreporter.line(f"  {count} x {line}")

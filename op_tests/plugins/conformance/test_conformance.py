@@ -30,7 +30,7 @@ from support.conformance.harness import (
     engine_of,
     replay,
     world_of,
-)  # fmt: skip
+)
 from support.conformance.sites import TARGETS, Engine
 
 ENGINES = ("vllm", "sglang")
@@ -71,9 +71,9 @@ def recorded(engine: str) -> dict[str, list[str]]:
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_sites_are_those_on_record(engine: str) -> None:
-    found, known = {site.key for site in engine_of(engine).sites}, set(recorded(engine))
-    assert not found - known, f"new: {sorted(found - known)}; {HOW}"
-    assert not known - found, f"gone: {sorted(known - found)}; run record.py"
+    results, known = {site.key for site in engine_of(engine).sites}, set(recorded(engine))
+    assert not results - known, f"new: {sorted(results - known)}; {HOW}"
+    assert not known - results, f"gone: {sorted(known - results)}; run record.py"
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -124,8 +124,8 @@ def test_wrappers_have_the_signatures_of_their_callees(
         exec(f"def expected({SIGNATURES[target]}): ...", space)
         wrapped = getattr(importlib.import_module(module), name)
         assert inspect.signature(wrapped) == inspect.signature(space["expected"]), target
-    made = aiter.get_hip_quant(aiter.QuantType.per_1x128)
-    assert "transpose_scale" in inspect.signature(made).parameters
+    result = aiter.get_hip_quant(aiter.QuantType.per_1x128)
+    assert "transpose_scale" in inspect.signature(result).parameters
 
 
 # ---------------------------------------------------------------- the search itself
@@ -177,7 +177,7 @@ FOUND = {
 def test_sites_are_found_however_they_are_reached(tmp_path: Path) -> None:
     path = tmp_path / "vllm.whl"
     with zipfile.ZipFile(path, "w") as archive:
-        for place, text in CODE.items():
-            archive.writestr(place, text)
-    found = {site.key for site in Engine("vllm", zipfile.ZipFile(path)).sites}
-    assert found == FOUND, found ^ FOUND
+        for member, text in CODE.items():
+            archive.writestr(member, text)
+    results = {site.key for site in Engine("vllm", zipfile.ZipFile(path)).sites}
+    assert results == FOUND, results ^ FOUND

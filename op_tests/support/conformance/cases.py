@@ -101,9 +101,15 @@ def keys_of(p: mla_problems.Problem) -> list[Tensor]:
 # Persistent metadata of aiter's MLA, whose contents rfops does not read.
 METADATA = {
     name: torch.zeros(8, dtype=I32)
-    for name in ("work_meta_data", "work_indptr", "work_info_set", "reduce_indptr",
-                 "reduce_final_map", "reduce_partial_map")
-}  # fmt: skip
+    for name in (
+        "work_meta_data",
+        "work_indptr",
+        "work_info_set",
+        "reduce_indptr",
+        "reduce_final_map",
+        "reduce_partial_map",
+    )
+}
 
 
 # ---------------------------------------------------------------- experts
@@ -122,10 +128,10 @@ class Experts:
 
 def parameter(w: Tensor, mark: bool) -> Tensor:
     """A weight of a layer; the mark of shuffled weights is an attribute of the tensor."""
-    made = torch.nn.Parameter(w, requires_grad=False)
+    result = torch.nn.Parameter(w, requires_grad=False)
     if mark:
-        made.is_shuffled = True  # type: ignore[attr-defined]
-    return made
+        result.is_shuffled = True  # type: ignore[attr-defined]
+    return result
 
 
 def shuffled(w: Tensor) -> Tensor:
@@ -142,11 +148,11 @@ def bf16_experts(
 
 
 def fp8_experts(arch: str, e: int = 8, d: int = 256, i: int = 128, mark: bool = True) -> Experts:
-    made = []
+    result = []
     for w in (normal(e, 2 * i, d, dtype=F32) / d**0.5, normal(e, d, i, dtype=F32) / i**0.5):
-        each = [reference.quant_fp8(one, 128, False, fp8_of(arch)) for one in w]
-        made += [torch.stack([one[n] for one in each]) for n in (0, 1)]
-    w1, s1, w2, s2 = made
+        each = [reference.quant_fp8(item, 128, False, fp8_of(arch)) for item in w]
+        result += [torch.stack([item[n] for item in each]) for n in (0, 1)]
+    w1, s1, w2, s2 = result
     exact = reference.fp8_weight(w1, s1), reference.fp8_weight(w2, s2)
     shuffle = shuffled if mark else lambda w: w
     return Experts(parameter(shuffle(w1), mark), parameter(shuffle(w2), mark), exact, s1, s2)
@@ -156,13 +162,16 @@ def mxfp4_experts(
     e: int = 8, d: int = 256, i: int = 256, mark: bool = True, dtype: torch.dtype = FP4
 ) -> Experts:
     """Shuffled e2m1 [E, rows, K/2] and shuffled e8m0 [E * rows, K/32]."""
-    made, exact = [], []
+    result, exact = [], []
     for w in (normal(e, 2 * i, d, dtype=F32) / d**0.5, normal(e, d, i, dtype=F32) / i**0.5):
         payload, scale = quant_mxfp4_ref(w.flatten(0, 1), "even")
         exact.append(dequant_mxfp4(payload, scale, torch.float64).view(w.shape))
         data = shuffled(payload.view(U8).view(*w.shape[:2], -1)).view(dtype)
-        made += [parameter(data, mark), rfops.shuffle_scale(scale).data[: w.shape[0] * w.shape[1]]]
-    return Experts(made[0], made[2], (exact[0], exact[1]), made[1], made[3])
+        result += [
+            parameter(data, mark),
+            rfops.shuffle_scale(scale).data[: w.shape[0] * w.shape[1]],
+        ]
+    return Experts(result[0], result[2], (exact[0], exact[1]), result[1], result[3])
 
 
 def choice(m: int, e: int, k: int, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -180,11 +189,11 @@ def fp8_weight(arch: str, n: int, k: int) -> tuple[Tensor, Tensor, Tensor]:
     return w, scale, reference.fp8_weight(w, scale)
 
 
-def assert_fp8(made: tuple[Tensor, Tensor], x: Tensor, arch: str) -> None:
+def assert_fp8(result: tuple[Tensor, Tensor], x: Tensor, arch: str) -> None:
     """The quantiser's own codes and scales, bit by bit."""
     payload, scale = reference.quant_fp8(x, 1, False, fp8_of(arch))
-    assert made[0].dtype == payload.dtype and made[1].shape == scale.shape
-    assert torch.equal(made[0].view(U8), payload.view(U8)) and torch.equal(made[1], scale)
+    assert result[0].dtype == payload.dtype and result[1].shape == scale.shape
+    assert torch.equal(result[0].view(U8), payload.view(U8)) and torch.equal(result[1], scale)
 
 
 def mxfp4_weight(n: int, k: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -196,7 +205,7 @@ def mxfp4_rows(x: Tensor) -> Tensor:
     return dequant_mxfp4(*quant_mxfp4_ref(x, "even"), torch.float64)
 
 
-def assert_mxfp4(made: tuple[Tensor, Tensor], x: Tensor) -> None:
+def assert_mxfp4(result: tuple[Tensor, Tensor], x: Tensor) -> None:
     payload, scale = quant_mxfp4_ref(x, "even")
-    assert torch.equal(made[0].reshape(payload.shape).view(U8), payload.view(U8))
-    assert torch.equal(made[1].reshape(scale.shape).view(U8), scale.view(U8))
+    assert torch.equal(result[0].reshape(payload.shape).view(U8), payload.view(U8))
+    assert torch.equal(result[1].reshape(scale.shape).view(U8), scale.view(U8))

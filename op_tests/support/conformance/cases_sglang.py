@@ -38,7 +38,7 @@ from .cases import (
     shuffled,
     starts,
     words,
-)  # fmt: skip
+)
 from .engine_code import World, e8m0_shuffle, per_1x32_f4_quant_hip
 
 LAYERS = "sglang.srt.layers"
@@ -67,11 +67,20 @@ def prepare(world: World) -> None:
 # ---------------------------------------------------------------- attention
 
 
-def radix(heads: int = 16, **more: Any) -> Any:
-    return words(**{
-        "tp_q_head_num": heads, "qk_head_dim": 576, "head_dim": 576, "v_head_dim": 512,
-        "scaling": SCALE, "logit_cap": 0.0, "layer_id": 0, "k_scale": None,
-    } | more)  # fmt: skip
+def radix(heads: int = 16, **kwargs: Any) -> Any:
+    return words(
+        **{
+            "tp_q_head_num": heads,
+            "qk_head_dim": 576,
+            "head_dim": 576,
+            "v_head_dim": 512,
+            "scaling": SCALE,
+            "logit_cap": 0.0,
+            "layer_id": 0,
+            "k_scale": None,
+        }
+        | kwargs
+    )
 
 
 def backend(world: World, p: Any, **changes: Any) -> tuple[Any, Any]:
@@ -82,21 +91,37 @@ def backend(world: World, p: Any, **changes: Any) -> tuple[Any, Any]:
     p.kv, p.kv_indices = torch.cat([p.kv[:1], p.kv]), p.kv_indices + 1
     rows, heads = len(p.lens), p.q.shape[1]
     meta = words(
-        qo_indptr=starts(rows, p.qo_len), kv_indptr=p.kv_indptr, kv_indices=p.kv_indices,
-        kv_last_page_len=torch.ones(rows, dtype=I32), max_q_len=p.qo_len,
-        work_metadata=METADATA["work_meta_data"], global_kv_indptr=p.kv_indptr,
-        cprr_kernel_heads=heads, cprr_kv_indices=p.kv_indices, cprr_kv_indptr=p.kv_indptr,
+        qo_indptr=starts(rows, p.qo_len),
+        kv_indptr=p.kv_indptr,
+        kv_indices=p.kv_indices,
+        kv_last_page_len=torch.ones(rows, dtype=I32),
+        max_q_len=p.qo_len,
+        work_metadata=METADATA["work_meta_data"],
+        global_kv_indptr=p.kv_indptr,
+        cprr_kernel_heads=heads,
+        cprr_kv_indices=p.kv_indices,
+        cprr_kv_indptr=p.kv_indptr,
         **{k: v for k, v in METADATA.items() if k != "work_meta_data"},
-    )  # fmt: skip
+    )
     self = object.__new__(module.AiterAttnBackend)
     pool = words(get_key_buffer=lambda layer: p.kv.view(-1, 1, 576))
     self.__dict__ |= dict(
-        forward_metadata=meta, token_to_kv_pool=pool, num_head=heads, num_head_padded=heads,
-        head_pad_mode="none", dcp_world_size=1, kv_cache_dtype=p.kv.dtype, input_dtype=BF16,
-        mla_kernel_num_head_padded=heads, mla_decode_backend="asm", use_mla_dcp_asm=True,
-        cprr_intra_batch_mode=False, _cprr_launch_logged=True, _kernel_num_kv_splits=lambda: 32,
+        forward_metadata=meta,
+        token_to_kv_pool=pool,
+        num_head=heads,
+        num_head_padded=heads,
+        head_pad_mode="none",
+        dcp_world_size=1,
+        kv_cache_dtype=p.kv.dtype,
+        input_dtype=BF16,
+        mla_kernel_num_head_padded=heads,
+        mla_decode_backend="asm",
+        use_mla_dcp_asm=True,
+        cprr_intra_batch_mode=False,
+        _cprr_launch_logged=True,
+        _kernel_num_kv_splits=lambda: 32,
         _asm_ps_supports_qlen=lambda length: True,
-    )  # fmt: skip
+    )
     self.__dict__ |= changes
     return self, radix(heads)
 
@@ -104,11 +129,11 @@ def backend(world: World, p: Any, **changes: Any) -> tuple[Any, Any]:
 def run_decode(world: World, p: Any, **changes: Any) -> None:
     module = world.load(f"{LAYERS}.attention.aiter_backend")
     self, layer = backend(world, p, **changes)
-    wanted = reference.attention(p.q, keys_of(p), SCALE)
+    expected = reference.attention(p.q, keys_of(p), SCALE)
     scale = torch.ones(()) if p.kv.element_size() == 1 else None
     q = p.q.view(p.q.shape[0], -1)
     out = module.AiterAttnBackend._forward_mla_decode(self, q, layer, None, scale)
-    reference.assert_attention(out, wanted)
+    reference.assert_attention(out, expected)
 
 
 @sglang(each=((16, True), (16, False), (128, True)))
@@ -151,8 +176,8 @@ def mla_ranks_of_a_context(world: World) -> None:
     self, layer = backend(world, p, dcp_world_size=2)
     cache = p.kv.view(-1, 1, 576)
     out, lse = module.AiterAttnBackend._forward_decode_dcp(self, p.q, cache, layer, torch.ones(()))
-    wanted = reference.attention(p.q, keys_of(p), SCALE)
-    reference.assert_attention(out, wanted, lse)
+    expected = reference.attention(p.q, keys_of(p), SCALE)
+    reference.assert_attention(out, expected, lse)
 
 
 def verify(world: World, ranks: int) -> None:
@@ -165,8 +190,8 @@ def verify(world: World, ranks: int) -> None:
         self.forward_metadata.global_kv_indptr = None
     rows = p.q.shape[0]
     out, lse = module.AiterAttnBackend._forward_verify_asm_cprr(self, p.q, layer, None, rows)
-    wanted = reference.attention(p.q, keys_of(p), SCALE)
-    reference.assert_attention(out, wanted, lse)
+    expected = reference.attention(p.q, keys_of(p), SCALE)
+    reference.assert_attention(out, expected, lse)
 
 
 @sglang()
@@ -198,17 +223,23 @@ def get_valid_kv_indices(table: Tensor, indptr: Tensor, indices: Tensor, rows: i
 def sparse(world: World, form: tuple[str, bool]) -> None:
     """DeepSeek-V3.2: buffers of kv_indptr and kv_indices that are longer than a step's."""
     which, fp8 = form
-    module = world.load(f"{LAYERS}.attention.dsa_backend",
-                        get_valid_kv_indices=get_valid_kv_indices,
-                        fp8_dtype=fp8_of(world.arch))  # fmt: skip
+    module = world.load(
+        f"{LAYERS}.attention.dsa_backend",
+        get_valid_kv_indices=get_valid_kv_indices,
+        fp8_dtype=fp8_of(world.arch),
+    )
     p = paged(world.arch, [5, 33, 1], fp8=fp8, q_fp8=fp8)
     rows = len(p.lens)
     last = {"kv_last_page_lens": torch.ones(rows, dtype=I32)}
     self = words(
-        need_pad_heads=False, head_repeat_factor=1, aiter_dsa_identity_scale=torch.ones(()),
-        kv_indptr=torch.zeros(65, dtype=I32), kv_indices=torch.zeros(4096, dtype=I32), device="cpu",
+        need_pad_heads=False,
+        head_repeat_factor=1,
+        aiter_dsa_identity_scale=torch.ones(()),
+        kv_indptr=torch.zeros(65, dtype=I32),
+        kv_indices=torch.zeros(4096, dtype=I32),
+        device="cpu",
         _prepare_aiter_dsa_decode_metadata=lambda *_: METADATA | last,
-    )  # fmt: skip
+    )
     layer, cache = radix(), p.kv.view(-1, 1, 576)
     metadata = words(cu_seqlens_q=starts(rows), max_seq_len_q=1)
     cls = module.DeepseekSparseAttnBackend
@@ -216,38 +247,68 @@ def sparse(world: World, form: tuple[str, bool]) -> None:
         out = cls._forward_aiter(self, p.q, cache, chosen_pages(p), layer, metadata, rows)
     else:
         out = cls._forward_aiter_extend(self, p.q, cache, chosen_pages(p), layer)
-    wanted = reference.attention(p.q, keys_of(p), SCALE)
-    reference.assert_attention(out.view(rows, 16, 512), wanted)
+    expected = reference.attention(p.q, keys_of(p), SCALE)
+    reference.assert_attention(out.view(rows, 16, 512), expected)
 
 
 # ---------------------------------------------------------------- experts
 
 
 def run_experts(
-    world: World, given: Experts, kind: str, quantise: Any, m: int = 8,
-    config: dict[str, Any] | None = None, info: dict[str, Any] | None = None, ids: Any = None,
+    world: World,
+    given: Experts,
+    kind: str,
+    quantise: Any,
+    m: int = 8,
+    config: dict[str, Any] | None = None,
+    info: dict[str, Any] | None = None,
+    ids: Any = None,
     **changes: Any,
-) -> None:  # fmt: skip
+) -> None:
     """AiterRunnerCore.run, which every AITER MoE of SGLang goes through."""
-    module = world.load(f"{LAYERS}.moe.moe_runner.aiter", _SMALLM_MOE_ON=False,
-                        _MOE_SORTING_DISPATCH_POLICY=0)  # fmt: skip
-    own = {"activation": "silu", "is_gated": True, "no_combine": False, "gemm1_alpha": None,
-           "gemm1_beta": None, "gemm1_clamp_limit": None, "gate_up_interleaved": False}  # fmt: skip
+    module = world.load(
+        f"{LAYERS}.moe.moe_runner.aiter", _SMALLM_MOE_ON=False, _MOE_SORTING_DISPATCH_POLICY=0
+    )
+    own = {
+        "activation": "silu",
+        "is_gated": True,
+        "no_combine": False,
+        "gemm1_alpha": None,
+        "gemm1_beta": None,
+        "gemm1_clamp_limit": None,
+        "gate_up_interleaved": False,
+    }
     self = words(config=words(**own | (config or {})))
     quant = {
-        "w13_weight": given.w1, "w2_weight": given.w2, "w13_scale": given.w1_scale,
-        "w2_scale": given.w2_scale, "a13_scale": None, "a2_scale": None, "b13": None, "b2": None,
-        "expert_mask": None, "doweight_stage1": False, "hidden_pad": 0, "intermediate_pad": 0,
-        "swiglu_limit": 0.0, "fp8_activations": False, "fused_moe_kwargs": None,
-    }  # fmt: skip
+        "w13_weight": given.w1,
+        "w2_weight": given.w2,
+        "w13_scale": given.w1_scale,
+        "w2_scale": given.w2_scale,
+        "a13_scale": None,
+        "a2_scale": None,
+        "b13": None,
+        "b2": None,
+        "expert_mask": None,
+        "doweight_stage1": False,
+        "hidden_pad": 0,
+        "intermediate_pad": 0,
+        "swiglu_limit": 0.0,
+        "fp8_activations": False,
+        "fused_moe_kwargs": None,
+    }
     d = given.exact[1].shape[1]
-    x, (weights, chosen) = normal(m, d), choice(m, len(given.exact[0]), 2)
-    ids = chosen if ids is None else ids
+    x, (weights, selected) = normal(m, d), choice(m, len(given.exact[0]), 2)
+    ids = selected if ids is None else ids
     given_to_it = {
-        "hidden_states": x, "topk_ids": ids, "topk_weights": weights, "a1_scale": None,
-        "quant_type": module.AiterQuantType[kind], "num_local_tokens": None, "output_dtype": None,
+        "hidden_states": x,
+        "topk_ids": ids,
+        "topk_weights": weights,
+        "a1_scale": None,
+        "quant_type": module.AiterQuantType[kind],
+        "num_local_tokens": None,
+        "output_dtype": None,
         "output": None,
-    }  # fmt: skip
+    }
     quant_info, runner_input = words(**quant | (info or {})), words(**given_to_it | changes)
     out = module.AiterRunnerCore.run(self, runner_input, quant_info, {}).hidden_states
     rows = m
@@ -258,8 +319,8 @@ def run_experts(
     if mask is not None:
         here = mask > 0
         local = torch.where(here, here.cumsum(0) - 1, -1)[ids.long()]
-    wanted = reference.experts(x[:rows], *given.exact, weights[:rows], local[:rows], quantise)
-    reference.assert_rows(out[:rows], wanted)
+    expected = reference.experts(x[:rows], *given.exact, weights[:rows], local[:rows], quantise)
+    reference.assert_rows(out[:rows], expected)
 
 
 @sglang(each=(1, 8, 70), refused="is_shuffled|shuffled|layout|order|mark")
@@ -305,8 +366,9 @@ def experts_of_a_rank(world: World) -> None:
     mask[8:16] = 1
     fp8 = reference.as_fp8(fp8_of(world.arch))
     ids = choice(8, 16, 2)[1]
-    run_experts(world, fp8_experts(world.arch), "PER_128X128", fp8, ids=ids,
-                info={"expert_mask": mask})  # fmt: skip
+    run_experts(
+        world, fp8_experts(world.arch), "PER_128X128", fp8, ids=ids, info={"expert_mask": mask}
+    )
 
 
 @sglang()
@@ -314,8 +376,14 @@ def experts_of_some_rows(world: World) -> None:
     """What MORI received: a count on the device and a dtype of the result."""
     fp8 = reference.as_fp8(fp8_of(world.arch))
     count = torch.tensor([5], dtype=I32)
-    run_experts(world, fp8_experts(world.arch), "PER_128X128", fp8, num_local_tokens=count,
-                output_dtype=BF16)  # fmt: skip
+    run_experts(
+        world,
+        fp8_experts(world.arch),
+        "PER_128X128",
+        fp8,
+        num_local_tokens=count,
+        output_dtype=BF16,
+    )
 
 
 @sglang(archs=("gfx950",), each=(1, 8))
@@ -365,14 +433,14 @@ def experts_behind_sglangs_own_wrapper(world: World) -> None:
     module = world.load("sglang.kernels.ops.moe.moe_sorting_small")
     fused._moe_sorting_impl = fused.fused_dynamic_mxfp8_quant_moe_sort = lambda *_: None
     fused.QuantType = rfops.compat.QuantType
-    before = fused.fused_moe
+    previous = fused.fused_moe
     module.apply_aiter_small_moe_sort_patch.__wrapped__()
-    assert fused.fused_moe is not before
+    assert fused.fused_moe is not previous
     world.covers("apply_aiter_small_moe_sort_patch", "fused_moe")
     try:
         run_experts(world, mxfp4_experts(), "PER_1X32", reference.as_mxfp4("up"))
     finally:
-        fused.fused_moe = before
+        fused.fused_moe = previous
 
 
 # ---------------------------------------------------------------- routing
@@ -388,16 +456,16 @@ def topk(world: World) -> Any:
 @sglang()
 def softmax(world: World) -> None:
     logits = normal(6, 128)
-    made = topk(world).fused_topk(normal(6, 64), logits, 8, True)
-    reference.assert_chosen(*made[:2], reference.softmax_topk(logits, 8, True))
+    result = topk(world).fused_topk(normal(6, 64), logits, 8, True)
+    reference.assert_chosen(*result[:2], reference.softmax_topk(logits, 8, True))
 
 
 @sglang(each=(F32, BF16))
 def bias_without_groups(world: World, dtype: torch.dtype) -> None:
     logits, bias = normal(6, 128, dtype=dtype), normal(128, dtype=F32) / 4
-    made = topk(world).fused_topk(normal(6, 64), logits, 8, True, bias, "sigmoid", 2.5, True)
-    wanted = reference.grouped_topk(logits, bias.to(dtype), 8, 1, 1, True, 2.5)
-    reference.assert_chosen(*made[:2], wanted)
+    result = topk(world).fused_topk(normal(6, 64), logits, 8, True, bias, "sigmoid", 2.5, True)
+    expected = reference.grouped_topk(logits, bias.to(dtype), 8, 1, 1, True, 2.5)
+    reference.assert_chosen(*result[:2], expected)
 
 
 @sglang(each=((F32, F32), (BF16, BF16), (BF16, F32)))
@@ -414,9 +482,14 @@ def groups(world: World, form: tuple[torch.dtype, torch.dtype]) -> None:
 @sglang(refused="sqrtsoftplus|score_func")
 def gating_of_deepseek_v4(world: World) -> None:
     topk(world).biased_topk_jit_kernel_impl(
-        normal(6, 64), normal(6, 256, dtype=F32), normal(256, dtype=F32), 8, True, "sqrtsoftplus",
+        normal(6, 64),
+        normal(6, 256, dtype=F32),
+        normal(256, dtype=F32),
+        8,
+        True,
+        "sqrtsoftplus",
         routed_scaling_factor=1.5,
-    )  # fmt: skip
+    )
 
 
 # ---------------------------------------------------------------- linear layers
@@ -426,9 +499,14 @@ def utils(world: World, **flags: Any) -> Any:
     is_gfx950 = world.arch == "gfx950"
     module = world.load(f"{QUANT}.fp8_utils")
     module.__dict__.update(
-        {"_use_aiter": True, "_use_aiter_gfx95": is_gfx950, "_use_aiter_gfx942": not is_gfx950,
-         "_use_aiter_bpreshuffle_gfx95": False} | flags
-    )  # fmt: skip
+        {
+            "_use_aiter": True,
+            "_use_aiter_gfx95": is_gfx950,
+            "_use_aiter_gfx942": not is_gfx950,
+            "_use_aiter_bpreshuffle_gfx95": False,
+        }
+        | flags
+    )
     smallm = world.stub("sglang.kernels.ops.gemm.smallm_fp8_blockscale_gfx950")
     smallm.try_smallm_fp8_bs_linear = lambda *_: None
     return module
@@ -501,9 +579,10 @@ def mxfp8_linear(world: World) -> None:
     e8m0 = torch.full((5, 16), 127, dtype=U8).view(torch.float8_e8m0fnu)
     module.mxfp8_operand = lambda x, scale: (rows, e8m0)
     module.aiter_mxfp8_blockscaled_linear(
-        normal(5, 512), normal(256, 512).to(torch.float8_e4m3fn),
+        normal(5, 512),
+        normal(256, 512).to(torch.float8_e4m3fn),
         torch.full((8, 16), 127, dtype=U8).view(torch.float8_e8m0fnu),
-    )  # fmt: skip
+    )
 
 
 @sglang(each=(False, True))
@@ -521,10 +600,10 @@ def norm_then_quantiser(world: World, keep: bool) -> None:
     fused = "tensor_model_parallel_fused_allreduce_rmsnorm_quant_per_group"
     setattr(distributed, fused, lambda *_, **__: None)
     utils(world)
-    made, _ = module._forward_with_allreduce_fusion_quant_per_group(
+    result, _ = module._forward_with_allreduce_fusion_quant_per_group(
         words(variance_epsilon=1e-6), x, x, x[0], keep_bf16=keep
     )
-    assert_fp8(made[-2:], x, world.arch)
+    assert_fp8(result[-2:], x, world.arch)
 
 
 def dispatcher(world: World, kind: str, version: int) -> tuple[Any, Any]:
@@ -573,8 +652,11 @@ def mxfp4_linear(world: World, m: int) -> None:
     """QuarkW4A4MXFP4 with aiter's ASM GEMM."""
     module = quark(world)
     w, scale, exact = mxfp4_weight(256, 512)
-    layer = words(use_aiter_asm_fp4_gemm=True, weight=parameter(shuffled(w), False),
-                  weight_scale=parameter(rfops.shuffle_scale(scale).data, False))  # fmt: skip
+    layer = words(
+        use_aiter_asm_fp4_gemm=True,
+        weight=parameter(shuffled(w), False),
+        weight_scale=parameter(rfops.shuffle_scale(scale).data, False),
+    )
     x = normal(m, 512)
     out = module.QuarkW4A4MXFP4.apply_weights(words(out_dtype=BF16), layer, x)
     reference.assert_product(out, mxfp4_rows(x), exact)
@@ -610,8 +692,10 @@ def mxfp4_of_diffusion(world: World, m: int) -> None:
     module = world.load("sglang.multimodal_gen.runtime.layers.quantization.mxfp4")
     module.dynamic_mxfp4_quant = lambda x, shuffle: per_1x32_f4_quant_hip(x, shuffle=shuffle)
     w, scale, exact = mxfp4_weight(256, 512)
-    layer = words(weight=parameter(shuffled(w).view(torch.float4_e2m1fn_x2), False),
-                  weight_scale=e8m0_shuffle(scale).view(torch.float8_e8m0fnu))  # fmt: skip
+    layer = words(
+        weight=parameter(shuffled(w).view(torch.float4_e2m1fn_x2), False),
+        weight_scale=e8m0_shuffle(scale).view(torch.float8_e8m0fnu),
+    )
     x = normal(m, 512)
     world.covers("Mxfp4LinearMethod.process_weights_after_loading", "gemm_a4w4")
     out = module.Mxfp4LinearMethod.apply(words(), layer, x)
@@ -649,8 +733,8 @@ def mxfp4_quantiser_when_loaded(world: World, which: str) -> None:
     module.dynamic_mxfp4_quant = own.dynamic_mxfp4_quant
     cls, x = module.QuarkW4A4MXFp4MoE, normal(3, 64, 256)
     if which == "shared":
-        made = cls.quantize_shared_expert(None, x[0], torch.device("cpu"))
-        return assert_mxfp4(made, x[0])
+        result = cls.quantize_shared_expert(None, x[0], torch.device("cpu"))
+        return assert_mxfp4(result, x[0])
     name = f"{which}_weight"
     scales = torch.zeros(3, 64, 8, dtype=U8)
     layer = words(_load_device="cpu", **{name: parameter(x, False), f"{name}_scale": scales})

@@ -41,7 +41,7 @@ from .cases import (
     shuffled,
     starts,
     words,
-)  # fmt: skip
+)
 from .engine_code import ToTheOriginal, World
 
 MLA = "vllm.v1.attention.backends.mla"
@@ -79,15 +79,30 @@ def aiter_mla(world: World, p: Any, **changes: Any) -> tuple[Any, list[Any]]:
     heads, rows = p.q.shape[1], len(p.lens)
     impl = object.__new__(module.AiterMLAImpl)
     ranks = changes.get("dcp_world_size", 1)
-    impl.__dict__ |= {"scale": SCALE, "kv_lora_rank": 512, "qk_rope_head_dim": 64,
-                      "num_heads": heads // ranks, "dcp_world_size": ranks,
-                      "kv_cache_dtype": "auto", "_sm_count": 304}  # fmt: skip
+    impl.__dict__ |= {
+        "scale": SCALE,
+        "kv_lora_rank": 512,
+        "qk_rope_head_dim": 64,
+        "num_heads": heads // ranks,
+        "dcp_world_size": ranks,
+        "kv_cache_dtype": "auto",
+        "_sm_count": 304,
+    }
     decode = words(
-        qo_indptr=starts(rows, p.qo_len), max_qo_len=p.qo_len, paged_kv_indptr=p.kv_indptr,
-        paged_kv_indices=p.kv_indices, paged_kv_last_page_len=torch.ones(rows, dtype=I32),
-        attn_out_dtype=BF16, use_gluon_decode=False, use_gluon_verify=False, dcp_route=None,
-        dcp_verify=None, asm_decode_num_heads=0, has_persistent_metadata=True, varlen_q_rows=None,
-    )  # fmt: skip
+        qo_indptr=starts(rows, p.qo_len),
+        max_qo_len=p.qo_len,
+        paged_kv_indptr=p.kv_indptr,
+        paged_kv_indices=p.kv_indices,
+        paged_kv_last_page_len=torch.ones(rows, dtype=I32),
+        attn_out_dtype=BF16,
+        use_gluon_decode=False,
+        use_gluon_verify=False,
+        dcp_route=None,
+        dcp_verify=None,
+        asm_decode_num_heads=0,
+        has_persistent_metadata=True,
+        varlen_q_rows=None,
+    )
     metadata = words(decode=decode, causal=p.causal, **METADATA)
     for name, value in changes.items():
         owner = impl if hasattr(impl, name) else decode if hasattr(decode, name) else metadata
@@ -101,9 +116,9 @@ def run_aiter_mla(world: World, p: Any, **changes: Any) -> None:
     out, lse = impl.forward_mqa(*args)
     if impl.dcp_world_size > 1:
         world.covers("_get_aiter_mla_decode", "mla_decode_fwd")
-    wanted = reference.attention(p.q, keys_of(p), SCALE)
+    expected = reference.attention(p.q, keys_of(p), SCALE)
     assert out.dtype == BF16
-    reference.assert_attention(out, wanted, lse)
+    reference.assert_attention(out, expected, lse)
 
 
 @vllm(each=(16, 128))
@@ -214,8 +229,13 @@ def triton_mla_backend(world: World, form: tuple[int, bool]) -> None:
     reference.assert_attention(out, reference.attention(p.q, keys_of(p), SCALE), lse)
 
 
-@vllm(each=("MLAAttention.forward_impl", "MultiHeadLatentAttention._attention",
-            "KimiK3MultiHeadLatentAttentionWrapper._fused_decode"))  # fmt: skip
+@vllm(
+    each=(
+        "MLAAttention.forward_impl",
+        "MultiHeadLatentAttention._attention",
+        "KimiK3MultiHeadLatentAttentionWrapper._fused_decode",
+    )
+)
 def own_backend(world: World, function: str) -> None:
     """--attention-backend RFOPS_MLA at the calls of impl.forward_mqa that reach it."""
     p = paged_by_16(world)
@@ -233,19 +253,31 @@ def own_backend(world: World, function: str) -> None:
 # ---------------------------------------------------------------- experts
 
 MOE_CONFIG = {
-    "hidden_dim_unpadded": 256, "intermediate_size_per_partition": 128, "tp_size": 1,
-    "intermediate_size_per_partition_unpadded": 128, "intermediate_pad": None,
-    "use_mxfp4_w4a4_dsv4": False, "swiglu_limit": None, "activation_situ_beta": None,
-    "activation_situ_linear_beta": None, "experts_per_token": 2,
-}  # fmt: skip
+    "hidden_dim_unpadded": 256,
+    "intermediate_size_per_partition": 128,
+    "tp_size": 1,
+    "intermediate_size_per_partition_unpadded": 128,
+    "intermediate_pad": None,
+    "use_mxfp4_w4a4_dsv4": False,
+    "swiglu_limit": None,
+    "activation_situ_beta": None,
+    "activation_situ_linear_beta": None,
+    "experts_per_token": 2,
+}
 
 
 def quant_config(given: Experts, **changes: Any) -> Any:
-    made = dict.fromkeys(
-        ("use_fp8_w8a8", "per_act_token_quant", "per_out_ch_quant", "use_mxfp4_w4a4",
-         "use_mxfp4_w4a16"), False
-    ) | dict.fromkeys(("block_shape", "a1_scale", "a2_scale", "w1_bias", "w2_bias"))  # fmt: skip
-    return words(**made | {"w1_scale": given.w1_scale, "w2_scale": given.w2_scale} | changes)
+    result = dict.fromkeys(
+        (
+            "use_fp8_w8a8",
+            "per_act_token_quant",
+            "per_out_ch_quant",
+            "use_mxfp4_w4a4",
+            "use_mxfp4_w4a16",
+        ),
+        False,
+    ) | dict.fromkeys(("block_shape", "a1_scale", "a2_scale", "w1_bias", "w2_bias"))
+    return words(**result | {"w1_scale": given.w1_scale, "w2_scale": given.w2_scale} | changes)
 
 
 def of_width(i: int) -> dict[str, int]:
@@ -257,29 +289,48 @@ FP8_BLOCKS = {"use_fp8_w8a8": True, "block_shape": [128, 128]}
 
 
 def run_experts(
-    world: World, given: Experts, quantise: Any, m: int = 8, k: int = 2,
-    config: dict[str, Any] | None = None, ids: Any = None, moe: dict[str, Any] | None = None,
-    activation: str = "SILU", **changes: Any,
-) -> None:  # fmt: skip
+    world: World,
+    given: Experts,
+    quantise: Any,
+    m: int = 8,
+    k: int = 2,
+    config: dict[str, Any] | None = None,
+    ids: Any = None,
+    moe: dict[str, Any] | None = None,
+    activation: str = "SILU",
+    **changes: Any,
+) -> None:
     """AiterExperts.apply, which every AITER MoE of vLLM goes through."""
     module = world.load(f"{MOE}.experts.rocm_aiter_moe")
     d, i = given.exact[1].shape[1:]
     sizes = {"hidden_dim_unpadded": d} | of_width(i)
     self = object.__new__(module.AiterExperts)
-    self.__dict__ |= {"quant_config": quant_config(given, **(config or {})),
-                      "moe_config": words(**MOE_CONFIG | sizes | (moe or {}))}  # fmt: skip
+    self.__dict__ |= {
+        "quant_config": quant_config(given, **(config or {})),
+        "moe_config": words(**MOE_CONFIG | sizes | (moe or {})),
+    }
     x = normal(m, d)
-    weights, chosen = choice(m, len(given.exact[0]), k)
-    ids = chosen if ids is None else ids
+    weights, selected = choice(m, len(given.exact[0]), k)
+    ids = selected if ids is None else ids
     weights = changes.get("topk_weights", weights)
     out = nan(m, d)
     args = {
-        "output": out, "hidden_states": x, "w1": given.w1, "w2": given.w2, "topk_weights": weights,
-        "topk_ids": ids, "activation": world.load(f"{MOE}.activation").MoEActivation[activation],
-        "global_num_experts": len(given.exact[0]), "expert_map": None, "a1q_scale": None,
-        "a2_scale": None, "workspace13": None, "workspace2": None, "expert_tokens_meta": None,
+        "output": out,
+        "hidden_states": x,
+        "w1": given.w1,
+        "w2": given.w2,
+        "topk_weights": weights,
+        "topk_ids": ids,
+        "activation": world.load(f"{MOE}.activation").MoEActivation[activation],
+        "global_num_experts": len(given.exact[0]),
+        "expert_map": None,
+        "a1q_scale": None,
+        "a2_scale": None,
+        "workspace13": None,
+        "workspace2": None,
+        "expert_tokens_meta": None,
         "apply_router_weight_on_input": False,
-    } | changes  # fmt: skip
+    } | changes
     module.AiterExperts.apply(self, **args)
     local = ids if changes.get("expert_map") is None else local_ids(ids, changes["expert_map"])
     if changes.get("expert_tokens_meta") is not None:
@@ -287,8 +338,8 @@ def run_experts(
         out, x, weights, local = (t[:rows] for t in (out, x, weights, local))
     if changes.get("apply_router_weight_on_input"):
         x, weights = (x * weights.to(x.dtype)), torch.ones_like(weights)
-    wanted = reference.experts(x, *given.exact, weights, local, quantise)
-    reference.assert_rows(out, wanted)
+    expected = reference.experts(x, *given.exact, weights, local, quantise)
+    reference.assert_rows(out, expected)
 
 
 def local_ids(ids: Tensor, mask: Tensor) -> Tensor:
@@ -365,16 +416,22 @@ def experts_mxfp4_interleaved(world: World) -> None:
 
 @vllm(archs=("gfx950",), refused="quant_dtype_a|gate_mode")
 def experts_mxfp4_of_v41(world: World) -> None:
-    run_experts(world, mxfp4_experts(), None, config={"use_mxfp4_w4a16": True},
-                moe={"use_mxfp4_w4a4_dsv4": True})  # fmt: skip
+    run_experts(
+        world,
+        mxfp4_experts(),
+        None,
+        config={"use_mxfp4_w4a16": True},
+        moe={"use_mxfp4_w4a4_dsv4": True},
+    )
 
 
 @vllm(archs=("gfx950",), refused="a1_scale")
 def experts_quantised_before(world: World) -> None:
     """FP8 rows that a dispatch quantised, with their scales."""
     x, scale = reference.quant_fp8(normal(8, 256, dtype=F32), 1, False, fp8_of(world.arch))
-    run_experts(world, fp8_experts(world.arch), None, config=FP8_BLOCKS, hidden_states=x,
-                a1q_scale=scale)  # fmt: skip
+    run_experts(
+        world, fp8_experts(world.arch), None, config=FP8_BLOCKS, hidden_states=x, a1q_scale=scale
+    )
 
 
 @vllm(archs=("gfx950",), refused="swiglu_limit")
@@ -386,8 +443,7 @@ def experts_clamped(world: World) -> None:
 def experts_of_gpt_oss(world: World) -> None:
     given = mxfp4_experts()
     bias = {"w1_bias": torch.zeros(8, 512), "w2_bias": torch.zeros(8, 256)}
-    run_experts(world, given, None, activation="SWIGLUOAI",
-                config={"use_mxfp4_w4a16": True} | bias)  # fmt: skip
+    run_experts(world, given, None, activation="SWIGLUOAI", config={"use_mxfp4_w4a16": True} | bias)
 
 
 @vllm(archs=("gfx950",), refused="gate_mode|w1")
@@ -395,9 +451,11 @@ def experts_mxfp8(world: World) -> None:
     """AiterMxfp8Experts: FP8 weights with e8m0 scales of 32."""
     module = world.load(f"{MOE}.experts.aiter_mxfp8_moe")
     given = fp8_experts("gfx950")
-    self = words(quant_config=words(gemm1_clamp_limit=None),
-                 w1_scale_val=torch.full((8 * 256, 8), 127, dtype=U8),
-                 w2_scale_val=torch.full((8 * 256, 4), 127, dtype=U8))  # fmt: skip
+    self = words(
+        quant_config=words(gemm1_clamp_limit=None),
+        w1_scale_val=torch.full((8 * 256, 8), 127, dtype=U8),
+        w2_scale_val=torch.full((8 * 256, 4), 127, dtype=U8),
+    )
     weights, ids = choice(8, 8, 2)
     silu = world.load(f"{MOE}.activation").MoEActivation.SILU
     module.AiterMxfp8Experts.apply(
@@ -408,23 +466,33 @@ def experts_mxfp8(world: World) -> None:
 
 def heterogeneous(world: World, together: bool) -> tuple[Any, list[Any], Experts]:
     """DeepSeek-V4's layer whose shared expert is the last of the weights."""
-    module = world.load("vllm.models.deepseek_v4.amd.model",
-                        rocm_aiter_fused_experts=world.load(
-                            f"{MOE}.experts.rocm_aiter_moe").rocm_aiter_fused_experts)  # fmt: skip
+    module = world.load(
+        "vllm.models.deepseek_v4.amd.model",
+        rocm_aiter_fused_experts=world.load(
+            f"{MOE}.experts.rocm_aiter_moe"
+        ).rocm_aiter_fused_experts,
+    )
     module._use_heterogeneous_fhmoe = lambda rows: together
     given = mxfp4_experts(e=9)
     routed = quant_config(given, use_mxfp4_w4a4=True)
     routed.w1_scale, routed.w2_scale = given.w1_scale[: 8 * 512], given.w2_scale[: 8 * 256]
     layer = object.__new__(module.DeepseekV4HeterogeneousSharedRoutedExperts)
     layer.__dict__ |= dict(
-        shared_w1=given.w1[8:], shared_w2=given.w2[8:], shared_w1_scale=given.w1_scale[8 * 512 :],
-        shared_w2_scale=given.w2_scale[8 * 256 :], shared_expert_id=8, w13_weight=given.w1,
-        w2_weight=given.w2, expert_map=None, _routed_quant_config=routed,
+        shared_w1=given.w1[8:],
+        shared_w2=given.w2[8:],
+        shared_w1_scale=given.w1_scale[8 * 512 :],
+        shared_w2_scale=given.w2_scale[8 * 256 :],
+        shared_expert_id=8,
+        w13_weight=given.w1,
+        w2_weight=given.w2,
+        expert_map=None,
+        _routed_quant_config=routed,
         moe_config=words(**MOE_CONFIG | of_width(256)),
         activation=world.load(f"{MOE}.activation").MoEActivation.SILU,
         quant_method=words(moe_quant_config=quant_config(given, use_mxfp4_w4a4=True)),
-        _ensure_moe_quant_config_init=lambda: None, _shared_expert_ref=lambda: torch.zeros_like,
-    )  # fmt: skip
+        _ensure_moe_quant_config_init=lambda: None,
+        _shared_expert_ref=lambda: torch.zeros_like,
+    )
     weights, ids = choice(8, 8, 2)
     more = torch.cat([weights, torch.ones(8, 1)], 1), torch.cat([ids, torch.full((8, 1), 8)], 1)
     return layer, [normal(8, 256), more[0], more[1].to(I32)], given
@@ -442,8 +510,8 @@ def experts_without_the_shared_one(world: World) -> None:
     layer, (x, weights, ids), given = heterogeneous(world, False)
     out = type(layer).forward_modular(layer, x, weights, ids, None, None)
     up = reference.as_mxfp4("up")
-    wanted = reference.experts(x, *given.exact, weights[:, :2], ids[:, :2], up)
-    reference.assert_rows(out, wanted)
+    expected = reference.experts(x, *given.exact, weights[:, :2], ids[:, :2], up)
+    reference.assert_rows(out, expected)
 
 
 @vllm(refused="quant_type")
@@ -454,20 +522,29 @@ def experts_of_quark_w4a8(world: World) -> None:
     config = quant_config(given, use_fp8_w8a8=True, per_out_ch_quant=True)
     sizes = words(**MOE_CONFIG)
     layer = words(
-        w13_weight=given.w1, w2_weight=given.w2, apply_router_weight_on_input=False,
-        activation=aiter_moe.MoEActivation.SILU, moe_config=sizes, expert_mask=None,
-    )  # fmt: skip
+        w13_weight=given.w1,
+        w2_weight=given.w2,
+        apply_router_weight_on_input=False,
+        activation=aiter_moe.MoEActivation.SILU,
+        moe_config=sizes,
+        expert_mask=None,
+    )
     weights, ids = choice(8, 8, 2)
-    module.QuarkW4A8Fp8MoEMethod.apply(words(moe_quant_config=config), layer, normal(8, 256),
-                                       weights, ids, None, None)  # fmt: skip
+    module.QuarkW4A8Fp8MoEMethod.apply(
+        words(moe_quant_config=config), layer, normal(8, 256), weights, ids, None, None
+    )
 
 
 @vllm(archs=("gfx950",))
 def experts_by_route(world: World) -> None:
     """Muse Spark: a row for each route, one expert each, weights of 1."""
-    module = world.load("vllm.models.muse_spark.amd.muse_moe_runner", take_expanded=lambda *_: None,
-                        rocm_aiter_fused_experts=world.load(
-                            f"{MOE}.experts.rocm_aiter_moe").rocm_aiter_fused_experts)  # fmt: skip
+    module = world.load(
+        "vllm.models.muse_spark.amd.muse_moe_runner",
+        take_expanded=lambda *_: None,
+        rocm_aiter_fused_experts=world.load(
+            f"{MOE}.experts.rocm_aiter_moe"
+        ).rocm_aiter_fused_experts,
+    )
     given = mxfp4_experts()
     x, (weights, ids) = normal(6, 256), choice(6, 8, 2)
     kept: list[Tensor] = []
@@ -475,8 +552,9 @@ def experts_by_route(world: World) -> None:
     self.__dict__ |= dict(
         quant_config=quant_config(given, use_mxfp4_w4a4=True),
         moe_config=words(**MOE_CONFIG | of_width(256)),
-        _unit_weights=lambda rows, k, device: torch.ones(rows, k), _park_route_output=kept.append,
-    )  # fmt: skip
+        _unit_weights=lambda rows, k, device: torch.ones(rows, k),
+        _park_route_output=kept.append,
+    )
     out = nan(6, 2, 256)
     silu = world.load(f"{MOE}.activation").MoEActivation.SILU
     module.MuseSparkAiterExperts.apply(
@@ -485,8 +563,8 @@ def experts_by_route(world: World) -> None:
     )  # fmt: skip
     rows = x.repeat_interleave(2, 0)
     one = torch.ones(12, 1)
-    wanted = reference.experts(rows, *given.exact, one, ids.view(-1, 1), reference.as_mxfp4("up"))
-    reference.assert_rows(kept[0].reshape(12, 256), wanted)
+    expected = reference.experts(rows, *given.exact, one, ids.view(-1, 1), reference.as_mxfp4("up"))
+    reference.assert_rows(kept[0].reshape(12, 256), expected)
 
 
 def original_kernel(**_: Any) -> Tensor:
@@ -498,10 +576,10 @@ class SharedExperts:
 
 
 @vllm(each=("alone", "with shared experts"))
-def experts_out_of_tree(world: World, what: str) -> None:
+def experts_out_of_tree(world: World, label: str) -> None:
     """UnquantizedFusedMoEMethod without aiter, replaced through vLLM's registry. The runner
     computes shared experts by itself."""
-    run_out_of_tree(world, what)
+    run_out_of_tree(world, label)
 
 
 @vllm(refused="shared experts")
@@ -510,7 +588,7 @@ def experts_out_of_tree_with_overlap(world: World) -> None:
     run_out_of_tree(world, "with shared experts", overlaps=True)
 
 
-def run_out_of_tree(world: World, what: str, overlaps: bool = False) -> None:
+def run_out_of_tree(world: World, label: str, overlaps: bool = False) -> None:
     name = "unquantized_fused_moe_method"
     module = world.load(f"{MOE}.{name}")
     from rfops.plugins import vllm_moe
@@ -525,18 +603,20 @@ def run_out_of_tree(world: World, what: str, overlaps: bool = False) -> None:
     method.moe = words(has_bias=False)
     method.mk_can_overlap_shared_experts = overlaps
     method.moe_kernel = words(apply=original_kernel)
-    method.forward = method.forward_cuda if what == "alone" else method.forward_native
+    method.forward = method.forward_cuda if label == "alone" else method.forward_native
     w1, w2 = normal(8, 256, 256) / 16, normal(8, 256, 128) / 11.3
     layer = words(
-        w13_weight=parameter(w1, False), w2_weight=parameter(w2, False), expert_map=None,
+        w13_weight=parameter(w1, False),
+        w2_weight=parameter(w2, False),
+        expert_map=None,
         activation=world.load(f"{MOE}.activation").MoEActivation.SILU,
         apply_router_weight_on_input=False,
-    )  # fmt: skip
+    )
     x, (weights, ids) = normal(8, 256), choice(8, 8, 2)
-    shared = SharedExperts() if what == "with shared experts" else None
+    shared = SharedExperts() if label == "with shared experts" else None
     out = base.apply(method, layer, x, weights, ids, shared, None if shared is None else x)
-    wanted = reference.experts(x, w1.double(), w2.double(), weights, ids, None)
-    reference.assert_rows(out, wanted)
+    expected = reference.experts(x, w1.double(), w2.double(), weights, ids, None)
+    reference.assert_rows(out, expected)
 
 
 # ---------------------------------------------------------------- routing
@@ -558,8 +638,8 @@ def softmax(world: World, op: str) -> None:
     with_moe_enabled(world, gating=op == "topk_gating")
     world.covers("dispatch_topk_softmax_func", op)
     logits = normal(6, 128)
-    made = router(world, "fused_topk_router").fused_topk(normal(6, 64), logits, 8, True)
-    reference.assert_chosen(made[0], made[1], reference.softmax_topk(logits, 8, True))
+    result = router(world, "fused_topk_router").fused_topk(normal(6, 64), logits, 8, True)
+    reference.assert_chosen(result[0], result[1], reference.softmax_topk(logits, 8, True))
 
 
 @vllm(refused="ids must be int32")
@@ -567,15 +647,15 @@ def softmax_ids_of_64_bits(world: World) -> None:
     """As the dispatch of expert parallelism wants ids."""
     with_moe_enabled(world)
     logits = normal(6, 128)
-    made = router(world, "fused_topk_router").fused_topk(normal(6, 64), logits, 8, True, I64)
-    reference.assert_chosen(made[0], made[1], reference.softmax_topk(logits, 8, True))
+    result = router(world, "fused_topk_router").fused_topk(normal(6, 64), logits, 8, True, I64)
+    reference.assert_chosen(result[0], result[1], reference.softmax_topk(logits, 8, True))
 
 
 @vllm()
 def fused_topk_op(world: World) -> None:
     logits = normal(6, 128)
-    made = ops(world).fused_topk(normal(6, 64), logits, 8, True)
-    reference.assert_chosen(*made, reference.softmax_topk(logits, 8, True))
+    result = ops(world).fused_topk(normal(6, 64), logits, 8, True)
+    reference.assert_chosen(*result, reference.softmax_topk(logits, 8, True))
 
 
 @vllm(each=("biased", "biased, bf16", "softmax", "sigmoid", "shared"))
@@ -589,12 +669,19 @@ def groups(world: World, form: str) -> None:
     score = "softmax" if form == "softmax" else "sigmoid"
     num_shared = 1 if form == "shared" else 0
     module.aiter_topK_meta_data = torch.zeros(10, 9), torch.full((10, 9), 256, dtype=I32)
-    self = words(topk=8, renormalize=True, num_expert_group=8, topk_group=4, scoring_func=score,
-                 routed_scaling_factor=2.5, num_fused_shared_experts=num_shared)  # fmt: skip
+    self = words(
+        topk=8,
+        renormalize=True,
+        num_expert_group=8,
+        topk_group=4,
+        scoring_func=score,
+        routed_scaling_factor=2.5,
+        num_fused_shared_experts=num_shared,
+    )
     grouped = router(world, "grouped_topk_router").GroupedTopk.forward_hip
     weights, ids = grouped(self, normal(6, 64), logits, bias)
-    wanted = reference.grouped_topk(logits, bias, 8, 8, 4, True, 2.5, score)
-    reference.assert_chosen(weights[:, :8], ids[:, :8], wanted)
+    expected = reference.grouped_topk(logits, bias, 8, 8, 4, True, 2.5, score)
+    reference.assert_chosen(weights[:, :8], ids[:, :8], expected)
     if num_shared:
         assert weights.shape == (6, 9) and (ids[:, 8] == 256).all() and (weights[:, 8] == 0).all()
 
@@ -613,10 +700,11 @@ def run_bias(world: World, dtype: torch.dtype) -> None:
     with_moe_enabled(world)
     logits, bias = normal(6, 128, dtype=F32), normal(128, dtype=F32) / 4
     function = router(world, "fused_topk_bias_router").fused_topk_bias
-    weights, ids = function(normal(6, 64), logits, "sigmoid", bias, 8, True, dtype,
-                            routed_scaling_factor=2.5)  # fmt: skip
-    wanted = reference.grouped_topk(logits, bias, 8, 4, 4, True, 2.5)
-    reference.assert_chosen(weights, ids, wanted)
+    weights, ids = function(
+        normal(6, 64), logits, "sigmoid", bias, 8, True, dtype, routed_scaling_factor=2.5
+    )
+    expected = reference.grouped_topk(logits, bias, 8, 4, 4, True, 2.5)
+    reference.assert_chosen(weights, ids, expected)
 
 
 # ---------------------------------------------------------------- linear layers
@@ -628,8 +716,12 @@ def fp8_linear(world: World, form: tuple[str, int]) -> None:
     module = world.load("vllm.model_executor.kernels.linear.scaled_mm.aiter")
     w, w_scale, exact = fp8_weight(world.arch, 576, 512)
     x, x_scale = reference.quant_fp8(normal(form[1], 512), 1, False, fp8_of(world.arch))
-    self = words(config=words(out_dtype=BF16), use_bpreshuffle=False,
-                 use_triton=form[0] == "triton", weight_group_shape=(128, 128))  # fmt: skip
+    self = words(
+        config=words(out_dtype=BF16),
+        use_bpreshuffle=False,
+        use_triton=form[0] == "triton",
+        weight_group_shape=(128, 128),
+    )
     kernel = module.AiterFp8BlockScaledMMKernel.apply_block_scaled_mm
     op = "triton_gemm_a8w8_blockscale" if self.use_triton else ".gemm_a8w8_blockscale"
     world.covers("AiterFp8BlockScaledMMKernel", op)
@@ -643,13 +735,17 @@ def run_shuffled(world: World, call: Callable[[Tensor, Tensor, Tensor], Tensor],
     w, w_scale, exact = fp8_weight(world.arch, 256, 512)
     x = normal(rows, 512)
     out = call(x, parameter(shuffled(w), False), w_scale)
-    made = reference.quant_fp8(x, 1, False, fp8_of(world.arch))
-    reference.assert_product(out, reference.fp8_rows(*made), exact)
+    result = reference.quant_fp8(x, 1, False, fp8_of(world.arch))
+    reference.assert_product(out, reference.fp8_rows(*result), exact)
 
 
-@vllm(each=(("deepseek_v4", "DeepseekV4ROCMAiterMLAAttention", 5),
-            ("deepseek_v4", "DeepseekV4ROCMAiterMLAAttention", 1),
-            ("deepseek_v41", "DeepseekV41ROCMAiterMLAAttention", 5)))  # fmt: skip
+@vllm(
+    each=(
+        ("deepseek_v4", "DeepseekV4ROCMAiterMLAAttention", 5),
+        ("deepseek_v4", "DeepseekV4ROCMAiterMLAAttention", 1),
+        ("deepseek_v41", "DeepseekV41ROCMAiterMLAAttention", 5),
+    )
+)
 def fp8_linear_shuffled(world: World, form: tuple[str, str, int]) -> None:
     package, cls, rows = form
     module = world.load(f"vllm.models.{package}.amd.rocm")
@@ -662,10 +758,14 @@ def fp8_mlp_shuffled(world: World) -> None:
     module = world.load("vllm.models.deepseek_v4.amd.model")
 
     def call(x: Tensor, w: Tensor, scale: Tensor) -> Tensor:
-        self = words(_gateup_scale=scale, gate_up_proj=words(weight=w), act_fn=lambda y: y,
-                     down_proj=lambda y: (y, None))  # fmt: skip
-        made: Tensor = module.DeepseekV4MLP.forward(self, x)
-        return made
+        self = words(
+            _gateup_scale=scale,
+            gate_up_proj=words(weight=w),
+            act_fn=lambda y: y,
+            down_proj=lambda y: (y, None),
+        )
+        result: Tensor = module.DeepseekV4MLP.forward(self, x)
+        return result
 
     run_shuffled(world, call, 5)
 
@@ -673,8 +773,9 @@ def fp8_mlp_shuffled(world: World) -> None:
 @vllm()
 def fp8_quantiser(world: World) -> None:
     module = world.load("vllm.model_executor.layers.quantization.input_quant_fp8")
-    shape = words(is_per_tensor=lambda: False, is_per_token=lambda: False,
-                  is_per_group=lambda: True)  # fmt: skip
+    shape = words(
+        is_per_tensor=lambda: False, is_per_token=lambda: False, is_per_group=lambda: True
+    )
     self = words(use_aiter=True, group_shape=shape, group_size=128)
     x = normal(5, 512)
     assert_fp8(module.QuantFP8.forward_hip(self, x), x, world.arch)
@@ -684,8 +785,9 @@ def fp8_quantiser(world: World) -> None:
 def fp8_quantiser_of_the_compiler(world: World) -> None:
     """The custom op that vLLM's fusion pass puts into graphs."""
     module = world.load("vllm.compilation.passes.fusion.matcher_utils")
-    shape = words(is_per_tensor=lambda: False, is_per_token=lambda: False,
-                  is_per_group=lambda: True, col=128)  # fmt: skip
+    shape = words(
+        is_per_tensor=lambda: False, is_per_token=lambda: False, is_per_group=lambda: True, col=128
+    )
     key = words(scale=words(group_shape=shape, static=False))
     x = normal(5, 512)
     matcher = object.__new__(module.MatcherQuantFP8)
@@ -696,9 +798,11 @@ def fp8_quantiser_of_the_compiler(world: World) -> None:
 
 
 MORI = {
-    "blocks": ("is_block_quantized", ""), "token": ("is_per_act_token", "another"),
-    "tensor": ("is_per_tensor", "another"), "fp4": ("", "another"),
-}  # fmt: skip
+    "blocks": ("is_block_quantized", ""),
+    "token": ("is_per_act_token", "another"),
+    "tensor": ("is_per_tensor", "another"),
+    "fp4": ("", "another"),
+}
 
 
 def mori(world: World, kind: str) -> None:
@@ -713,8 +817,11 @@ def mori(world: World, kind: str) -> None:
         return args[0], args[1], args[2], args[3], torch.ones(1)
 
     self = object.__new__(module.MoriPrepareAndFinalize)
-    self.__dict__ |= dict(use_fp8_dispatch=kind != "fp4", use_fp4_dispatch=kind == "fp4",
-                          mori_op=words(dispatch=dispatch))  # fmt: skip
+    self.__dict__ |= dict(
+        use_fp8_dispatch=kind != "fp4",
+        use_fp4_dispatch=kind == "fp4",
+        mori_op=words(dispatch=dispatch),
+    )
     x, (weights, ids) = normal(5, 512), choice(5, 8, 2)
     type(self).prepare(self, x, weights, ids, 8, None, False, config)
     assert_fp8((sent[0], sent[2]), x, world.arch)
@@ -733,13 +840,14 @@ def dispatch_of_other_quantisers(world: World, kind: str) -> None:
 # ---------------------------------------------------------------- MXFP4
 
 
-@vllm(archs=("gfx950",), each=(("preshuffle", 1), ("preshuffle", 40), ("asm", 5), ("asm", 40),
-                               ("triton", 5)))  # fmt: skip
+@vllm(
+    archs=("gfx950",),
+    each=(("preshuffle", 1), ("preshuffle", 40), ("asm", 5), ("asm", 40), ("triton", 5)),
+)
 def mxfp4_linear(world: World, form: tuple[str, int]) -> None:
     """AiterMxfp4LinearKernel, after process_weights_after_loading."""
     kind, m = form
-    module = world.load("vllm.model_executor.kernels.linear.mxfp4.aiter",
-                        gemm_afp4wfp4=None)  # fmt: skip
+    module = world.load("vllm.model_executor.kernels.linear.mxfp4.aiter", gemm_afp4wfp4=None)
     tuned = staticmethod(lambda n, k: kind == "preshuffle")
     ops(world).is_triton_gemm_afp4wfp4_presh_ws_tuned = tuned
     w, scale, exact = mxfp4_weight(256, 512)
@@ -781,11 +889,14 @@ def mxfp4_quantiser(world: World, which: str) -> None:
 # ---------------------------------------------------------------- rows by expert
 
 ALIGN = {
-    "_prepare_expert_assignment": (16, False), "HummingIndexedExperts.prepare": (16, True),
-    "fused_marlin_moe": (8, True), "fused_moe_mxfp8_native": (64, True),
+    "_prepare_expert_assignment": (16, False),
+    "HummingIndexedExperts.prepare": (16, True),
+    "fused_marlin_moe": (8, True),
+    "fused_moe_mxfp8_native": (64, True),
     "Nvfp4QuantizationEmulationTritonExperts.apply": (16, False),
-    "Rdna3WNA16Experts.apply": (1, False), "TritonWNA16Experts.apply": (16, False),
-}  # fmt: skip
+    "Rdna3WNA16Experts.apply": (1, False),
+    "TritonWNA16Experts.apply": (16, False),
+}
 
 
 @vllm(each=tuple(ALIGN))
@@ -808,12 +919,21 @@ def run_align(world: World, function: str, expert_map: Tensor | None) -> None:
     ids = choice(9, 16, 4)[1]
     for site in world.sites(function, "moe_align_block_size"):
         values = {
-            "topk_ids": ids, "expert_map": expert_map, "ignore_invalid_experts": ignore,
+            "topk_ids": ids,
+            "expert_map": expert_map,
+            "ignore_invalid_experts": ignore,
             "return_scatter_idx": False,
-        }  # fmt: skip
-        made = world.call(site, module.moe_align_block_size, ids, block, 16, expert_map,
-                          names=values | {"block_size": block, "num_experts": 16})  # fmt: skip
-        reference.assert_aligned(made, ids, block, 16, expert_map)
+        }
+        result = world.call(
+            site,
+            module.moe_align_block_size,
+            ids,
+            block,
+            16,
+            expert_map,
+            names=values | {"block_size": block, "num_experts": 16},
+        )
+        reference.assert_aligned(result, ids, block, 16, expert_map)
 
 
 @vllm(refused="return_scatter_idx")
@@ -822,12 +942,23 @@ def align_with_the_inverse(world: World) -> None:
     import vllm.model_executor.layers.fused_moe.moe_align_block_size as module
 
     ids = choice(9, 16, 4)[1]
-    (site,) = (s for s in world.sites("HummingIndexedExperts", "moe_align_block_size")
-               if "return_scatter_idx" in s.form)  # fmt: skip
-    world.call(site, module.moe_align_block_size, names={
-        "topk_ids": ids, "block_size": 16, "num_experts": 16, "expert_map": None,
-        "ignore_invalid_experts": True, "return_scatter_idx": True,
-    })  # fmt: skip
+    (site,) = (
+        s
+        for s in world.sites("HummingIndexedExperts", "moe_align_block_size")
+        if "return_scatter_idx" in s.form
+    )
+    world.call(
+        site,
+        module.moe_align_block_size,
+        names={
+            "topk_ids": ids,
+            "block_size": 16,
+            "num_experts": 16,
+            "expert_map": None,
+            "ignore_invalid_experts": True,
+            "return_scatter_idx": True,
+        },
+    )
 
 
 # ---------------------------------------------------------------- sparse attention
@@ -840,17 +971,30 @@ def sparse_mla(world: World, p: Any, sinks: Tensor | None) -> tuple[Tensor, Any]
     module._is_long_bf16_prefill = lambda *_: False
     rows, heads = len(p.lens), p.q.shape[1]
     impl = object.__new__(module.ROCMAiterMLASparseImpl)
-    impl.__dict__ |= {"scale": SCALE, "kv_lora_rank": 512, "num_heads": heads, "sinks": sinks,
-                      "kv_cache_dtype": "auto"}  # fmt: skip
+    impl.__dict__ |= {
+        "scale": SCALE,
+        "kv_lora_rank": 512,
+        "num_heads": heads,
+        "sinks": sinks,
+        "kv_cache_dtype": "auto",
+    }
     metadata = words(
-        qo_indptr=starts(rows), paged_kv_indptr=p.kv_indptr, paged_kv_indices=p.kv_indices,
-        paged_kv_last_page_len=torch.ones(rows, dtype=I32), attn_out_dtype=BF16, num_prefills=0,
-        num_decodes=rows, num_decode_tokens=rows, max_query_len=1, max_seq_len=64, topk_tokens=64,
+        qo_indptr=starts(rows),
+        paged_kv_indptr=p.kv_indptr,
+        paged_kv_indices=p.kv_indices,
+        paged_kv_last_page_len=torch.ones(rows, dtype=I32),
+        attn_out_dtype=BF16,
+        num_prefills=0,
+        num_decodes=rows,
+        num_decode_tokens=rows,
+        max_query_len=1,
+        max_seq_len=64,
+        topk_tokens=64,
         **METADATA,
-    )  # fmt: skip
+    )
     layer = words(_q_scale=torch.ones(()), _k_scale=torch.ones(()))
-    made: tuple[Tensor, Any] = impl._forward_mla(layer, p.q, p.kv.squeeze(2), metadata)
-    return made
+    result: tuple[Tensor, Any] = impl._forward_mla(layer, p.q, p.kv.squeeze(2), metadata)
+    return result
 
 
 @vllm(each=("bf16", "fp8"))
@@ -859,8 +1003,8 @@ def sparse(world: World, kind: str) -> None:
     fp8 = kind == "fp8"
     p = paged(world.arch, [5, 33, 1], fp8=fp8, q_fp8=fp8)
     out, _ = sparse_mla(world, p, None)
-    wanted = reference.attention(p.q, keys_of(p), SCALE)
-    reference.assert_attention(out, wanted)
+    expected = reference.attention(p.q, keys_of(p), SCALE)
+    reference.assert_attention(out, expected)
 
 
 @vllm(each=(16, 32))

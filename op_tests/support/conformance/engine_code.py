@@ -55,9 +55,9 @@ class Stub:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name.endswith("__"):
             raise AttributeError(name)
-        made = Stub(f"{self._name}.{name}")
-        self.__dict__[name] = made
-        return made
+        result = Stub(f"{self._name}.{name}")
+        self.__dict__[name] = result
+        return result
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         is_decorator = len(args) == 1 and not kwargs and not isinstance(args[0], Stub)
@@ -99,9 +99,9 @@ class _StubModule(types.ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name.endswith("__"):
             raise AttributeError(name)
-        made = Stub(f"{self.__name__}.{name}")
-        self.__dict__[name] = made
-        return made
+        result = Stub(f"{self.__name__}.{name}")
+        self.__dict__[name] = result
+        return result
 
 
 # ---------------------------------------------------------------- aiter, as far as it is asked for
@@ -201,8 +201,8 @@ def _original(target: str, signature: str) -> Callable[..., Any]:
     space: Words = {"torch": torch, "ToTheOriginal": ToTheOriginal}
     name = target.rpartition(".")[2].removesuffix("()")
     exec(f"def {name}({signature}): raise ToTheOriginal({target!r})", space)
-    made: Callable[..., Any] = space[name]
-    return made
+    result: Callable[..., Any] = space[name]
+    return result
 
 
 # ---------------------------------------------------------------- calls that are seen
@@ -259,15 +259,18 @@ class World:
         """File in the wheel and text of a module."""
         base = module.replace(".", "/")
         names = set(self.archive.namelist())
-        place = next(p for p in (f"{base}.py", f"{base}/__init__.py") if p in names)
-        return place, self.archive.read(place).decode()
+        position = next(p for p in (f"{base}.py", f"{base}/__init__.py") if p in names)
+        return position, self.archive.read(position).decode()
 
     def execute(self, module: types.ModuleType) -> None:
         """Each statement of the module's file; one that fails over stubs is left out."""
-        place, text = self.source(module.__name__)
-        module.__file__ = self.file(place)
-        own = {k.rpartition(".")[2]: v for k, v in self._settings.items()
-               if k.rpartition(".")[0] == module.__name__}  # fmt: skip
+        position, text = self.source(module.__name__)
+        module.__file__ = self.file(position)
+        own = {
+            k.rpartition(".")[2]: v
+            for k, v in self._settings.items()
+            if k.rpartition(".")[0] == module.__name__
+        }
         future = "from __future__ import annotations\n" if "import annotations" in text else ""
         flags = compile(future, "", "exec").co_flags & 0x1000000 if future else 0
         module.left_out = []  # type: ignore[attr-defined]
@@ -280,28 +283,31 @@ class World:
             module.__dict__.update({k: v for k, v in own.items() if k in module.__dict__})
         module.__dict__.update(own)
 
-    def file(self, place: str) -> str:
-        return f"/{self.engine.name}.whl/{place}"
+    def file(self, position: str) -> str:
+        return f"/{self.engine.name}.whl/{position}"
 
     # ---- calls
 
     def passed(self) -> list[Site]:
         """The sites of the engine that are on the stack."""
-        found, frame = [], sys._getframe(1)
+        results, frame = [], sys._getframe(1)
         while frame is not None:
-            place = frame.f_code.co_filename.removeprefix(f"/{self.engine.name}.whl/")
-            for site in self._lines.get(place, ()):
+            position = frame.f_code.co_filename.removeprefix(f"/{self.engine.name}.whl/")
+            for site in self._lines.get(position, ()):
                 if site.line <= frame.f_lineno <= site.end:
-                    found.append(site)
+                    results.append(site)
             frame = frame.f_back  # type: ignore[assignment]
-        return found
+        return results
 
     def sites(self, function: str, target: str) -> list[Site]:
         """The sites in functions whose name starts so, of callees whose name ends so."""
-        found = [s for s in self.engine.sites
-                 if s.function.startswith(function) and s.target.endswith(target)]  # fmt: skip
-        assert found, f"no site of {target} in {function}"
-        return [site for site in found if site.form not in ("use", "probe")]
+        results = [
+            s
+            for s in self.engine.sites
+            if s.function.startswith(function) and s.target.endswith(target)
+        ]
+        assert results, f"no site of {target} in {function}"
+        return [site for site in results if site.form not in ("use", "probe")]
 
     def site(self, function: str, target: str) -> Site:
         (site,) = self.sites(function, target)
@@ -319,12 +325,15 @@ class World:
         """The site's call expression, with its own mix of positions and names, of other values:
         those by position in their order, those by keyword from `names`."""
         tree = ast.parse(self.source_of(site.place))
-        (node,) = (n for n in ast.walk(tree) if isinstance(n, ast.Call) and n.lineno == site.line
-                   and n.end_lineno == site.end)  # fmt: skip
+        (node,) = (
+            n
+            for n in ast.walk(tree)
+            if isinstance(n, ast.Call) and n.lineno == site.line and n.end_lineno == site.end
+        )
         space: Words = {"callee": callee, **{f"value{i}": v for i, v in enumerate(values)}}
 
-        def named(name: str, place: ast.expr) -> ast.expr:
-            return ast.copy_location(ast.Name(name, ast.Load()), place)
+        def named(name: str, position: ast.expr) -> ast.expr:
+            return ast.copy_location(ast.Name(name, ast.Load()), position)
 
         node.func = named("callee", node.func)
         node.args = [named(f"value{i}", a) for i, a in enumerate(node.args)]
@@ -333,8 +342,8 @@ class World:
             keyword.value = named(f"of_{keyword.arg}", keyword.value)
         return eval(compile(ast.Expression(node), self.file(site.place), "eval"), space)
 
-    def source_of(self, place: str) -> str:
-        return self.archive.read(place).decode()
+    def source_of(self, position: str) -> str:
+        return self.archive.read(position).decode()
 
     def watch(self, callee: around.Callee, wrapped: Callable[..., Any]) -> Callable[..., Any]:
         """The wrapper, whose calls are noted with the sites that they come from."""
@@ -356,19 +365,19 @@ class World:
         @functools.wraps(wrapped)
         def make(kind: Any) -> Any:
             self.seen.append(Seen(callee.target, self.passed(), True))
-            made = wrapped(kind)
+            result = wrapped(kind)
             note = functools.partial(self.watch, callee)
-            return note(made) if kind == QuantType.per_1x128 else self._other(made)
+            return note(result) if kind == QuantType.per_1x128 else self._other(result)
 
         return make
 
-    def _other(self, made: Callable[..., Any]) -> Callable[..., Any]:
+    def _other(self, result: Callable[..., Any]) -> Callable[..., Any]:
         """A quantiser that the plugin has no op for: the original's, seen too."""
 
-        @functools.wraps(made)
+        @functools.wraps(result)
         def call(*args: Any, **kwargs: Any) -> Any:
             self.seen.append(Seen(MADE, self.passed(), False, "another quantiser"))
-            return made(*args, **kwargs)
+            return result(*args, **kwargs)
 
         return call
 
@@ -376,7 +385,7 @@ class World:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[World]:
-        before = set(sys.modules)
+        previous = set(sys.modules)
         hip, tell = torch.version.hip, around.tell_at_exit
         around.tell_at_exit = lambda: None
         sys.meta_path.insert(0, self._finder)
@@ -389,7 +398,7 @@ class World:
         finally:
             torch.version.hip, around.tell_at_exit = hip, tell
             sys.meta_path.remove(self._finder)
-            for name in set(sys.modules) - before:
+            for name in set(sys.modules) - previous:
                 is_own = name.startswith("rfops.plugins.vllm_")
                 if is_own or name.partition(".")[0] in _Finder.roots:
                     module = sys.modules.pop(name)
@@ -403,26 +412,34 @@ class World:
         fp8 = torch.float8_e4m3fn if self.arch == "gfx950" else torch.float8_e4m3fnuz
         aiter.ActivationType, aiter.QuantType = ActivationType, QuantType
         aiter.dtypes = types.SimpleNamespace(
-            fp8=fp8, bf16=torch.bfloat16, fp16=torch.float16, fp32=torch.float32, i32=torch.int32,
-            fp4x2=torch.float4_e2m1fn_x2, fp8_e8m0=torch.float8_e8m0fnu,
-        )  # fmt: skip
+            fp8=fp8,
+            bf16=torch.bfloat16,
+            fp16=torch.float16,
+            fp32=torch.float32,
+            i32=torch.int32,
+            fp4x2=torch.float4_e2m1fn_x2,
+            fp8_e8m0=torch.float8_e8m0fnu,
+        )
         importlib.import_module("aiter.ops.flydsl.moe_common").GateMode = GateMode
         shuffle = importlib.import_module("aiter.ops.shuffle")
         shuffle.shuffle_weight = aiter.shuffle_weight = shuffle_weight
         aiter.per_1x32_f4_quant_hip = per_1x32_f4_quant_hip
         importlib.import_module("aiter.utility.fp4_utils").e8m0_shuffle = e8m0_shuffle
-        made = {kind: _original(MADE, signature) for kind, signature in QUANTISERS.items()}
-        group = made[QuantType.per_1x128]
-        made[QuantType.per_1x128] = functools.partial(group, group_size=128)
+        result = {kind: _original(MADE, signature) for kind, signature in QUANTISERS.items()}
+        group = result[QuantType.per_1x128]
+        result[QuantType.per_1x128] = functools.partial(group, group_size=128)
         for target, signature in SIGNATURES.items():
             if target.partition(".")[0] in ("aiter", self.engine.name):
                 module, _, name = target.rpartition(".")
                 function = _original(target, signature)
                 if target == "aiter.get_hip_quant":
                     function = types.FunctionType(
-                        (lambda qType: made[qType]).__code__, {}, "get_hip_quant", None,
-                        (types.CellType(made),),
-                    )  # fmt: skip
+                        (lambda qType: result[qType]).__code__,
+                        {},
+                        "get_hip_quant",
+                        None,
+                        (types.CellType(result),),
+                    )
                 setattr(importlib.import_module(module), name, function)
         for name, target in ALIASES.items():
             module, _, leaf = name.rpartition(".")
@@ -459,9 +476,13 @@ class World:
         registry.HookRegistry.apply_hooks()
 
     def custom_op(
-        self, op_name: str, op_func: Callable[..., Any], mutates_args: Sequence[str] = (),
-        fake_impl: Any = None, **_: Any,
-    ) -> None:  # fmt: skip
+        self,
+        op_name: str,
+        op_func: Callable[..., Any],
+        mutates_args: Sequence[str] = (),
+        fake_impl: Any = None,
+        **_: Any,
+    ) -> None:
         """What both engines' direct_register_custom_op does, with torch.library."""
         schema = torch.library.infer_schema(op_func, mutates_args=list(mutates_args or ()))
         library = torch.library.Library(self.engine.name, "FRAGMENT")

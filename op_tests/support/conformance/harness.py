@@ -31,10 +31,10 @@ NOT_REPLAYED = {
 
 def wheel(engine: str) -> zipfile.ZipFile:
     folder = os.environ.get("RFOPS_TEST_WHEELS", "")
-    found = sorted(Path(folder).glob(f"{engine}-*.whl")) if folder else []
-    if not found:
+    results = sorted(Path(folder).glob(f"{engine}-*.whl")) if folder else []
+    if not results:
         pytest.skip(f"RFOPS_TEST_WHEELS has no wheel of {engine}: pip download --no-deps {engine}")
-    return zipfile.ZipFile(found[-1])
+    return zipfile.ZipFile(results[-1])
 
 
 @functools.cache
@@ -76,15 +76,15 @@ def replay(world: World, case: Case) -> Verdict:
     passed = {site for seen in world.seen for site in seen.sites} | world.covered
     sites = {site.key for site in passed if site.function}  # a module is imported once for all
     left = [seen for seen in world.seen if not seen.engaged]
-    why = "; ".join(dict.fromkeys(seen.why for seen in left))
+    reason = "; ".join(dict.fromkeys(seen.why for seen in left))
     if not world.seen and not world.covered and not fault:
         fault = "no callee was called"
     if case.refused and not left:
         fault = f"engages now, or is wrong: strike its refusal ({case.refused}). {fault}"
-    elif case.refused and not re.search(case.refused, why):
-        fault = f"refused for another reason than {case.refused}: {why}"
+    elif case.refused and not re.search(case.refused, reason):
+        fault = f"refused for another reason than {case.refused}: {reason}"
     elif case.refused:
         fault = ""
     elif left:
-        fault = f"left to {left[0].target}: {why}"
-    return Verdict(frozenset(sites), why, fault)
+        fault = f"left to {left[0].target}: {reason}"
+    return Verdict(frozenset(sites), reason, fault)

@@ -25,24 +25,32 @@ BLOCK = 128
 SHARE = 5e-3
 
 
-def assert_close(got: Tensor, wanted: Tensor, bound: Tensor) -> None:
-    assert got.shape == wanted.shape, f"shape {list(got.shape)}, expected {list(wanted.shape)}"
-    excess = (got.double() - wanted).abs() - bound
+def assert_close(actual: Tensor, expected: Tensor, bound: Tensor) -> None:
+    assert actual.shape == expected.shape, (
+        f"shape {list(actual.shape)}, expected {list(expected.shape)}"
+    )
+    excess = (actual.double() - expected).abs() - bound
     excess = torch.where(excess.isnan(), math.inf, excess)
     if excess.numel() and excess.max() > 0:
-        at = tuple(int(i) for i in torch.unravel_index(excess.argmax(), excess.shape))
-        raise AssertionError(f"{at}: {got[at]}, expected {wanted[at]} within {bound[at]}")
+        offset = tuple(int(i) for i in torch.unravel_index(excess.argmax(), excess.shape))
+        raise AssertionError(
+            f"{offset}: {actual[offset]}, expected {expected[offset]} within {bound[offset]}"
+        )
 
 
-def assert_rows(got: Tensor, wanted: Tensor) -> None:
+def assert_rows(actual: Tensor, expected: Tensor) -> None:
     """Each row within SHARE of its norm."""
-    assert got.shape == wanted.shape, f"shape {list(got.shape)}, expected {list(wanted.shape)}"
-    error = (got.double() - wanted).norm(dim=-1)
-    relative = error / wanted.norm(dim=-1).clamp(min=1e-9)
+    assert actual.shape == expected.shape, (
+        f"shape {list(actual.shape)}, expected {list(expected.shape)}"
+    )
+    error = (actual.double() - expected).norm(dim=-1)
+    relative = error / expected.norm(dim=-1).clamp(min=1e-9)
     relative = torch.where(relative.isnan(), math.inf, relative)
     if relative.numel() and relative.max() > SHARE:
-        at = tuple(int(i) for i in torch.unravel_index(relative.argmax(), relative.shape))
-        raise AssertionError(f"row {at}: relative L2 {relative[at]:.3e}, expected {SHARE} at most")
+        offset = tuple(int(i) for i in torch.unravel_index(relative.argmax(), relative.shape))
+        raise AssertionError(
+            f"row {offset}: relative L2 {relative[offset]:.3e}, expected {SHARE} at most"
+        )
 
 
 # ---------------------------------------------------------------- attention
@@ -60,12 +68,14 @@ def attention(q: Tensor, keys: list[Tensor], sm_scale: float) -> tuple[Tensor, T
     return out, lse
 
 
-def assert_attention(got: Tensor, wanted: tuple[Tensor, Tensor], lse: Tensor | None = None) -> None:
+def assert_attention(
+    actual: Tensor, expected: tuple[Tensor, Tensor], lse: Tensor | None = None
+) -> None:
     """Each head's row, and lse to fp32's sums and its dtype's rounding. Rows without a token have
     no result."""
-    out, wanted_lse = wanted
+    out, wanted_lse = expected
     some = wanted_lse[:, 0] > -math.inf
-    assert_rows(got[some], out[some])
+    assert_rows(actual[some], out[some])
     if lse is not None:
         assert torch.equal(lse == -math.inf, wanted_lse == -math.inf), "lse of rows without a token"
         exact = wanted_lse[some]
@@ -86,12 +96,12 @@ def fp8_rows(x: Tensor, scale: Tensor) -> Tensor:
     return x.double() * scale.double().repeat_interleave(BLOCK, -1)
 
 
-def assert_product(got: Tensor, x: Tensor, w: Tensor) -> None:
+def assert_product(actual: Tensor, x: Tensor, w: Tensor) -> None:
     """x [M, K] times w [N, K], both float64: sums in fp32, one rounding of the result."""
     exact, total = x @ w.T, x.abs() @ w.abs().T
     # Along K, and the products with scales.
-    bound = HALF_ULP[got.dtype] * exact.abs() + (x.shape[1] + 64) * 2.0**-24 * total
-    assert_close(got, exact, bound + 1e-30)
+    bound = HALF_ULP[actual.dtype] * exact.abs() + (x.shape[1] + 64) * 2.0**-24 * total
+    assert_close(actual, exact, bound + 1e-30)
 
 
 # ---------------------------------------------------------------- experts
@@ -143,16 +153,22 @@ def softmax_topk(logits: Tensor, k: int, renormalize: bool) -> tuple[Tensor, Ten
 
 
 def grouped_topk(
-    logits: Tensor, bias: Tensor | None, k: int, groups: int, chosen: int, renormalize: bool,
-    scale: float, score: str = "sigmoid",
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    logits: Tensor,
+    bias: Tensor | None,
+    k: int,
+    groups: int,
+    selected: int,
+    renormalize: bool,
+    scale: float,
+    score: str = "sigmoid",
+) -> tuple[Tensor, Tensor]:
     """DeepSeek's: groups by the sum of their two greatest keys (the greatest without a bias), k
     experts of the chosen groups by key, their scores as weights."""
     scores = logits.double().sigmoid() if score == "sigmoid" else logits.double().softmax(1)
     keys = scores if bias is None else scores + bias.double()
     by_group = keys.view(len(keys), groups, -1)
     of_group = by_group.amax(-1) if bias is None else by_group.topk(2, -1).values.sum(-1)
-    best = of_group.topk(chosen, -1).indices
+    best = of_group.topk(selected, -1).indices
     is_in = torch.zeros_like(of_group, dtype=torch.bool).scatter_(1, best, True)
     keys = keys.view(len(keys), groups, -1).masked_fill(~is_in[..., None], -math.inf).flatten(1)
     ids = keys.topk(k, -1).indices
@@ -161,30 +177,30 @@ def grouped_topk(
     return scale * weights, ids
 
 
-def assert_chosen(weights: Tensor, ids: Tensor, wanted: tuple[Tensor, Tensor]) -> None:
+def assert_chosen(weights: Tensor, ids: Tensor, expected: tuple[Tensor, Tensor]) -> None:
     """The same experts in any order, their weights to the rounding of fp32 (exp, sum, division)."""
-    order, place = ids.long().sort(1)
-    wanted_order, wanted_place = wanted[1].sort(1)
+    order, position = ids.long().sort(1)
+    wanted_order, wanted_place = expected[1].sort(1)
     assert torch.equal(order, wanted_order), f"experts {order.tolist()} {wanted_order.tolist()}"
-    exact = wanted[0].gather(1, wanted_place)
-    assert_close(weights.gather(1, place), exact, 4e-6 * exact)
+    exact = expected[0].gather(1, wanted_place)
+    assert_close(weights.gather(1, position), exact, 4e-6 * exact)
 
 
-def assert_aligned(got: Any, ids: Tensor, block: int, num_experts: int, expert_map: Any) -> None:
+def assert_aligned(actual: Any, ids: Tensor, block: int, num_experts: int, expert_map: Any) -> None:
     """vLLM's sorted_token_ids, expert_ids and num_tokens_post_padded: each block's rows are those
     of its expert, padded with the number of rows, every row is there once."""
-    sorted_ids, expert_ids, padded = got[:3]
+    sorted_ids, expert_ids, padded = actual[:3]
     used, rows = int(padded), ids.flatten()
     expert = rows.long()
     if expert_map is not None:
         known = (expert >= 0) & (expert < len(expert_map))
         expert = torch.where(known, expert_map.long()[expert.clamp(0, len(expert_map) - 1)], -1)
     assert used % block == 0
-    found: list[int] = []
+    results: list[int] = []
     for start in range(0, used, block):
         members = [int(r) for r in sorted_ids[start : start + block] if int(r) < len(rows)]
         assert all(int(expert[r]) == int(expert_ids[start // block]) for r in members), start
-        found += members
-    wanted = [r for r in range(len(rows)) if expert[r] >= 0 or expert_map is not None]
-    here = [r for r in wanted if expert[r] >= 0]
-    assert sorted(r for r in found if expert[r] >= 0) == here
+        results += members
+    expected = [r for r in range(len(rows)) if expert[r] >= 0 or expert_map is not None]
+    here = [r for r in expected if expert[r] >= 0]
+    assert sorted(r for r in results if expert[r] >= 0) == here

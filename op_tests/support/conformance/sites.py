@@ -39,8 +39,14 @@ ALIASES = {
 }
 _PROBES = {"signature", "inspect.signature", "hasattr", "getattr", "callable", "id"}
 # A file without one of these has no site.
-_ROOTS = ("aiter", "torch.ops.", "triton_decode_attention", "moe_align_block_size",
-          "forward_mqa", "unquantized_fused_moe_method")  # fmt: skip
+_ROOTS = (
+    "aiter",
+    "torch.ops.",
+    "triton_decode_attention",
+    "moe_align_block_size",
+    "forward_mqa",
+    "unquantized_fused_moe_method",
+)
 _LEAVES = {target.rpartition(".")[2]: target for target in TARGETS}
 _RELAY_CLASS = "rocm_aiter_ops"
 _RELAYS = {"rocm_aiter_fused_experts", "rocm_aiter_grouped_topk"}  # functions that prepare a call
@@ -82,10 +88,10 @@ Bindings = dict[str, set[str]]
 class _File:
     """The scopes of a file, and what their names stand for."""
 
-    def __init__(self, place: str, text: str) -> None:
-        self.place = place
-        self.module = place.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-        self.is_package = place.endswith("/__init__.py")
+    def __init__(self, position: str, text: str) -> None:
+        self.place = position
+        self.module = position.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        self.is_package = position.endswith("/__init__.py")
         self.tree = ast.parse(text)
         self.parents: dict[ast.AST, ast.AST] = {
             child: node for node in ast.walk(self.tree) for child in ast.iter_child_nodes(node)
@@ -139,9 +145,9 @@ class _File:
         elif isinstance(target, ast.Tuple) and isinstance(value, ast.Call):
             for i, part in enumerate(target.elts):
                 if isinstance(part, ast.Name):
-                    at = ast.Subscript(value, ast.Constant(i))
-                    self.parents[at] = node
-                    self.assigned.append((self.scope(node), part.id, at))
+                    offset = ast.Subscript(value, ast.Constant(i))
+                    self.parents[offset] = node
+                    self.assigned.append((self.scope(node), part.id, offset))
 
     def _bind(self, scope: ast.AST, name: str, origin: str) -> bool:
         known = self.bindings.setdefault(scope, {}).setdefault(name, set())
@@ -169,23 +175,23 @@ class _File:
     def origins(self, node: ast.expr) -> set[str]:
         """What an expression of names stands for; empty where nothing is known of it."""
         if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Call):
-            name, place = _dotted(node.value.func), ast.unparse(node.slice)
-            return set(self.returned.get(f"{name}[{place}]", ()))
+            name, position = _dotted(node.value.func), ast.unparse(node.slice)
+            return set(self.returned.get(f"{name}[{position}]", ()))
         if isinstance(node, ast.Call):
-            made = {f"{o}()" for o in self.origins(node.func) if o.endswith("get_hip_quant")}
-            return made | self.returned.get(_dotted(node.func), set())
+            result = {f"{o}()" for o in self.origins(node.func) if o.endswith("get_hip_quant")}
+            return result | self.returned.get(_dotted(node.func), set())
         text = _dotted(node)
         if not text:
             return set()
-        head, dot, rest = text.partition(".")
-        if head in ("self", "cls") and rest and "." not in rest:
-            return set(self.bindings.get(self.tree, {}).get(f"self.{rest}", ()))
+        head, dot, remaining = text.partition(".")
+        if head in ("self", "cls") and remaining and "." not in remaining:
+            return set(self.bindings.get(self.tree, {}).get(f"self.{remaining}", ()))
         scope: ast.AST | None = self.scope(node)
         while scope is not None:
             is_own = not isinstance(scope, ast.ClassDef) or scope is self.scope(node)
-            found = self.bindings.get(scope, {}).get(head) if is_own else None
-            if found:
-                return {origin + dot + rest for origin in found}
+            result = self.bindings.get(scope, {}).get(head) if is_own else None
+            if result:
+                return {origin + dot + remaining for origin in result}
             scope = None if scope is self.tree else self.scope(scope)
         own = f"{self.module}.{text}"  # a function of this file, where nothing else has its name
         if text.startswith("torch.ops."):
@@ -234,9 +240,9 @@ class Engine:
     def __init__(self, name: str, archive: zipfile.ZipFile) -> None:
         self.name = name
         self._texts = {
-            place: archive.read(place).decode(errors="replace")
-            for place in archive.namelist()
-            if place.endswith(".py") and place.startswith(f"{name}/")
+            position: archive.read(position).decode(errors="replace")
+            for position in archive.namelist()
+            if position.endswith(".py") and position.startswith(f"{name}/")
         }
         self._files: dict[str, _File] = {}
         self._exports: dict[str, set[str]] = {}  # "module.name" of the engine: origins
@@ -249,13 +255,13 @@ class Engine:
         words: set[str] = {*_LEAVES, *(method for _, method, _ in METHODS)}
         likely = {p: t for p, t in self._texts.items() if any(root in t for root in _ROOTS)}
         while True:
-            for place, text in likely.items():
-                if place not in self._files and any(word in text for word in words):
-                    self._files[place] = _File(place, text)
-            before = len(words), len(self._files)
+            for position, text in likely.items():
+                if position not in self._files and any(word in text for word in words):
+                    self._files[position] = _File(position, text)
+            previous = len(words), len(self._files)
             self._follow()
             words |= {name.rpartition(".")[2] for name in (*self._exports, *self.relays)}
-            if before == (len(words), len(self._files)):
+            if previous == (len(words), len(self._files)):
                 return
 
     def _follow(self) -> None:
@@ -270,15 +276,15 @@ class Engine:
                         known |= more
                 changed |= file.spread()
                 for name, known in file.bindings.get(file.tree, {}).items():
-                    wanted = {o for o in known if self._target(o)}
-                    if wanted - self._exports.get(f"{file.module}.{name}", set()):
-                        self._exports.setdefault(f"{file.module}.{name}", set()).update(wanted)
+                    expected = {o for o in known if self._target(o)}
+                    if expected - self._exports.get(f"{file.module}.{name}", set()):
+                        self._exports.setdefault(f"{file.module}.{name}", set()).update(expected)
                         changed = True
             changed |= self._find_relays()
 
     def _find_relays(self) -> bool:
         """Custom ops over functions with a site, and functions that do nothing but call on."""
-        found: dict[str, str] = {}
+        results: dict[str, str] = {}
         for file in self._files.values():
             holders = {
                 file.qualified(node)
@@ -292,13 +298,13 @@ class Engine:
                     if isinstance(op, ast.Constant) and function is not None:
                         if _dotted(function) in holders:
                             name = f"torch.ops.{self.name}.{op.value}"
-                            found[name] = name
+                            results[name] = name
             for holder in holders:
                 owner = holder.rpartition(".")[0]
                 if owner == _RELAY_CLASS or (not owner and holder in file.thin | _RELAYS):
-                    found[f"{file.module}.{holder}"] = holder
-        is_new = bool(found.keys() - self.relays.keys())
-        self.relays |= found
+                    results[f"{file.module}.{holder}"] = holder
+        is_new = bool(results.keys() - self.relays.keys())
+        self.relays |= results
         return is_new
 
     def _target(self, origin: str) -> str:
@@ -345,20 +351,38 @@ class Engine:
     def _sites(self) -> Iterator[Site]:
         for file in self._files.values():
             for _, node, target, call in self._uses(file):
-                at = call or node
+                offset = call or node
                 form = "probe" if call is None and self._is_probe(file, node) else _form(call)
-                yield Site(file.place, file.qualified(node), target, form, 0,
-                           at.lineno, at.end_lineno or at.lineno)  # fmt: skip
+                yield Site(
+                    file.place,
+                    file.qualified(node),
+                    target,
+                    form,
+                    0,
+                    offset.lineno,
+                    offset.end_lineno or offset.lineno,
+                )
             yield from self._methods(file)
 
     def _methods(self, file: _File) -> Iterator[Site]:
         """Calls of methods that the plugin's classes override."""
         for node in file.calls if self.name == "vllm" else ():
             owner, _, name = ast.unparse(node.func).rpartition(".")
-            for place, method, target in METHODS:
-                if name == method and file.place.endswith(place) and not owner.startswith("super"):
-                    yield Site(file.place, file.qualified(node), target, _form(node), 0,
-                               node.lineno, node.end_lineno or node.lineno)  # fmt: skip
+            for position, method, target in METHODS:
+                if (
+                    name == method
+                    and file.place.endswith(position)
+                    and not owner.startswith("super")
+                ):
+                    yield Site(
+                        file.place,
+                        file.qualified(node),
+                        target,
+                        _form(node),
+                        0,
+                        node.lineno,
+                        node.end_lineno or node.lineno,
+                    )
 
 
 def _form(call: ast.Call | None) -> str:
@@ -377,5 +401,12 @@ def _numbered(sites: Iterable[Site]) -> Iterator[Site]:
         lines = seen.setdefault(site, set())
         if site.line not in lines:
             lines.add(site.line)
-            yield Site(site.place, site.function, site.target, site.form, len(lines) - 1,
-                       site.line, site.end)  # fmt: skip
+            yield Site(
+                site.place,
+                site.function,
+                site.target,
+                site.form,
+                len(lines) - 1,
+                site.line,
+                site.end,
+            )

@@ -94,8 +94,8 @@ def assemble(source: str, arch: str, folder: Path) -> bytes:
         [*zig, "clang", *target, "-c", str(asm), "-o", str(obj)],
         [*zig, "ld.lld", "-shared", str(obj), "-o", str(out)],
     ):
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, f"{' '.join(command)}\n{done.stderr[:4000]}"
+        completed = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert completed.returncode == 0, f"{' '.join(command)}\n{completed.stderr[:4000]}"
     return out.read_bytes()
 
 

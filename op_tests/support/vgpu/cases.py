@@ -208,11 +208,11 @@ class Check:
     ulp: int = 0
     any_zero: bool = False  # the sign of a zero is not defined (clamp)
 
-    def matches(self, got: Array, want: Array) -> Array:
-        bits = got == want
+    def matches(self, actual: Array, want: Array) -> Array:
+        bits = actual == want
         if not ref.is_float(self.kind):
             return bits
-        x, y = ref.decode(got, self.kind), ref.decode(want, self.kind)
+        x, y = ref.decode(actual, self.kind), ref.decode(want, self.kind)
         ok = bits | (np.isnan(x) & np.isnan(y) & ~ref.is_snan(x))
         if self.any_zero:
             ok |= (x == 0) & (y == 0)
@@ -220,7 +220,7 @@ class Check:
             ok |= (
                 ~np.isnan(x)
                 & ~np.isnan(y)
-                & (np.abs(_order(got, self.kind) - _order(want, self.kind)) <= self.ulp)
+                & (np.abs(_order(actual, self.kind) - _order(want, self.kind)) <= self.ulp)
             )
         return ok
 
@@ -231,17 +231,17 @@ def _order(bits: Array, kind: str) -> Array:
     return np.where(bits >> U64(count - 1), -magnitude, magnitude)
 
 
-def take(words: Array, at: int, kind: str) -> Array:
-    """The field of `kind` at bit `at` of [n, 4] dwords, as uint64."""
-    low = words[:, at // 32].astype(U64)
+def take(words: Array, offset: int, kind: str) -> Array:
+    """The field of `kind` at bit `offset` of [n, 4] dwords, as uint64."""
+    low = words[:, offset // 32].astype(U64)
     if ref.width(kind) == 64:
-        return low | words[:, at // 32 + 1].astype(U64) << U64(32)
-    return low >> U64(at % 32) & U64((1 << ref.width(kind)) - 1)
+        return low | words[:, offset // 32 + 1].astype(U64) << U64(32)
+    return low >> U64(offset % 32) & U64((1 << ref.width(kind)) - 1)
 
 
-def place(words: Array, at: int, kind: str, bits: Array) -> None:
+def place(words: Array, offset: int, kind: str, bits: Array) -> None:
     """Inverse of `take`."""
-    dword, shift, mask = at // 32, U64(at % 32), U64((1 << ref.width(kind)) - 1)
+    dword, shift, mask = offset // 32, U64(offset % 32), U64((1 << ref.width(kind)) - 1)
     if ref.width(kind) == 64:
         words[:, dword + 1] = (bits >> U64(32)).astype(np.uint32)
         words[:, dword] = (bits & U64(0xFFFFFFFF)).astype(np.uint32)
@@ -261,30 +261,32 @@ class Case:
     checks: list[Check] = field(default_factory=list)
     arch: str = ""  # only there
 
-    def verdict(self, got: Array) -> str:
+    def verdict(self, actual: Array) -> str:
         """Empty if the outputs are as expected, else a report."""
-        good = np.zeros(len(got), bool)
+        good = np.zeros(len(actual), bool)
         alternatives = self.expect(self.inputs)
         for want in alternatives:
-            good |= self._lanes_equal(got, want)
+            good |= self._lanes_equal(actual, want)
         if good.all():
             return ""
         bad = np.flatnonzero(~good)
-        lines = [f"{self.name}: {len(bad)} of {len(got)} lanes differ", self.asm.strip()]
+        lines = [f"{self.name}: {len(bad)} of {len(actual)} lanes differ", self.asm.strip()]
         for lane in bad[:: max(1, len(bad) // 6)][:8]:
-            lines.append(self._describe(int(lane), got, alternatives))
+            lines.append(self._describe(int(lane), actual, alternatives))
         return "\n".join(lines)
 
-    def _lanes_equal(self, got: Array, want: Array) -> Array:
-        ok = np.ones(len(got), bool)
-        rest_got, rest_want = got.copy(), want.copy()
+    def _lanes_equal(self, actual: Array, want: Array) -> Array:
+        ok = np.ones(len(actual), bool)
+        rest_got, rest_want = actual.copy(), want.copy()
         for check in self.checks:
-            ok &= check.matches(take(got, check.at, check.kind), take(want, check.at, check.kind))
-            for rest in (rest_got, rest_want):
-                place(rest, check.at, check.kind, np.zeros(len(rest), U64))
+            ok &= check.matches(
+                take(actual, check.at, check.kind), take(want, check.at, check.kind)
+            )
+            for remaining in (rest_got, rest_want):
+                place(remaining, check.at, check.kind, np.zeros(len(remaining), U64))
         return ok & (rest_got == rest_want).all(axis=1)
 
-    def _describe(self, lane: int, got: Array, alternatives: list[Array]) -> str:
+    def _describe(self, lane: int, actual: Array, alternatives: list[Array]) -> str:
         def show(words: Array) -> str:
             text = " ".join(f"{w:08x}" for w in words[lane])
             values = [str(ref.decode(take(words, c.at, c.kind), c.kind)[lane]) for c in self.checks]
@@ -293,7 +295,9 @@ class Case:
         sources = " ".join(f"{v:016x}" for v in self.inputs[lane])
         floats = self.inputs[lane].astype(np.uint32).view(np.float32)
         wants = " or ".join(dict.fromkeys(show(w) for w in alternatives))
-        return f"  lane {lane}: in {sources} (f32 {floats})\n    got  {show(got)}\n    want {wants}"
+        return (
+            f"  lane {lane}: in {sources} (f32 {floats})\n    got  {show(actual)}\n    want {wants}"
+        )
 
 
 class Book:
@@ -454,19 +458,19 @@ def finish(value: Array, op: Op, form: Form, flush_out: bool = False) -> Array:
 
 def operand_text(op: Op, i: int, form: Form, rng: random.Random) -> tuple[str, int | None, str]:
     """Text, fixed bits (None for a VGPR) and setup code of source i."""
-    kind, how = op.srcs[i], form.sources.get(i)
+    kind, options = op.srcs[i], form.sources.get(i)
     text, bits, setup = register(kind, 8 + 2 * i), None, ""
-    if how == "const":
+    if options == "const":
         text, bits = inline_constant(kind, rng)
-    elif how == "literal":
+    elif options == "literal":
         text, bits = literal(kind, rng)
-    elif how == "sgpr":
+    elif options == "sgpr":
         bits = scalar_value(kind, rng)
         text, setup = register(kind, 8 + 2 * i, "s"), set_sgpr(8 + 2 * i, bits)
     if form.abs >> i & 1:
         text = f"|{text}|"
     if form.neg >> i & 1:
-        text = f"neg({text})" if how == "const" else f"-{text}"
+        text = f"neg({text})" if options == "const" else f"-{text}"
     if form.sdwa and form.sdwa.sext[i]:
         text = f"sext({text})"
     return text, bits, setup
@@ -587,8 +591,8 @@ def words_of(old: Array, *fields: tuple[int, str, Array]) -> Array:
     """[n, 4] dwords: the old pair, then fields (bit position, type, bits) laid over it."""
     words = np.zeros((len(old), 4), np.uint32)
     place(words, 0, "u64", old)
-    for at, kind, bits in fields:
-        place(words, at, kind, bits)
+    for offset, kind, bits in fields:
+        place(words, offset, kind, bits)
     return words
 
 

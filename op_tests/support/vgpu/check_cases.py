@@ -57,7 +57,7 @@ class Case:
     words: list[str] = field(default_factory=list)  # in the finding's text
     at: dict[str, str] = field(default_factory=dict)  # wave, lane, address
     waves: int = 1
-    fresh: bool = False  # the input buffer is new: nobody has written it
+    is_new: bool = False  # the input buffer is new: nobody has written it
     faults: bool = False
 
     def place(self, base: int) -> dict[str, int]:
@@ -75,24 +75,24 @@ class Case:
             self.at = dict(item.split(" ") for item in value.split(", "))
         else:
             assert key == "run", key
-            self.fresh, self.faults = "fresh input" in value, "faults" in value
-            if found := re.search(r"(\d+) waves", value):
-                self.waves = int(found[1])
+            self.is_new, self.faults = "fresh input" in value, "faults" in value
+            if match := re.search(r"(\d+) waves", value):
+                self.waves = int(match[1])
 
 
 def read(name: str, kind: str = "") -> dict[str, Case]:
     """The cases of vgpu/check/sources/<name>.s."""
-    found: dict[str, Case] = {}
+    results: dict[str, Case] = {}
     case = Case(kind)  # of the lines in front of the first one
     for line in (FOLDER / f"{name}.s").read_text().splitlines():
         key, _, value = line.removeprefix("//: ").partition(" ")
         if not line.startswith("//: "):
             case.body += line + "\n"
         elif key == "case":
-            case = found[value] = Case(kind)
+            case = results[value] = Case(kind)
         else:
             case.set(key, value)
-    return found
+    return results
 
 
 def hazard(row: hazards.Hazard, distance: int) -> Case:

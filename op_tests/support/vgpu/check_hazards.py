@@ -126,18 +126,12 @@ HAZARDS = {
         DOUBLE4 + "0", "v_mfma_f64_16x16x4_f64 v[40:47], v[20:21], v[22:23], v[24:31]", PART, 4
     ),
     "part_double16": Hazard(
-        DOUBLE16 + "0",
-        "v_mfma_f64_16x16x4_f64 v[40:47], v[20:21], v[22:23], v[26:33]",
-        PART,
-        9,
-        17,
+        DOUBLE16 + "0", "v_mfma_f64_16x16x4_f64 v[40:47], v[20:21], v[22:23], v[26:33]", PART, 9, 17
     ),
     # A result or an addend, overwritten.
     "write_xdl2": both(XDL2 + "0", WRITE, OVERWRITES, 5),
     "write_xdl4": Hazard(XDL4 + "0", WRITE, OVERWRITES, 7, 8),
-    "write_by_load": Hazard(
-        XDL4 + "0", "global_load_dword v27, v1, s[6:7]", OVERWRITES, 7, 8
-    ),
+    "write_by_load": Hazard(XDL4 + "0", "global_load_dword v27, v1, s[6:7]", OVERWRITES, 7, 8),
     "write_single8": both(SINGLE8 + "0", WRITE, OVERWRITES, 10),
     "write_double4": both(DOUBLE4 + "0", WRITE, OVERWRITES, 6),
     "write_double16": both(DOUBLE16 + "0", WRITE, OVERWRITES, 11),
@@ -155,7 +149,7 @@ HAZARDS = {
     "wide_store": other(WIDE, "v_mov_b32 v27, 0", "overwrites the data of", 2),
     "wide_buffer_store": other(BUFFER + "0 offen", WRITE, "overwrites the data of", 2),
     "wide_buffer_store_offset": other(BUFFER + "s17 offen", WRITE, "overwrites the data of", 1),
-}  # fmt: skip
+}
 
 SETUP = (
     "".join(f"  v_mov_b32 v{i}, 0\n" for i in range(20, 64))

@@ -38,8 +38,15 @@ TYPES = ("f16", "bf16", "f32", "f64")
 # Registers of a case: sources, the two destinations, and what stands for the constant.
 SOURCE, RESULTS, HELD = (32, 64, 96), (128, 160), 192
 MASKS = ("s[40:41]", "s[50:51]")
-NOT_A_FUNCTION_OF_A_LANE = ("v_readlane", "v_writelane", "v_readfirstlane", "v_permlane", "v_swap",
-                            "v_accvgpr_read", "v_accvgpr_mov")  # fmt: skip
+NOT_A_FUNCTION_OF_A_LANE = (
+    "v_readlane",
+    "v_writelane",
+    "v_readfirstlane",
+    "v_permlane",
+    "v_swap",
+    "v_accvgpr_read",
+    "v_accvgpr_mov",
+)
 
 
 def dwords(kind: str) -> int:
@@ -96,10 +103,10 @@ def encodings(lines: list[str], arch: str) -> list[bytes | None]:
         command = [sys.executable, "-m", "ziglang", "clang", "-cc1as", "-triple",
                    "amdgcn-amd-amdhsa", "-target-cpu", arch, "-filetype", "asm", "-show-encoding",
                    str(source), "-o", "-"]  # fmt: skip
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-    refused = {int(n) for n in re.findall(r"probe\.s:(\d+):\d+: error", done.stderr)}
-    found = re.findall(r"encoding: \[([^\]]*)\]", done.stdout)
-    codes = iter([bytes(int(b, 16) for b in text.split(",")) for text in found])
+        completed = subprocess.run(command, capture_output=True, text=True, check=False)
+    refused = {int(n) for n in re.findall(r"probe\.s:(\d+):\d+: error", completed.stderr)}
+    match = re.findall(r"encoding: \[([^\]]*)\]", completed.stdout)
+    codes = iter([bytes(int(b, 16) for b in text.split(",")) for text in match])
     out = [None if n in refused else next(codes, b"") for n in range(1, len(lines) + 1)]
     assert next(codes, None) is None and b"" not in out, "lines and encodings do not match"
     return out
@@ -136,8 +143,11 @@ def operands(arch: str) -> list[Operand]:
     """All source operands that take inline floats, with the type that clang gives them."""
     tried = candidates(arch)
     spellings = ["0.5", *(hex(bits) for bits in FLOATS["0.5"][1:])]
-    lines = [instruction(row, 0, with_operand(row, which, text))
-             for row, which in tried for text in spellings]  # fmt: skip
+    lines = [
+        instruction(row, 0, with_operand(row, which, text))
+        for row, which in tried
+        for text in spellings
+    ]
     codes = encodings(lines, arch)
     out = []
     for n, (row, which) in enumerate(tried):
@@ -202,9 +212,12 @@ def cases(arch: str, integers: list[int]) -> list[Case]:
 
 # ------------------------------------------------------------------------------ running
 
-_FILL = "".join(
-    f"v_alignbit_b32 v{32 + i}, v{8 + i % 8}, v{8 + i % 8}, {i // 8 * 3}\n" for i in range(96)
-) + "s_mov_b32 s44, 0x5a5a3c3c\ns_mov_b32 s45, 0x12345678\nv_lshlrev_b32 v2, 2, v0\n"  # fmt: skip
+_FILL = (
+    "".join(
+        f"v_alignbit_b32 v{32 + i}, v{8 + i % 8}, v{8 + i % 8}, {i // 8 * 3}\n" for i in range(96)
+    )
+    + "s_mov_b32 s44, 0x5a5a3c3c\ns_mov_b32 s45, 0x12345678\nv_lshlrev_b32 v2, 2, v0\n"
+)
 
 
 def _held(case: Case) -> str:
@@ -222,8 +235,11 @@ def _run_both(case: Case) -> str:
     row = case.operand.row
     text = [_held(case), "s_mov_b64 vcc, s[44:45]\n"]
     if row.format != "VOPC" and "matrix" not in row.flags:
-        text += [f"v_mov_b32 v{r + i}, v{SOURCE[0] + 7 + i}\n"
-                 for r in RESULTS for i in range(dwords(row.dst))]  # fmt: skip
+        text += [
+            f"v_mov_b32 v{r + i}, v{SOURCE[0] + 7 + i}\n"
+            for r in RESULTS
+            for i in range(dwords(row.dst))
+        ]
     for line in case.texts:
         text.append(f"{line}\ns_mov_b64 exec, -1\n")  # v_cmpx writes EXEC
     return "".join(text)
@@ -238,13 +254,16 @@ def _compare(case: Case) -> str:
     row = case.operand.row
     text = ["v_mov_b32 v4, 0\n"]
     if _masks(row):
-        text.append("s_xor_b64 s[46:47], s[40:41], s[50:51]\n"
-                    "v_mov_b32 v3, s46\nv_or_b32 v4, v4, v3\n"
-                    "v_mov_b32 v3, s47\nv_or_b32 v4, v4, v3\n")  # fmt: skip
+        text.append(
+            "s_xor_b64 s[46:47], s[40:41], s[50:51]\n"
+            "v_mov_b32 v3, s46\nv_or_b32 v4, v4, v3\n"
+            "v_mov_b32 v3, s47\nv_or_b32 v4, v4, v3\n"
+        )
     if row.format != "VOPC":
         for i in range(dwords(row.dst)):
-            text.append(f"v_xor_b32 v3, v{RESULTS[0] + i}, v{RESULTS[1] + i}\n"
-                        "v_or_b32 v4, v4, v3\n")  # fmt: skip
+            text.append(
+                f"v_xor_b32 v3, v{RESULTS[0] + i}, v{RESULTS[1] + i}\nv_or_b32 v4, v4, v3\n"
+            )
     return "".join(text)
 
 
@@ -263,21 +282,22 @@ def inputs() -> np.ndarray:
     return lanes
 
 
-def differing(chosen: list[Case], arch: str, block: int = 400) -> list[tuple[Case, int]]:
+def differing(selected: list[Case], arch: str, block: int = 400) -> list[tuple[Case, int]]:
     """The cases whose two results differ, with the number of lanes."""
-    blocks = [chosen[i : i + block] for i in range(0, len(chosen), block)]
+    blocks = [selected[i : i + block] for i in range(0, len(selected), block)]
     tail = "v_lshlrev_b32 v2, 4, v0\nv_add_u32 v2, {size}, v2\n"
     store = "global_store_dword v2, v4, s[6:7]\nv_add_u32 v2, 0x100, v2\n"
     snippets = [
-        _FILL + "".join(_run_both(case) + _compare(case) + store for case in some)
+        _FILL
+        + "".join(_run_both(case) + _compare(case) + store for case in some)
         + tail.format(size=hex(256 * len(some)))
         for some in blocks
-    ]  # fmt: skip
+    ]
     batch, lanes = Snippets(snippets, arch, **_RESOURCES), inputs()
     out = []
     for n, some in enumerate(blocks):
-        got = batch.run(n, lanes, len(some) + 4).reshape(-1)[: LANES * len(some)]
-        lanes_off = (got.reshape(len(some), LANES) != 0).sum(1)
+        actual = batch.run(n, lanes, len(some) + 4).reshape(-1)[: LANES * len(some)]
+        lanes_off = (actual.reshape(len(some), LANES) != 0).sum(1)
         out += [(some[i], int(lanes_off[i])) for i in np.flatnonzero(lanes_off)]
     return out
 
@@ -286,14 +306,15 @@ def explain(case: Case, arch: str) -> str:
     """Both results of the first lane that differs."""
     row = case.operand.row
     count = 0 if row.format == "VOPC" else min(dwords(row.dst), 2)
-    show = "".join(f"v_mov_b32 v{20 + 2 * k + i}, v{RESULTS[k] + i}\n"
-                   for k in range(2) for i in range(count))  # fmt: skip
+    show = "".join(
+        f"v_mov_b32 v{20 + 2 * k + i}, v{RESULTS[k] + i}\n" for k in range(2) for i in range(count)
+    )
     if _masks(row) and not count:
         show = "".join(f"v_mov_b32 v{20 + i}, s{s}\n" for i, s in enumerate((40, 41, 50, 51)))
     setup = _FILL + "v_lshlrev_b32 v2, 4, v0\n"
-    got = Snippets([setup + _run_both(case) + show], arch, **_RESOURCES).run(0, inputs())
-    lane = int(np.argmax((got[:, :2] != got[:, 2:]).any(1)))
-    values = [f"0x{high:08x}{low:08x}" for low, high in (got[lane, :2], got[lane, 2:])]
+    actual = Snippets([setup + _run_both(case) + show], arch, **_RESOURCES).run(0, inputs())
+    lane = int(np.argmax((actual[:, :2] != actual[:, 2:]).any(1)))
+    values = [f"0x{high:08x}{low:08x}" for low, high in (actual[lane, :2], actual[lane, 2:])]
     return (
         f"{case.texts[0]}: clang encodes the operand as {case.operand.kind}, bits {case.bits:#x}; "
         f"lane {lane} got {values[0]}, with a register {values[1]}"

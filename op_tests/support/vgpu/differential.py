@@ -30,9 +30,18 @@ from support.vgpu.reference import Array
 
 HEADER = Path(__file__).parents[2] / "vgpu" / "fuzz"
 _ZIG = str(Path(ziglang.__file__).parent / "zig")
-_COMMON = ("-std=c++20", "-fwrapv", "-fno-strict-aliasing", "-ffp-contract=off", "-w",
-           "-Xclang", "-ffloat16-excess-precision=none", "-Xclang",
-           "-fbfloat16-excess-precision=none", f"-I{HEADER}")  # fmt: skip
+_COMMON = (
+    "-std=c++20",
+    "-fwrapv",
+    "-fno-strict-aliasing",
+    "-ffp-contract=off",
+    "-w",
+    "-Xclang",
+    "-ffloat16-excess-precision=none",
+    "-Xclang",
+    "-fbfloat16-excess-precision=none",
+    f"-I{HEADER}",
+)
 _HOST_CPU = {"x86_64": ("-mf16c", "-mfma", "-mavx2")}
 _HOST = ("-x", "c++", "-O0", "-fPIC")
 _DEVICE = ("-x", "hip", "--cuda-device-only", "-nogpuinc", "-nogpulib", "-S")
@@ -59,8 +68,8 @@ FEW = 2  # programs of a batch at -O0, which gives 30 times the code and takes a
 
 
 def _run(*command: str | Path) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"{' '.join(map(str, command))}\n{done.stderr[:4000]}"
+    completed = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert completed.returncode == 0, f"{' '.join(map(str, command))}\n{completed.stderr[:4000]}"
 
 
 def build_host(source: Path, folder: Path) -> ctypes.CDLL:
@@ -68,8 +77,18 @@ def build_host(source: Path, folder: Path) -> ctypes.CDLL:
     machine = platform.machine()
     obj = folder / f"{source.stem}.o"
     library = folder / f"{source.stem}_{random.getrandbits(48):x}.so"  # loaded once by its name
-    _run(_ZIG, "clang", f"--target={machine}-linux-gnu", *_HOST_CPU.get(machine, ()), *_HOST,
-         *_COMMON, "-c", source, "-o", obj)  # fmt: skip
+    _run(
+        _ZIG,
+        "clang",
+        f"--target={machine}-linux-gnu",
+        *_HOST_CPU.get(machine, ()),
+        *_HOST,
+        *_COMMON,
+        "-c",
+        source,
+        "-o",
+        obj,
+    )
     _run(_ZIG, "ld.lld", "-shared", obj, "-o", library)
     loaded = ctypes.CDLL(str(library))
     library.unlink()
@@ -80,8 +99,17 @@ def build_device(source: Path, folder: Path, arch: str, level: str) -> tuple[Mod
     """The programs of `source` as kernels, and their assembly."""
     asm, obj, code = (folder / f"{source.stem}.{suffix}" for suffix in ("s", "gpu.o", "hsaco"))
     target = ("--target=amdgcn-amd-amdhsa", f"-mcpu={arch}")
-    _run(_ZIG, "clang", *_DEVICE, f"--offload-arch={arch}", *_COMMON, *LEVELS[level], source, "-o",
-         asm)  # fmt: skip
+    _run(
+        _ZIG,
+        "clang",
+        *_DEVICE,
+        f"--offload-arch={arch}",
+        *_COMMON,
+        *LEVELS[level],
+        source,
+        "-o",
+        asm,
+    )
     _run(_ZIG, "clang", *target, "-c", asm, "-o", obj)
     _run(_ZIG, "ld.lld", "-shared", obj, "-o", code)
     return Module(code.read_bytes(), arch), asm.read_text()
@@ -110,8 +138,9 @@ def _floats(kind: str, count: int, rng: np.random.Generator) -> Array:
     return value.astype(dtype).view(np.uint8).reshape(count, np.dtype(dtype).itemsize)
 
 
-def _inputs(layout: list[tuple[str, str, int]], size: int, count: int,
-            rng: np.random.Generator) -> Array:  # fmt: skip
+def _inputs(
+    layout: list[tuple[str, str, int]], size: int, count: int, rng: np.random.Generator
+) -> Array:
     """Random bits, special patterns and small integers (denormals, to a float) in lanes' bytes."""
     words = rng.integers(0, 1 << 32, (count, size // 4), dtype=np.uint32)
     chance = rng.random(words.shape)
@@ -119,15 +148,15 @@ def _inputs(layout: list[tuple[str, str, int]], size: int, count: int,
     small = (chance > 0.25) & (chance < 0.4)
     words[small] = rng.integers(0, 80, int(small.sum()))
     data = words.view(np.uint8).reshape(count, size)
-    for kind, _, at in layout:
+    for kind, _, offset in layout:
         element, number = VECTORS.get(kind, (kind, 1))
         if element not in programs.FLOATS:
             continue
         width = programs.FLOATS[element]
         for i in range(number):
-            chosen = np.flatnonzero(rng.random(count) < 0.75)
-            place = at + width * i
-            data[chosen, place : place + width] = _floats(element, len(chosen), rng)
+            selected = np.flatnonzero(rng.random(count) < 0.75)
+            position = offset + width * i
+            data[selected, position : position + width] = _floats(element, len(selected), rng)
     return np.ascontiguousarray(data)
 
 
@@ -154,8 +183,9 @@ class Outcome(NamedTuple):
 
 def execute(program: Program, data: Data, on: ctypes.CDLL | Module) -> Outcome:
     width = data.lanes.shape[1] + data.uniform.shape[1]
-    out = Outcome(np.zeros((LANES, width), np.uint8), data.memory.copy(),
-                  np.zeros((1, SHARED), np.uint8))  # fmt: skip
+    out = Outcome(
+        np.zeros((LANES, width), np.uint8), data.memory.copy(), np.zeros((1, SHARED), np.uint8)
+    )
     pointers = [x.ctypes.data for x in (*data[:2], out.memory, out.shared, out.variables)]
     if isinstance(on, Module):
         on.launch(program.name, 1, LANES, np.array(pointers, np.uint64).tobytes())
@@ -164,22 +194,28 @@ def execute(program: Program, data: Data, on: ctypes.CDLL | Module) -> Outcome:
     return out
 
 
-def differences(program: Program, want: Outcome, got: Outcome) -> list[str]:
+def differences(program: Program, want: Outcome, actual: Outcome) -> list[str]:
     """A line a variable that differs: how many lanes, and the first one's bytes as hexadecimal."""
     lanes, size = program.layout()
-    places = [(name, at, SIZES[kind]) for kind, name, at in lanes]
-    places += [(name, size + at, SIZES[kind]) for kind, name, at in program.uniform_layout()[0]]
-    parts = [(name, want.variables[:, at : at + n], got.variables[:, at : at + n])
-             for name, at, n in places]  # fmt: skip
-    parts += [("memory", want.memory, got.memory), ("shared", want.shared, got.shared)]
+    positions = [(name, offset, SIZES[kind]) for kind, name, offset in lanes]
+    positions += [
+        (name, size + offset, SIZES[kind]) for kind, name, offset in program.uniform_layout()[0]
+    ]
+    parts = [
+        (name, want.variables[:, offset : offset + n], actual.variables[:, offset : offset + n])
+        for name, offset, n in positions
+    ]
+    parts += [("memory", want.memory, actual.memory), ("shared", want.shared, actual.shared)]
     out = []
-    for name, right, found in parts:
-        off = (right != found).any(1)
+    for name, right, result in parts:
+        off = (right != result).any(1)
         if off.any():
             lane = int(np.argmax(off))
-            out.append(f"{name}: {int(off.sum())} lanes, lane {lane} want "
-                       f"{right[lane][::-1].tobytes().hex()} got "
-                       f"{found[lane][::-1].tobytes().hex()}")  # fmt: skip
+            out.append(
+                f"{name}: {int(off.sum())} lanes, lane {lane} want "
+                f"{right[lane][::-1].tobytes().hex()} got "
+                f"{result[lane][::-1].tobytes().hex()}"
+            )
     return out
 
 
@@ -249,8 +285,10 @@ def _mnemonics(asm: str) -> collections.Counter[str]:
 def sampled_levels(first: int, count: int) -> dict[str, list[str]]:
     """`count` levels an architecture, other ones for other seeds; all of them come in turn."""
     names = list(LEVELS)
-    return {arch: [names[(first // 8 * count + 5 * a + i) % len(names)] for i in range(count)]
-            for a, arch in enumerate(ARCHS)}  # fmt: skip
+    return {
+        arch: [names[(first // 8 * count + 5 * a + i) % len(names)] for i in range(count)]
+        for a, arch in enumerate(ARCHS)
+    }
 
 
 def run_batch(
@@ -263,14 +301,14 @@ def run_batch(
     data = {(p.seed, n): Data.of(p, n) for p in batch for n in range(datasets)}
     want = {(p.seed, n): execute(p, data[p.seed, n], host) for p in batch for n in range(datasets)}
     tally = Tally(programs=len(batch))
-    for arch, level in [(on, level) for on, chosen in levels.items() for level in chosen]:
-        chosen = batch[:FEW] if level == "O0" else batch
-        source.write_text(programs.source(chosen))
+    for arch, level in [(on, level) for on, selected in levels.items() for level in selected]:
+        selected = batch[:FEW] if level == "O0" else batch
+        source.write_text(programs.source(selected))
         module, asm = build_device(source, folder, arch, level)
         counted = _mnemonics(asm)
         tally.names += counted
         tally.instructions += counted.total()
-        for program in chosen:
+        for program in selected:
             for n in range(datasets):
                 lines = _compare(program, data[program.seed, n], want[program.seed, n], module)
                 tally.by_arch[arch] += 1
@@ -281,10 +319,10 @@ def run_batch(
 
 def _compare(program: Program, data: Data, want: Outcome, module: Module) -> list[str]:
     try:
-        got = execute(program, data, module)
+        actual = execute(program, data, module)
     except AssertionError as fault:
         return [str(fault)]
-    return differences(program, want, got)
+    return differences(program, want, actual)
 
 
 def batches(first: int, count: int, size: int = 8) -> Iterator[list[Program]]:
@@ -292,21 +330,21 @@ def batches(first: int, count: int, size: int = 8) -> Iterator[list[Program]]:
         yield [Program(seed) for seed in range(start, min(start + size, first + count))]
 
 
-def minimised(found: Mismatch, folder: Path) -> Mismatch:
+def minimised(result: Mismatch, folder: Path) -> Mismatch:
     """The mismatch with as few statements as make the same variable differ."""
-    best, name = found, found.names()[0]
-    steps = len(found.program.steps)
+    best, name = result, result.names()[0]
+    steps = len(result.program.steps)
     stride = max(1, steps // 2)
     while stride:
-        at = 0
-        while at < len(best.program.steps):
-            shorter = Program(found.program.seed)
-            shorter.steps = best.program.steps[:at] + best.program.steps[at + stride :]
-            tally = run_batch([shorter], {found.arch: [found.level]}, folder, found.data + 1)
-            same = [m for m in tally.mismatches if m.data == found.data and name in m.names()]
+        offset = 0
+        while offset < len(best.program.steps):
+            shorter = Program(result.program.seed)
+            shorter.steps = best.program.steps[:offset] + best.program.steps[offset + stride :]
+            tally = run_batch([shorter], {result.arch: [result.level]}, folder, result.data + 1)
+            same = [m for m in tally.mismatches if m.data == result.data and name in m.names()]
             if same:
                 best = same[0]
             else:
-                at += stride
+                offset += stride
         stride //= 2
     return best

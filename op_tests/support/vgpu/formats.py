@@ -53,9 +53,9 @@ class Format:
 
     def encode_exact(self, values: np.ndarray) -> np.ndarray:
         """Codes of values that the format holds."""
-        at = np.searchsorted(self.magnitudes, np.abs(values))
-        assert np.array_equal(self.magnitudes[at], np.abs(values)), self.name
-        return np.where(values < 0, at | self.sign, at).astype(np.uint32)
+        offset = np.searchsorted(self.magnitudes, np.abs(values))
+        assert np.array_equal(self.magnitudes[offset], np.abs(values)), self.name
+        return np.where(values < 0, offset | self.sign, offset).astype(np.uint32)
 
     def round(self, x: np.ndarray, *, saturate: bool = False) -> np.ndarray:
         """Codes of float64 values rounded to nearest even; -1 where the result is a NaN."""
@@ -121,35 +121,38 @@ def eight_bit(arch: str) -> dict[str, Format]:
     return {"fp8": E4M3, "bf8": E5M2}
 
 
-def matches(codes: np.ndarray, wanted: np.ndarray, fmt: Format) -> np.ndarray:
+def matches(codes: np.ndarray, expected: np.ndarray, fmt: Format) -> np.ndarray:
     """Whether codes are the wanted ones; -1 stands for any NaN."""
     nan = np.isnan(fmt.values[np.asarray(codes, np.int64)])
-    return np.where(wanted < 0, nan, codes == wanted)
+    return np.where(expected < 0, nan, codes == expected)
 
 
 # ------------------------------------------------------------------------------ for tests
 
 
-def expect(got: np.ndarray, want: np.ndarray, what: str, inputs: np.ndarray | None = None) -> None:
-    wrong = np.flatnonzero(np.asarray(got) != np.asarray(want))
+def expect(
+    actual: np.ndarray, want: np.ndarray, label: str, inputs: np.ndarray | None = None
+) -> None:
+    wrong = np.flatnonzero(np.asarray(actual) != np.asarray(want))
     if len(wrong):
-        at = wrong[0]
-        source = "" if inputs is None else f" for {inputs[at]!r}"
+        offset = wrong[0]
+        source = "" if inputs is None else f" for {inputs[offset]!r}"
         pytest.fail(
-            f"{what}: {len(wrong)} of {len(got)} wrong, first at {at}{source}: "
-            f"got {got[at]!r}, expected {want[at]!r}"
+            f"{label}: {len(wrong)} of {len(actual)} wrong, first at {offset}{source}: "
+            f"got {actual[offset]!r}, expected {want[offset]!r}"
         )
 
 
 def expect_codes(
-    got: np.ndarray, want: np.ndarray, fmt: Format, what: str, inputs: np.ndarray
+    actual: np.ndarray, want: np.ndarray, fmt: Format, label: str, inputs: np.ndarray
 ) -> None:
-    fine = matches(got, want, fmt)
+    fine = matches(actual, want, fmt)
     if not fine.all():
-        at = int(np.flatnonzero(~fine)[0])
+        offset = int(np.flatnonzero(~fine)[0])
         pytest.fail(
-            f"{what}: {(~fine).sum()} of {len(got)} wrong, first at {at} for {inputs[at]!r}: "
-            f"got code {got[at]:#x}, expected {want[at]:#x}"
+            f"{label}: {(~fine).sum()} of {len(actual)} wrong, "
+            f"first at {offset} for {inputs[offset]!r}: "
+            f"got code {actual[offset]:#x}, expected {want[offset]:#x}"
         )
 
 
@@ -212,10 +215,10 @@ def narrow_codes(values: np.ndarray, kind: str) -> np.ndarray:
     return np.where(np.isnan(values), -1, codes)
 
 
-def expect_wide(got: np.ndarray, want: np.ndarray, kind: str, what: str) -> None:
-    got = got.astype(np.int64)
-    got = np.where(np.isnan(wide_values(got, kind)), -1, got)
-    expect(got, want, what)
+def expect_wide(actual: np.ndarray, want: np.ndarray, kind: str, label: str) -> None:
+    actual = actual.astype(np.int64)
+    actual = np.where(np.isnan(wide_values(actual, kind)), -1, actual)
+    expect(actual, want, label)
 
 
 SATURATE = "  s_setreg_imm32_b32 hwreg(HW_REG_MODE, 23, 1), 1\n"  # MODE.FP16_OVFL

@@ -33,26 +33,26 @@ def mutate(data: bytes, rng: random.Random, pool: list[bytes]) -> bytes:
     """One to four changes: bits, bytes, numbers, a piece lost, doubled, or taken from another."""
     out = bytearray(data)
     for _ in range(rng.randint(1, 4)):
-        at = rng.randrange(len(out) + 1)
+        offset = rng.randrange(len(out) + 1)
         kind = rng.randrange(7)
-        if kind == 0 and at < len(out):
-            out[at] ^= 1 << rng.randrange(8)
-        elif kind == 1 and at < len(out):
-            out[at] = rng.choice(INTERESTING)
+        if kind == 0 and offset < len(out):
+            out[offset] ^= 1 << rng.randrange(8)
+        elif kind == 1 and offset < len(out):
+            out[offset] = rng.choice(INTERESTING)
         elif kind == 2:
-            out[at : at + 4] = rng.randbytes(4)
+            out[offset : offset + 4] = rng.randbytes(4)
         elif kind == 3:
             value, width = rng.choice(BIG), rng.choice((4, 8))
-            out[at : at + width] = (value & (1 << 8 * width) - 1).to_bytes(width, "little")
+            out[offset : offset + width] = (value & (1 << 8 * width) - 1).to_bytes(width, "little")
         elif kind == 4:
-            del out[at : at + rng.choice((1, 4, 16, 64))]
+            del out[offset : offset + rng.choice((1, 4, 16, 64))]
         elif kind == 5:
-            out[at:at] = out[at : at + rng.choice((4, 8, 24))]
+            out[offset:offset] = out[offset : offset + rng.choice((4, 8, 24))]
         else:
             other = rng.choice(pool)
             start = rng.randrange(len(other))
             piece = other[start : start + rng.choice((4, 8, 24, 64))]
-            out[at : at + len(piece)] = piece
+            out[offset : offset + len(piece)] = piece
     return bytes(out)
 
 
@@ -119,11 +119,11 @@ def decoder(gpu: Gpu) -> Callable[[bytes], int]:
         words = (ctypes.c_uint32 * count).from_buffer_copy(data[: 4 * count])
         for gfx in (942, 950):
             for i in range(count):
-                rest = count - i
+                remaining = count - i
                 size = gpu.lib.rfops_vgpu_disassemble(
-                    gfx, ctypes.byref(words, 4 * i), rest, text, len(text)
+                    gfx, ctypes.byref(words, 4 * i), remaining, text, len(text)
                 )
-                assert size <= rest and text.value, (gfx, data.hex())
+                assert size <= remaining and text.value, (gfx, data.hex())
                 known += size > 0
         return int(known > 0)
 
@@ -137,9 +137,18 @@ NOP, END, SET_MODE = 0xBF800000, 0xBF810000, 0xBA004801
 MOVE_SCALAR, MOVE_VECTOR, XOR_LANE = 0xBE8000FF, 0x7E0002FF, 0x2A000100
 TEXT_WORDS = 4096  # of the code object that the programs are put into
 LEFT_OUT = (
-    "global_", "flat_", "buffer_", "tbuffer_", "s_load", "s_store", "s_buffer", "s_scratch",
-    "s_atomic", "s_atc", "s_set_gpr_idx",
-)  # fmt: skip
+    "global_",
+    "flat_",
+    "buffer_",
+    "tbuffer_",
+    "s_load",
+    "s_store",
+    "s_buffer",
+    "s_scratch",
+    "s_atomic",
+    "s_atc",
+    "s_set_gpr_idx",
+)
 
 
 def program(gpu: Gpu, gfx: int, data: bytes) -> list[int]:
@@ -157,8 +166,10 @@ def program(gpu: Gpu, gfx: int, data: bytes) -> list[int]:
         changed = False
         now = (ctypes.c_uint32 * len(words))(*words)
         for i in range(len(words)):
-            rest = len(words) - i
-            size = gpu.lib.rfops_vgpu_disassemble(gfx, ctypes.byref(now, 4 * i), rest, text, 256)
+            remaining = len(words) - i
+            size = gpu.lib.rfops_vgpu_disassemble(
+                gfx, ctypes.byref(now, 4 * i), remaining, text, 256
+            )
             if size and text.value.decode().startswith(LEFT_OUT):
                 words[i], changed = NOP, True
     return words

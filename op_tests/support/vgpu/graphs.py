@@ -51,16 +51,24 @@ class Dim3(ctypes.Structure):
 
 class KernelParams(ctypes.Structure):
     _fields_ = [
-        ("block", Dim3), ("extra", POINTER(c_void_p)), ("func", c_void_p), ("grid", Dim3),
-        ("params", POINTER(c_void_p)), ("lds", c_uint),
-    ]  # fmt: skip
+        ("block", Dim3),
+        ("extra", POINTER(c_void_p)),
+        ("func", c_void_p),
+        ("grid", Dim3),
+        ("params", POINTER(c_void_p)),
+        ("lds", c_uint),
+    ]
 
 
 class MemsetParams(ctypes.Structure):
     _fields_ = [
-        ("dst", c_void_p), ("element", c_uint), ("height", c_size_t), ("pitch", c_size_t),
-        ("value", c_uint), ("width", c_size_t),
-    ]  # fmt: skip
+        ("dst", c_void_p),
+        ("element", c_uint),
+        ("height", c_size_t),
+        ("pitch", c_size_t),
+        ("value", c_uint),
+        ("width", c_size_t),
+    ]
 
 
 class HostParams(ctypes.Structure):
@@ -77,9 +85,15 @@ class Extent(ctypes.Structure):
 
 class CopyParams(ctypes.Structure):
     _fields_ = [
-        ("src_array", c_void_p), ("src_pos", Extent), ("src", Volume), ("dst_array", c_void_p),
-        ("dst_pos", Extent), ("dst", Volume), ("extent", Extent), ("kind", c_int),
-    ]  # fmt: skip
+        ("src_array", c_void_p),
+        ("src_pos", Extent),
+        ("src", Volume),
+        ("dst_array", c_void_p),
+        ("dst_pos", Extent),
+        ("dst", Volume),
+        ("extent", Extent),
+        ("kind", c_int),
+    ]
 
 
 class Arguments:
@@ -92,9 +106,9 @@ class Arguments:
 
 def kernel_params(function: c_void_p, arguments: Arguments, lanes: int = 64) -> KernelParams:
     params = ctypes.cast(arguments.array, POINTER(c_void_p))
-    made = KernelParams(Dim3(lanes, 1, 1), None, function, Dim3(1, 1, 1), params, 0)
-    made.keep = arguments  # the values that it points to
-    return made
+    result = KernelParams(Dim3(lanes, 1, 1), None, function, Dim3(1, 1, 1), params, 0)
+    result.keep = arguments  # the values that it points to
+    return result
 
 
 def data(count: int = 64, value: int = 0) -> np.ndarray:
@@ -102,15 +116,15 @@ def data(count: int = 64, value: int = 0) -> np.ndarray:
 
 
 def stream(hip: Hip, flags: int = NON_BLOCKING) -> c_void_p:
-    made = c_void_p()
-    hip.call("hipStreamCreateWithFlags", byref(made), flags)
-    return made
+    result = c_void_p()
+    hip.call("hipStreamCreateWithFlags", byref(result), flags)
+    return result
 
 
 def event(hip: Hip) -> c_void_p:
-    made = c_void_p()
-    hip.call("hipEventCreate", byref(made))
-    return made
+    result = c_void_p()
+    hip.call("hipEventCreate", byref(result))
+    return result
 
 
 def begin(hip: Hip, on: c_void_p, mode: int = GLOBAL) -> None:
@@ -138,10 +152,10 @@ def capture_status(hip: Hip, on: c_void_p) -> int:
 
 
 def instantiate(hip: Hip, graph: c_void_p) -> c_void_p:
-    made, wrong = c_void_p(), c_void_p()
+    result, wrong = c_void_p(), c_void_p()
     log = ctypes.create_string_buffer(8)
-    hip.call("hipGraphInstantiate", byref(made), graph, byref(wrong), log, c_size_t(8))
-    return made
+    hip.call("hipGraphInstantiate", byref(result), graph, byref(wrong), log, c_size_t(8))
+    return result
 
 
 def new_graph(hip: Hip) -> c_void_p:
@@ -154,9 +168,9 @@ def nodes(hip: Hip, entry: str, of: c_void_p) -> list[int]:
     """What one of HIP's list queries gives."""
     count = c_size_t()
     hip.call(entry, of, None, byref(count))
-    found = (c_void_p * max(1, count.value))()
-    hip.call(entry, of, found, byref(count))
-    return list(found)[: count.value]
+    result = (c_void_p * max(1, count.value))()
+    hip.call(entry, of, result, byref(count))
+    return list(result)[: count.value]
 
 
 def node_types(hip: Hip, graph: c_void_p) -> list[int]:
@@ -175,7 +189,7 @@ def edges(hip: Hip, graph: c_void_p) -> set[tuple[int, int]]:
     hip.call("hipGraphGetEdges", graph, None, None, byref(count))
     lists = [(c_void_p * max(1, count.value))() for _ in range(2)]
     hip.call("hipGraphGetEdges", graph, *lists, byref(count))
-    pairs = zip(*(list(found)[: count.value] for found in lists), strict=True)
+    pairs = zip(*(list(result)[: count.value] for result in lists), strict=True)
     return {(all_nodes.index(a), all_nodes.index(b)) for a, b in pairs}
 
 

@@ -99,8 +99,8 @@ extern "C" __global__ void trap() { __builtin_trap(); }
 
 def zig(*arguments: str | Path) -> None:
     command = [sys.executable, "-m", "ziglang", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"{' '.join(command)}\n{done.stderr[:4000]}"
+    completed = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert completed.returncode == 0, f"{' '.join(command)}\n{completed.stderr[:4000]}"
 
 
 def compile_hip(source: str, arch: str, folder: Path, *more: str) -> bytes:
@@ -147,10 +147,15 @@ class Hip:
         return function
 
     def launch(
-        self, function: c_void_p, *arguments: object, grid: tuple[int, ...] = (1,),
-        block: tuple[int, ...] = (1,), lds: int = 0, stream: c_void_p | None = None,
+        self,
+        function: c_void_p,
+        *arguments: object,
+        grid: tuple[int, ...] = (1,),
+        block: tuple[int, ...] = (1,),
+        lds: int = 0,
+        stream: c_void_p | None = None,
         entry: str = "hipModuleLaunchKernel",
-    ) -> int:  # fmt: skip
+    ) -> int:
         """kernelParams form. Pads grid and block with ones."""
         params = (c_void_p * max(1, len(arguments)))(*map(ctypes.addressof, arguments))
         shape = [*grid, 1, 1][:3] + [*block, 1, 1][:3]
@@ -158,9 +163,13 @@ class Hip:
         return getattr(self.lib, entry)(function, *shape, lds, stream, params, *last)
 
     def launch_extra(
-        self, function: c_void_p, buffer: bytes, grid: tuple[int, ...] = (1,),
-        block: tuple[int, ...] = (1,), lds: int = 0,
-    ) -> int:  # fmt: skip
+        self,
+        function: c_void_p,
+        buffer: bytes,
+        grid: tuple[int, ...] = (1,),
+        block: tuple[int, ...] = (1,),
+        lds: int = 0,
+    ) -> int:
         """The arguments in one buffer. Pads grid and block with ones."""
         data, size = ctypes.create_string_buffer(buffer, len(buffer)), c_size_t(len(buffer))
         extra = (c_void_p * 5)(1, ctypes.addressof(data), 2, ctypes.addressof(size), 3)
@@ -173,13 +182,13 @@ def bundle(entries: list[tuple[str, bytes]]) -> bytes:
     header = b"__CLANG_OFFLOAD_BUNDLE__" + struct.pack("<Q", len(entries))
     table_bytes = len(header) + sum(24 + len(name) for name, _ in entries)
     body, table = b"", b""
-    at = -(-table_bytes // 4096) * 4096
-    start = at
+    offset = -(-table_bytes // 4096) * 4096
+    start = offset
     for name, image in entries:
-        table += struct.pack("<QQQ", at, len(image), len(name)) + name.encode()
+        table += struct.pack("<QQQ", offset, len(image), len(name)) + name.encode()
         padded = image + bytes(-len(image) % 4096)
         body += padded
-        at += len(padded)
+        offset += len(padded)
     return (header + table).ljust(start, b"\0") + body
 
 

@@ -87,12 +87,12 @@ def _expect_bits(actual: Array, expected: Array) -> None:
         wrong &= ~(np.isnan(actual) & np.isnan(expected))
     if not wrong.any():
         return
-    at = tuple(int(i) for i in np.unravel_index(np.argmax(wrong), wrong.shape))
-    text = f"got {actual[at]!r}, expected {expected[at]!r}"
+    offset = tuple(int(i) for i in np.unravel_index(np.argmax(wrong), wrong.shape))
+    text = f"got {actual[offset]!r}, expected {expected[offset]!r}"
     if actual.dtype.kind in "iu":
-        text += f" ({int(actual[at]):#x}, {int(expected[at]):#x})"
+        text += f" ({int(actual[offset]):#x}, {int(expected[offset]):#x})"
     count = np.count_nonzero(wrong)
-    raise AssertionError(f"{count} of {wrong.size} values are wrong; first at {at}: {text}")
+    raise AssertionError(f"{count} of {wrong.size} values are wrong; first at {offset}: {text}")
 
 
 # ------------------------------------------------------------------------------ cases
@@ -128,8 +128,8 @@ class Case:
 
     def launches(self, arch: str) -> list[Launch]:
         rng = np.random.default_rng(zlib.crc32(self.name.encode()))
-        made = self.make(rng, arch)
-        return made if isinstance(made, list) else [made]
+        result = self.make(rng, arch)
+        return result if isinstance(result, list) else [result]
 
 
 CASES: dict[str, Case] = {}
@@ -230,8 +230,8 @@ class Runner:
     def run(self, launch: Launch, *, packed: bool) -> None:
         """By kernelParams, or (`packed`) by one buffer of arguments; asserts what is expected."""
         for name, value in launch.variables.items():
-            at, size = self.variable(name, value), c_size_t(value.nbytes)
-            self.hip.call("hipMemcpyHtoD", at, pointer(value), size)
+            offset, size = self.variable(name, value), c_size_t(value.nbytes)
+            self.hip.call("hipMemcpyHtoD", offset, pointer(value), size)
         function = self.hip.function(self.module, launch.kernel)
         values = [self.value_of(argument) for argument in launch.args]
         shape = {"grid": launch.grid, "block": launch.block, "lds": launch.lds}
@@ -244,10 +244,10 @@ class Runner:
         self.check(launch)
 
     def variable(self, name: str, like: Array) -> c_void_p:
-        at, size = c_void_p(), c_size_t()
-        self.hip.call("hipModuleGetGlobal", byref(at), byref(size), self.module, name.encode())
+        offset, size = c_void_p(), c_size_t()
+        self.hip.call("hipModuleGetGlobal", byref(offset), byref(size), self.module, name.encode())
         assert size.value == like.nbytes, f"{name} has {size.value} bytes, expected {like.nbytes}"
-        return at
+        return offset
 
     def check(self, launch: Launch) -> None:
         for index, argument in enumerate(launch.args):
@@ -264,8 +264,8 @@ class Runner:
             buffer.before = argument.copy()
         for name, expected in launch.expect_variables.items():
             actual = np.empty_like(expected)
-            at = self.variable(name, expected)
-            self.hip.call("hipMemcpyDtoH", pointer(actual), at, c_size_t(actual.nbytes))
+            offset = self.variable(name, expected)
+            self.hip.call("hipMemcpyDtoH", pointer(actual), offset, c_size_t(actual.nbytes))
             expect(actual, expected)
 
 

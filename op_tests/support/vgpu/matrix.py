@@ -88,9 +88,9 @@ class Shape:
 
 def shape_of(name: str, a: str = "", b: str = "") -> Shape:
     pattern = r"v_(s?mfma)c?_(?:scale_)?(\w\d+)_(\d+)x\d+x(\d+)(?:_(\d+)b)?_(.*)"
-    found = re.fullmatch(pattern, name)
-    assert found, name
-    kind, out, dim, k, blocks, types = found.groups()
+    match = re.fullmatch(pattern, name)
+    assert match, name
+    kind, out, dim, k, blocks, types = match.groups()
     pair = types.split("_") if "_" in types else [types, types]
     return Shape(
         name,
@@ -163,10 +163,10 @@ def measured_sparse(shape: Shape, operand: str) -> np.ndarray:
 # ------------------------------------------------------------------------------ packing
 
 
-def put(rows: np.ndarray, places: np.ndarray, bits: int, codes: np.ndarray) -> None:
+def put(rows: np.ndarray, positions: np.ndarray, bits: int, codes: np.ndarray) -> None:
     """Writes codes of `bits` bits at item * 64 + lane of zeroed register rows."""
-    places, codes = np.broadcast_arrays(places, codes)
-    lane, bit = places.ravel() % LANES, places.ravel() // LANES * bits
+    positions, codes = np.broadcast_arrays(positions, codes)
+    lane, bit = positions.ravel() % LANES, positions.ravel() // LANES * bits
     words = codes.ravel().astype(np.uint64) << (bit % 32).astype(np.uint64)
     np.bitwise_or.at(rows, (bit // 32, lane), words.astype(np.uint32))
     high = words >> np.uint64(32)
@@ -174,8 +174,8 @@ def put(rows: np.ndarray, places: np.ndarray, bits: int, codes: np.ndarray) -> N
     np.bitwise_or.at(rows, (bit[crosses] // 32 + 1, lane[crosses]), high[crosses].astype(np.uint32))
 
 
-def take(rows: np.ndarray, places: np.ndarray, kind: str) -> np.ndarray:
-    item, lane = places // LANES, places % LANES
+def take(rows: np.ndarray, positions: np.ndarray, kind: str) -> np.ndarray:
+    item, lane = positions // LANES, positions % LANES
     if kind == "f64":
         low, high = (
             rows[2 * item, lane].astype(np.uint64),
@@ -282,8 +282,8 @@ def operand_rows(product: Product, layouts: Layouts, index_shift: int = 0) -> li
         put(a, first + LANES, BITS[shape.a], codes[..., 1::2])
         local = product.chosen % 4
         fields = local[..., 0::2] | local[..., 1::2] << 2
-        places = layouts(shape, "K")
-        put(index, places + index_shift * LANES, 4, fields)
+        positions = layouts(shape, "K")
+        put(index, positions + index_shift * LANES, 4, fields)
     put(b, layouts(shape, "B"), BITS[shape.b], encode(product.b, shape.b, arch))
     kind = out_kind(shape)
     put(c, layouts(shape, "D"), 64 if kind == "f64" else 32, encode(product.c, kind, arch))

@@ -52,15 +52,17 @@ _WAIT = "  s_waitcnt vmcnt(0) lgkmcnt(0)\n"
 def _copy(lane_bytes: int, into: str, back: bool) -> str:
     """Copies each lane's piece of the case's memory to LDS or scratch, or back."""
     lines = [f"v_mul_u32_u24 v30, {lane_bytes}, v0"]
-    for at in range(0, lane_bytes, 16):
+    for index in range(0, lane_bytes, 16):
         memory = (
-            f"v30, v[32:35], s[8:9] offset:{at}" if back else f"v[32:35], v30, s[8:9] offset:{at}"
+            f"v30, v[32:35], s[8:9] offset:{index}"
+            if back
+            else f"v[32:35], v30, s[8:9] offset:{index}"
         )
         local = {
-            ("ds", False): f"ds_write_b128 v30, v[32:35] offset:{at}",
-            ("ds", True): f"ds_read_b128 v[32:35], v30 offset:{at}",
-            ("scratch", False): f"scratch_store_dwordx4 off, v[32:35], off offset:{at}",
-            ("scratch", True): f"scratch_load_dwordx4 v[32:35], off, off offset:{at}",
+            ("ds", False): f"ds_write_b128 v30, v[32:35] offset:{index}",
+            ("ds", True): f"ds_read_b128 v[32:35], v30 offset:{index}",
+            ("scratch", False): f"scratch_store_dwordx4 off, v[32:35], off offset:{index}",
+            ("scratch", True): f"scratch_load_dwordx4 v[32:35], off, off offset:{index}",
         }[into, back]
         steps = [local, f"global_store_dwordx4 {memory}"]
         if not back:
@@ -80,8 +82,9 @@ class Case(NamedTuple):
         size = {"": 0, "ds": LDS_BYTES // LANES, "scratch": PRIVATE}[self.local]
         enter = _ENTER + (_copy(size, self.local, back=False) if size else "")
         leave = _copy(size, self.local, back=True) if size else ""
-        return (f"{enter}  s_mov_b64 exec, s[12:13]\n{self.body}\n{_WAIT}"
-                f"  s_mov_b64 exec, -1\n{leave}")  # fmt: skip
+        return (
+            f"{enter}  s_mov_b64 exec, s[12:13]\n{self.body}\n{_WAIT}  s_mov_b64 exec, -1\n{leave}"
+        )
 
 
 class Batch:
@@ -215,10 +218,10 @@ def loaded(
     out = np.full((4, LANES), OLD, np.uint32)
     raw = memory.tobytes()
     for lane in np.flatnonzero(active(mask)):
-        at = int(offsets[lane])
-        values = load.value(raw[at : at + load.bytes].ljust(load.bytes, b"\0"))
+        offset = int(offsets[lane])
+        values = load.value(raw[offset : offset + load.bytes].ljust(load.bytes, b"\0"))
         for d, value in enumerate(values):
-            end = at + min(4 * d + 4, load.bytes)
+            end = offset + min(4 * d + 4, load.bytes)
             out[d, lane] = value if inside is None or inside(end) else 0
     return out
 
@@ -234,22 +237,22 @@ def stored(
     """The memory after a store of `dwords` [n, 64]; lanes in ascending order."""
     out = memory.copy()
     for lane in np.flatnonzero(active(mask)):
-        at = int(offsets[lane])
+        offset = int(offsets[lane])
         raw = np.frombuffer(store.raw(dwords[:, lane]), np.uint8)
         for begin in range(0, store.bytes, 4):
             piece = raw[begin : begin + 4]
-            if inside is None or inside(at + begin + len(piece)):
-                out[at + begin : at + begin + len(piece)] = piece
+            if inside is None or inside(offset + begin + len(piece)):
+                out[offset + begin : offset + begin + len(piece)] = piece
     return out
 
 
-def same(label: str, got: Array, want: Array) -> None:
+def same(label: str, actual: Array, want: Array) -> None:
     """Bit equality; the first difference is named."""
-    assert got.shape == want.shape, (label, got.shape, want.shape)
-    wrong = np.argwhere(np.asarray(got) != np.asarray(want))
+    assert actual.shape == want.shape, (label, actual.shape, want.shape)
+    wrong = np.argwhere(np.asarray(actual) != np.asarray(want))
     if len(wrong):
-        at = tuple(int(i) for i in wrong[0])
+        offset = tuple(int(i) for i in wrong[0])
         raise AssertionError(
-            f"{label}: {len(wrong)} of {got.size} differ, first at {at}: "
-            f"got 0x{int(got[at]):x}, want 0x{int(want[at]):x}"
+            f"{label}: {len(wrong)} of {actual.size} differ, first at {offset}: "
+            f"got 0x{int(actual[offset]):x}, want 0x{int(want[offset]):x}"
         )

@@ -9,8 +9,19 @@ from typing import NamedTuple
 
 from support.vgpu.asm import library
 
-DWORDS = {"b64": 2, "f64": 2, "pk_f32": 2, "pk_b32": 2, "b96": 3, "b128": 4, "b192": 6,
-          "b256": 8, "b512": 16, "b1024": 32, "-": 0}  # fmt: skip
+DWORDS = {
+    "b64": 2,
+    "f64": 2,
+    "pk_f32": 2,
+    "pk_b32": 2,
+    "b96": 3,
+    "b128": 4,
+    "b192": 6,
+    "b256": 8,
+    "b512": 16,
+    "b1024": 32,
+    "-": 0,
+}
 
 
 class Row(NamedTuple):
@@ -43,9 +54,19 @@ def rows() -> list[Row]:
     for line in listing().decode().splitlines():
         fmt, opcode, name, archs, flags, category, flow, effects, dst, *operands = line.split()
         out.append(
-            Row(fmt, int(opcode), name, tuple(archs.split(",")), _set(flags), category, flow,
-                _set(effects), dst, tuple(operands))
-        )  # fmt: skip
+            Row(
+                fmt,
+                int(opcode),
+                name,
+                tuple(archs.split(",")),
+                _set(flags),
+                category,
+                flow,
+                _set(effects),
+                dst,
+                tuple(operands),
+            )
+        )
     return out
 
 
@@ -148,8 +169,11 @@ def encode_vop3(row: Row, opcode: int) -> Iterator[list[int]]:
         return
     carry_out = 40 << 8 if "carry_out" in row.flags else 0
     mask = 42 << 50 if "carry_in" in row.flags else 0
-    scalar_ok = "permlane" not in row.name and row.name not in (
-        "v_accvgpr_mov_b32", "v_cvt_pkaccum_u8_f32") and "carry_in" not in row.flags  # fmt: skip
+    scalar_ok = (
+        "permlane" not in row.name
+        and row.name not in ("v_accvgpr_mov_b32", "v_cvt_pkaccum_u8_f32")
+        and "carry_in" not in row.flags
+    )
     scalar_ok = scalar_ok and not row.name.startswith("v_div_fmas")  # it reads VCC already
     scalar_ok = scalar_ok and not wide_convert(row)
     for first in (0, 1, 2) if scalar_ok else (0,):
@@ -184,7 +208,10 @@ def encode_vop12c(row: Row) -> Iterator[list[int]]:
     yield [shape(VGPR + 8)]
     narrow = all(DWORDS.get(t, 1) == 1 for t in (row.dst, *row.srcs) if t != "-")
     plain = "permlane" not in row.name and row.name not in (
-        "v_accvgpr_mov_b32", "v_swap_b32", "v_readfirstlane_b32")  # fmt: skip
+        "v_accvgpr_mov_b32",
+        "v_swap_b32",
+        "v_readfirstlane_b32",
+    )
     if plain:
         yield [shape(129)]
         if "carry_in" not in row.flags:  # VCC is the one scalar it may read
@@ -202,8 +229,7 @@ def encode_vop12c(row: Row) -> Iterator[list[int]]:
         if row.format != "VOPC":
             yield [shape(DPP), 8 | 0x101 << 8 | 0xFF << 24]
             yield [shape(DPP), 8 | 0x1B << 8 | 1 << 19 | 0xA5 << 24]
-    if "no_vop3" not in row.flags and row.name not in (
-        "v_readfirstlane_b32", "v_accvgpr_mov_b32"):  # fmt: skip
+    if "no_vop3" not in row.flags and row.name not in ("v_readfirstlane_b32", "v_accvgpr_mov_b32"):
         offset = {"VOP1": 320, "VOP2": 256, "VOPC": 0}[row.format]
         yield from encode_vop3(row, row.opcode + offset)
 

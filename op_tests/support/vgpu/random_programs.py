@@ -36,10 +36,20 @@ from typing import NamedTuple
 
 INTS = {"u8": 1, "i8": 1, "u16": 2, "i16": 2, "u32": 4, "i32": 4, "u64": 8, "i64": 8}
 FLOATS = {"f16": 2, "bf16": 2, "f32": 4, "f64": 8}
-INT_VECTORS = {"u8x4": ("u8", 4), "u16x2": ("u16", 2), "i16x2": ("i16", 2), "u16x4": ("u16", 4),
-               "u32x2": ("u32", 2), "i32x2": ("i32", 2)}  # fmt: skip
-FLOAT_VECTORS = {"f16x2": ("f16", 2), "f16x4": ("f16", 4), "bf16x2": ("bf16", 2),
-                 "f32x2": ("f32", 2)}  # fmt: skip
+INT_VECTORS = {
+    "u8x4": ("u8", 4),
+    "u16x2": ("u16", 2),
+    "i16x2": ("i16", 2),
+    "u16x4": ("u16", 4),
+    "u32x2": ("u32", 2),
+    "i32x2": ("i32", 2),
+}
+FLOAT_VECTORS = {
+    "f16x2": ("f16", 2),
+    "f16x4": ("f16", 4),
+    "bf16x2": ("bf16", 2),
+    "f32x2": ("f32", 2),
+}
 VECTORS = {**INT_VECTORS, **FLOAT_VECTORS}
 SIZES = {**INTS, **FLOATS, **{v: (INTS | FLOATS)[e] * n for v, (e, n) in VECTORS.items()}}
 # How many variables a program has of each type: more where more instructions are.
@@ -58,8 +68,20 @@ _HALVES = (0, 1, 2, 0x40, 0x41, 0xFF, 0x100, 0x3800, 0x3C00, 0x3F00, 0x3F80, 0x4
            0xB800, 0xBC00, 0xBF80, 0xC000, 0xC080, 0xC400, 0x3118, 0x3E22, 0xF983, 0x7FFF, 0x8000,
            0xFF00, 0xFFF0, 0xFFEF, 0xFFFF)  # fmt: skip
 _INLINE_HALVES = (0x3F00, 0xBF00, 0x3F80, 0xBF80, 0x4000, 0xC000, 0x4080, 0xC080)
-_WORDS = (0x3F000000, 0xBF800000, 0x40800000, 0x3E22F983, 0x7FFFFFFF, 0x80000000, 0xFFFFFFF0,
-          0xFFFFFFEF, 0x10001, 0xFF00FF, 0x3F003F00, 0x38003800)  # fmt: skip
+_WORDS = (
+    0x3F000000,
+    0xBF800000,
+    0x40800000,
+    0x3E22F983,
+    0x7FFFFFFF,
+    0x80000000,
+    0xFFFFFFF0,
+    0xFFFFFFEF,
+    0x10001,
+    0xFF00FF,
+    0x3F003F00,
+    0x38003800,
+)
 _FLOAT_CONSTANTS = ("0.5", "-0.5", "1.0", "-1.0", "2.0", "-2.0", "4.0", "-4.0",
                     "0.15915494309189532", "3.0", "0.1", "1000.0", "-7.25",
                     "0.0009765625")  # fmt: skip
@@ -76,27 +98,60 @@ _INT = (
     "either<$>($(@ & @), $(~@ & @))", "__builtin_elementwise_popcount(@)",
     "__builtin_elementwise_bitreverse(@)",
 )  # fmt: skip
-_NARROW = ("$(@u32)", "$(@i32)", "$(@u64)", "$(@u16)", "$(shr<u32>(@u32, 8 * #4))",
-           "$(shr<u32>(@u32, 16))", "to_int<$>(@f32)", "to_int<$>(@f16)")  # fmt: skip
+_NARROW = (
+    "$(@u32)",
+    "$(@i32)",
+    "$(@u64)",
+    "$(@u16)",
+    "$(shr<u32>(@u32, 8 * #4))",
+    "$(shr<u32>(@u32, 16))",
+    "to_int<$>(@f32)",
+    "to_int<$>(@f16)",
+)
 _WIDE = ("$(@u8)", "$(widen(@i8))", "$(@u16)", "$(@i16)", "$(@u32)", "$(@i32)", "$(@u64)",
          "$(@i64)", "to_int<$>(@f32)", "to_int<$>(@f64)", "to_int<$>(@f16)", "to_int<$>(@bf16)",
          "$(leading_zeros(@u32))", "$(trailing_zeros(@u32))", "$(leading_zeros(@u64))")  # fmt: skip
 _FLOAT = (
-    "(@ + @)", "(@ - @)", "(@ * @)", "(@ + @)", "(@ * @)", "(-@)",
-    "(__builtin_elementwise_abs(@))", "(@? ? @ : @)", "(@? ? @ : @)", "(@ * @ + @)",
-    "($(@i32!))", "($(@u32!))", "($(@u8!))", "($(@i16!))", "($(@f32))",
-)  # fmt: skip
-_FLOAT_UNARY = ("(__builtin_elementwise_floor(@))", "(__builtin_elementwise_ceil(@))",
-                "(__builtin_elementwise_trunc(@))", "(__builtin_elementwise_roundeven(@))",
-                "(float_low<$>(@!, @!))", "(float_high<$>(@!, @!))",
-                "(fma<$>(@, @, @))", "(fma<$>(@, @, @))",
-                "(__builtin_elementwise_copysign(@, q(@)))")  # fmt: skip
+    "(@ + @)",
+    "(@ - @)",
+    "(@ * @)",
+    "(@ + @)",
+    "(@ * @)",
+    "(-@)",
+    "(__builtin_elementwise_abs(@))",
+    "(@? ? @ : @)",
+    "(@? ? @ : @)",
+    "(@ * @ + @)",
+    "($(@i32!))",
+    "($(@u32!))",
+    "($(@u8!))",
+    "($(@i16!))",
+    "($(@f32))",
+)
+_FLOAT_UNARY = (
+    "(__builtin_elementwise_floor(@))",
+    "(__builtin_elementwise_ceil(@))",
+    "(__builtin_elementwise_trunc(@))",
+    "(__builtin_elementwise_roundeven(@))",
+    "(float_low<$>(@!, @!))",
+    "(float_high<$>(@!, @!))",
+    "(fma<$>(@, @, @))",
+    "(fma<$>(@, @, @))",
+    "(__builtin_elementwise_copysign(@, q(@)))",
+)
 _INT_VECTOR = ("(@ + @)", "(@ - @)", "(@ * @)", "(@ & @)", "either<$>(@, @)", "(@ ^ @)", "(~@)",
                "add_sat<$>(@, @)", "sub_sat<$>(@, @)", "__builtin_elementwise_max(@, @)",
                "__builtin_elementwise_min(@, @)", "(@ * @ + @)", "(@? ? @ : @)",
                "(@ << (@ & ($)(BITS - 1)))", "(@ >> (@ & ($)(BITS - 1)))")  # fmt: skip
-_FLOAT_VECTOR = ("(@ + @)", "(@ - @)", "(@ * @)", "(@ * @ + @)", "(-@)",
-                 "(__builtin_elementwise_abs(@))", "(@? ? @ : @)")  # fmt: skip
+_FLOAT_VECTOR = (
+    "(@ + @)",
+    "(@ - @)",
+    "(@ * @)",
+    "(@ * @ + @)",
+    "(-@)",
+    "(__builtin_elementwise_abs(@))",
+    "(@? ? @ : @)",
+)
 _SPECIAL = {
     "u32": ("align_bits(@, @, @)", "align_bytes(@, @, @)", "permute_bytes(@, @, @)",
             "permute_bytes(@, @, 0x0#10 0#8 0#10)",
@@ -172,10 +227,14 @@ def _rules(kind: str) -> tuple[str, ...]:
 _CAST = re.compile(rf"(?<![\w<])({'|'.join(INTS | FLOATS)})\(")  # u16(x) may be read as a type
 RULES = {kind: _rules(kind) for kind in SIZES}
 DPP_CONTROLS = (
-    *(0x00, 0x1B, 0x4E, 0x55, 0xB1, 0xE4), *(0x101, 0x104, 0x10F), *(0x111, 0x112, 0x118, 0x11F),
-    *(0x121, 0x124, 0x128), *(0x130, 0x134, 0x138, 0x13C), *(0x140, 0x141, 0x142, 0x143),
+    *(0x00, 0x1B, 0x4E, 0x55, 0xB1, 0xE4),
+    *(0x101, 0x104, 0x10F),
+    *(0x111, 0x112, 0x118, 0x11F),
+    *(0x121, 0x124, 0x128),
+    *(0x130, 0x134, 0x138, 0x13C),
+    *(0x140, 0x141, 0x142, 0x143),
     *(0x150, 0x155, 0x15F),
-)  # fmt: skip
+)
 
 
 class Step(NamedTuple):
@@ -213,8 +272,14 @@ class Program:
         if kind in FLOATS:
             return f"{kind}({choose(_FLOAT_CONSTANTS)})"
         bits = 8 * INTS[kind]
-        value = choose((choose(_HALVES), self.random.randrange(-16, 65),
-                        choose(_WORDS), self.random.getrandbits(bits)))  # fmt: skip
+        value = choose(
+            (
+                choose(_HALVES),
+                self.random.randrange(-16, 65),
+                choose(_WORDS),
+                self.random.getrandbits(bits),
+            )
+        )
         return f"{kind}({value & (1 << bits) - 1:#x}{'ull' if bits == 64 else 'u'})"
 
     def _variable(self, kind: str, uniform: bool) -> str:
@@ -274,8 +339,9 @@ class Program:
     def _loop(self) -> str:
         self._loops += 1
         i = f"turn{self._loops}"
-        bound = self.random.choice([str(self.random.randrange(1, 5)),
-                                    f"({self.expression('u32', 1)} & 3u)"])  # fmt: skip
+        bound = self.random.choice(
+            [str(self.random.randrange(1, 5)), f"({self.expression('u32', 1)} & 3u)"]
+        )
         return f"for (u32 {i} = 0; {i} < {bound}; ++{i}) {{ {self._assign(2)} {self._assign(2)} }}"
 
     def _switch(self) -> str:
@@ -287,22 +353,23 @@ class Program:
         kind = self.random.choice(("u8", "u16", "u32", "u64", "f16", "f32", "u16x2"))
         count = self.random.choice((4, 8, 16))
         variable = self.random.choice(self.variables[kind])
-        place = [f"{self.expression('u32', 1)} & {count - 1}u" for _ in range(3)]
+        position = [f"{self.expression('u32', 1)} & {count - 1}u" for _ in range(3)]
         a, b = (self.expression(kind, 1) for _ in range(2))
         return (
             f"{{ {kind} a[{count}]; for (u32 i = 0; i < {count}; ++i) a[i] = {variable}; "
-            f"a[{place[0]}] = {a}; a[{place[1]}] = {b}; {variable} = q<{kind}>(a[{place[2]}]); }}"
+            f"a[{position[0]}] = {a}; a[{position[1]}] = {b}; "
+            f"{variable} = q<{kind}>(a[{position[2]}]); }}"
         )
 
     def _address(self, kind: str) -> str:
         """A place of the lane's own memory or LDS, often not aligned."""
         room = SLICE - SIZES[kind]
-        at = str(self.random.randrange(room + 1))
+        offset = str(self.random.randrange(room + 1))
         if self.random.random() < 0.4:
-            at = f"({self.expression('u32', 1)} % {room + 1}u)"
+            offset = f"({self.expression('u32', 1)} % {room + 1}u)"
         if self.random.random() < 0.5:
-            at = f"({at} & ~{SIZES[kind] - 1}u)"
-        return f"{self.random.choice(('mem', 'lds'))} + {at}"
+            offset = f"({offset} & ~{SIZES[kind] - 1}u)"
+        return f"{self.random.choice(('mem', 'lds'))} + {offset}"
 
     def _memory(self) -> str:
         kind = self.random.choice(list(SIZES))
@@ -320,34 +387,44 @@ class Program:
 
     def _atomic(self) -> str:
         kind = self.random.choice(("u32", "i32", "u64", "i64", "f32", "f64"))
-        place = (
+        position = (
             f"{self.random.choice(('mem', 'lds'))} + {self.random.randrange(0, SLICE, SIZES[kind])}"
         )
         target, value = self.random.choice(self.variables[kind]), self.expression(kind, 1)
         if kind in FLOATS:
-            return f"{target} = atomic_float_add<{kind}>({place}, {value});"
+            return f"{target} = atomic_float_add<{kind}>({position}, {value});"
         if self.random.random() < 0.15:
             expected = self.expression(kind, 1)
-            return f"{target} = atomic_compare_swap<{kind}>({place}, {expected}, {value});"
+            return f"{target} = atomic_compare_swap<{kind}>({position}, {expected}, {value});"
         op = self.random.choice(("add", "sub", "and", "or", "xor", "min", "max", "swap"))
-        call = f"atomic_{op}<{kind}>({place}, {value});"
+        call = f"atomic_{op}<{kind}>({position}, {value});"
         return call if self.random.random() < 0.3 else f"{target} = {call}"
 
     def _shared(self) -> str:
         """All lanes at one place, whose result does not depend on their order."""
         op = self.random.choice(("add", "or", "max"))
-        at = {"add": 0, "or": 64, "max": 128}[op]  # one operation a place
+        offset = {"add": 0, "or": 64, "max": 128}[op]  # one operation a place
         kind = self.random.choice(("u32", "u64"))
-        at += 32 * (kind == "u64") + SIZES[kind] * self.random.randrange(4)
-        return f"atomic_{op}<{kind}>(shared + {at}, {self.expression(kind, 1)});"
+        offset += 32 * (kind == "u64") + SIZES[kind] * self.random.randrange(4)
+        return f"atomic_{op}<{kind}>(shared + {offset}, {self.expression(kind, 1)});"
 
     # -------------------------------------------------------------------- between lanes
 
     def _across(self) -> Step:
         make: Callable[[], Step] = self.random.choice(
-            (self._dpp, self._dpp, self._dpp, self._swizzle, self._permute, self._read_lane,
-             self._ballot, self._swap, self._exchange, self._exchange)
-        )  # fmt: skip
+            (
+                self._dpp,
+                self._dpp,
+                self._dpp,
+                self._swizzle,
+                self._permute,
+                self._read_lane,
+                self._ballot,
+                self._swap,
+                self._exchange,
+                self._exchange,
+            )
+        )
         return make()
 
     def _words(self, count: int) -> list[str]:
@@ -360,10 +437,22 @@ class Program:
         rows, banks = (15, 15) if full else (self.random.randrange(16), self.random.randrange(16))
         zero = self.random.choice(("true", "false"))
         wrap = self.random.choice(
-            ("X", "X", "X + Y", "Y - X", "X - Y", "low<u32>(X, Y)", "high<i32>(X, Y)", "X & Y",
-             "X ^ Y", "bits<u32>(q<f32>(q(bits<f32>(X)) + q(bits<f32>(Y))))", "shr<u32>(Y, X)",
-             "bits<u32>(bits<u16x2>(X) + bits<u16x2>(Y))", "(X > Y ? 5u : Y)")
-        )  # fmt: skip
+            (
+                "X",
+                "X",
+                "X + Y",
+                "Y - X",
+                "X - Y",
+                "low<u32>(X, Y)",
+                "high<i32>(X, Y)",
+                "X & Y",
+                "X ^ Y",
+                "bits<u32>(q<f32>(q(bits<f32>(X)) + q(bits<f32>(Y))))",
+                "shr<u32>(Y, X)",
+                "bits<u32>(bits<u16x2>(X) + bits<u16x2>(Y))",
+                "(X > Y ? 5u : Y)",
+            )
+        )
         arguments = f"{control:#x}, {rows}, {banks}, {zero}"
         device = f"__builtin_amdgcn_update_dpp(s.{old}, s.{source}, {arguments})"
         host = f"dpp(t + (l & ~63u), s[l].{old}, l & 63, {arguments})"
@@ -431,30 +520,40 @@ class Program:
         """Through LDS, behind barriers."""
         kind = self.random.choice(list(SIZES))
         to, source = (self.random.choice(self.variables[kind]) for _ in range(2))
-        at, back = (self.random.randrange(SLICE + 1 - SIZES[kind]) for _ in range(2))
+        offset, back = (self.random.randrange(SLICE + 1 - SIZES[kind]) for _ in range(2))
         if self.random.random() < 0.6:
-            at, back = at & -SIZES[kind], at & -SIZES[kind]
+            offset, back = offset & -SIZES[kind], offset & -SIZES[kind]
         other = (
             f"({{id}} * {self.random.choice((1, 3, 5, 7))} + {self.random.randrange(256)}) % kLanes"
         )
         load = f"load<{kind}>({{all}} + ({other}) * kSlice + {back})"
         return Step(
-            f"barrier(); store<{kind}>(s.lds + {at}, s.{source}); barrier(); "
+            f"barrier(); store<{kind}>(s.lds + {offset}, s.{source}); barrier(); "
             f"s.{to} = q<{kind}>({load.format(all='all_lds', id='s.id')}); barrier();",
-            f"EACH store<{kind}>(s[l].lds + {at}, s[l].{source}); "
+            f"EACH store<{kind}>(s[l].lds + {offset}, s[l].{source}); "
             f"EACH s[l].{to} = q<{kind}>({load.format(all='all_lds', id='l')});",
         )
 
     def _step(self) -> Step:
-        made = self.random.random()
-        if made < 0.18:
+        result = self.random.random()
+        if result < 0.18:
             return self._across()
         statements: list[Callable[[], str]] = [
-            lambda: self._assign(3), lambda: self._assign(3), lambda: self._assign(2),
-            lambda: self._assign(4), lambda: self._assign(3, uniform=True), self._branch,
-            self._loop, self._switch, self._array, self._memory, self._memory, self._memory,
-            self._atomic, self._shared,
-        ]  # fmt: skip
+            lambda: self._assign(3),
+            lambda: self._assign(3),
+            lambda: self._assign(2),
+            lambda: self._assign(4),
+            lambda: self._assign(3, uniform=True),
+            self._branch,
+            self._loop,
+            self._switch,
+            self._array,
+            self._memory,
+            self._memory,
+            self._memory,
+            self._atomic,
+            self._shared,
+        ]
         return Step(self.random.choice(statements)())
 
     # -------------------------------------------------------------------- layout and text
@@ -470,10 +569,14 @@ class Program:
         lanes, size = self.layout()
         same, same_size = self.uniform_layout()
         declared = " ".join(f"{kind} {name};" for kind, name, _ in lanes + same)
-        loads = [f"{name} = q<{kind}>(load<{kind}>(in + {at}));" for kind, name, at in lanes]
-        loads += [f"{name} = q<{kind}>(load<{kind}>(uni + {at}));" for kind, name, at in same]
-        stores = [f"store<{kind}>(out + {at}, {name});" for kind, name, at in lanes]
-        stores += [f"store<{kind}>(out + {size + at}, {name});" for kind, name, at in same]
+        loads = [
+            f"{name} = q<{kind}>(load<{kind}>(in + {offset}));" for kind, name, offset in lanes
+        ]
+        loads += [
+            f"{name} = q<{kind}>(load<{kind}>(uni + {offset}));" for kind, name, offset in same
+        ]
+        stores = [f"store<{kind}>(out + {offset}, {name});" for kind, name, offset in lanes]
+        stores += [f"store<{kind}>(out + {size + offset}, {name});" for kind, name, offset in same]
         methods, device, host = [], [], []
         for n, step in enumerate(self.steps):
             if step.host:
@@ -484,19 +587,25 @@ class Program:
                 device.append(f"s.step{n}();")
                 host.append(f"EACH s[l].step{n}();")
         return _TEMPLATE.format(
-            name=self.name, size=size, total=size + same_size, declared=declared,
-            loads="\n    ".join(loads), stores="\n    ".join(stores), methods="\n  ".join(methods),
-            device="\n  ".join(device), host="\n  ".join(host),
-        )  # fmt: skip
+            name=self.name,
+            size=size,
+            total=size + same_size,
+            declared=declared,
+            loads="\n    ".join(loads),
+            stores="\n    ".join(stores),
+            methods="\n  ".join(methods),
+            device="\n  ".join(device),
+            host="\n  ".join(host),
+        )
 
 
 def _placed(variables: dict[str, list[str]]) -> tuple[list[tuple[str, str, int]], int]:
-    out, at = [], 0
+    out, offset = [], 0
     for kind, names in variables.items():
         for name in names:
-            out.append((kind, name, at))
-            at += (SIZES[kind] + 3) // 4 * 4
-    return out, (at + 15) // 16 * 16
+            out.append((kind, name, offset))
+            offset += (SIZES[kind] + 3) // 4 * 4
+    return out, (offset + 15) // 16 * 16
 
 
 _TEMPLATE = """

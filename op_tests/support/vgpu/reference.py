@@ -117,16 +117,16 @@ def round_fraction(value: Fraction, kind: str, mode: str = "even") -> float:
     if Fraction(2) ** exponent > value:
         exponent -= 1
     step = Fraction(2) ** max(exponent - digits + 1, lowest)
-    count, rest = divmod(value, step)
+    count, remaining = divmod(value, step)
     away = {"up": not negative, "down": negative, "zero": False}.get(mode)
     if mode == "even":
-        away = rest * 2 > step or (rest * 2 == step and count % 2 == 1)
-    if rest and away:
+        away = remaining * 2 > step or (remaining * 2 == step and count % 2 == 1)
+    if remaining and away:
         count += 1
     result = count * step
     if result >= Fraction(2) ** top:
         to_infinity = mode == "even" or bool(
-            away if rest else {"up": not negative, "down": negative}.get(mode, False)
+            away if remaining else {"up": not negative, "down": negative}.get(mode, False)
         )
         largest = (2 - Fraction(2) ** (1 - digits)) * Fraction(2) ** (top - 1)
         result_float = math.inf if to_infinity else float(largest)
@@ -189,9 +189,9 @@ def fmax3(a: Array, b: Array, c: Array) -> Array:
 
 def fmed3(a: Array, b: Array, c: Array) -> Array:
     top = fmax3(a, b, c)
-    rest = np.where(top == a, fmax(b, c), np.where(top == b, fmax(a, c), fmax(a, b)))
+    remaining = np.where(top == a, fmax(b, c), np.where(top == b, fmax(a, c), fmax(a, b)))
     bad = np.isnan(a) | np.isnan(b) | np.isnan(c)
-    return np.where(bad, fmin3(a, b, c), rest)
+    return np.where(bad, fmin3(a, b, c), remaining)
 
 
 def propagate(a: Array, b: Array, largest: bool) -> Array:

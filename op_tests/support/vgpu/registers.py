@@ -79,5 +79,5 @@ class Cases:
         for row, column in zip(padded, columns, strict=True):
             row[:n] = column
         starts = range(0, padded.shape[1], LANES)
-        parts = [self.run(index, padded[:, at : at + LANES]) for at in starts]
+        parts = [self.run(index, padded[:, offset : offset + LANES]) for offset in starts]
         return np.concatenate(parts, axis=1)[:, :n]

@@ -59,14 +59,14 @@ class Gpu:
     @contextlib.contextmanager
     def input_of(self, case: Case) -> Iterator[int]:
         """The input buffer, or one that was allocated while checking was on and never written."""
-        if not case.fresh:
+        if not case.is_new:
             yield self.input
             return
-        before = self.hip.rfops_vgpu_check(1)
+        previous = self.hip.rfops_vgpu_check(1)
         fresh = self.allocate(written=False)
         yield fresh
         self.hip.call("hipFree", ctypes.c_void_p(fresh))
-        self.hip.rfops_vgpu_check(before)
+        self.hip.rfops_vgpu_check(previous)
 
     def launch(
         self, kernel: str, waves: int, given: int | None = None, level: int = 1
@@ -75,13 +75,13 @@ class Gpu:
         self.hip.select(self.arch)
         function = self.hip.function(self.module, kernel)
         buffers = [ctypes.c_void_p(self.out), ctypes.c_void_p(given or self.input)]
-        before = self.hip.rfops_vgpu_check(level)
+        previous = self.hip.rfops_vgpu_check(level)
         try:
             status = self.hip.launch(function, *buffers, block=(64 * waves,))
-            found = json.loads(self.hip.lib.rfops_vgpu_check_take().decode())
+            result = json.loads(self.hip.lib.rfops_vgpu_check_take().decode())
         finally:
-            self.hip.rfops_vgpu_check(before)
-        return status, found
+            self.hip.rfops_vgpu_check(previous)
+        return status, result
 
     def line_of(self, kernel: str) -> int:
         """The line of the source that the finding in `kernel` has to name, from 1."""
@@ -102,8 +102,8 @@ def gpu(request: pytest.FixtureRequest, gpus: Callable[[str], Gpu]) -> Gpu:
 SPECIAL = {"far", "through_table"}  # with tests of their own
 
 
-def show(found: list[dict[str, Any]]) -> str:
-    return "\n".join(str(finding) for finding in found)
+def show(results: list[dict[str, Any]]) -> str:
+    return "\n".join(str(finding) for finding in results)
 
 
 EACH = pytest.mark.parametrize(
@@ -115,74 +115,74 @@ EACH = pytest.mark.parametrize(
 def test_a_planted_defect_is_found_and_nothing_else(gpu: Gpu, name: str) -> None:
     case = gpu.cases[name]
     with gpu.input_of(case) as given:
-        status, found = gpu.launch(name, case.waves, given)
+        status, result = gpu.launch(name, case.waves, given)
     assert status == (ILLEGAL_ADDRESS if case.faults else SUCCESS), gpu.hip.error()
-    assert len(found) == 1, show(found)
-    finding = found[0]
+    assert len(result) == 1, show(result)
+    finding = result[0]
     line = gpu.line_of(name)
     mnemonic = gpu.text[line - 1].split()[0]
-    assert finding["kind"] == case.kind, show(found)
+    assert finding["kind"] == case.kind, show(result)
     assert finding["kernel"] == name
-    assert finding["instruction"].startswith(mnemonic), show(found)
-    assert finding["line"] == line and finding["file"].endswith("check.s"), show(found)
+    assert finding["instruction"].startswith(mnemonic), show(result)
+    assert finding["line"] == line and finding["file"].endswith("check.s"), show(result)
     for words in case.words:
-        assert words in finding["detail"], show(found)
+        assert words in finding["detail"], show(result)
     assert finding["workgroup"] == [0, 0, 0] and finding["count"] >= 1
     for key, value in case.place(gpu.input).items():
-        assert finding[key] == value, show(found)
+        assert finding[key] == value, show(result)
 
 
 @EACH
 def test_the_fixed_kernel_is_clean(gpu: Gpu, name: str) -> None:
     case = gpu.cases[name]
     with gpu.input_of(case) as given:
-        status, found = gpu.launch(name + "_fixed", case.waves, given)
-    assert status == SUCCESS and not found, show(found)
+        status, result = gpu.launch(name + "_fixed", case.waves, given)
+    assert status == SUCCESS and not result, show(result)
 
 
 @pytest.mark.parametrize("name", [name for name in CLEAN if name not in SPECIAL])
 def test_what_is_right_is_not_reported(gpu: Gpu, name: str) -> None:
-    status, found = gpu.launch(name, CLEAN[name].waves)
-    assert status == SUCCESS and not found, show(found)
+    status, result = gpu.launch(name, CLEAN[name].waves)
+    assert status == SUCCESS and not result, show(result)
 
 
 @pytest.mark.parametrize("kernel", ["wait_load_fixed", "write_input"])
 def test_a_use_after_free_names_the_freed_block(gpu: Gpu, kernel: str) -> None:
     freed = gpu.allocate()
     gpu.hip.call("hipFree", ctypes.c_void_p(freed))
-    status, found = gpu.launch(kernel, 1, given=freed)
+    status, result = gpu.launch(kernel, 1, given=freed)
     assert status == ILLEGAL_ADDRESS  # the page is gone as well
-    assert [finding["kind"] for finding in found] == ["use after free"], show(found)
-    assert found[0]["address"] == freed and found[0]["lane"] == 0
-    assert f"{BYTES} bytes at {freed:#x} that was freed" in found[0]["detail"]
-    assert ("writes" if kernel == "write_input" else "reads") in found[0]["detail"]
+    assert [finding["kind"] for finding in result] == ["use after free"], show(result)
+    assert result[0]["address"] == freed and result[0]["lane"] == 0
+    assert f"{BYTES} bytes at {freed:#x} that was freed" in result[0]["detail"]
+    assert ("writes" if kernel == "write_input" else "reads") in result[0]["detail"]
 
 
 def test_a_wild_pointer_is_reported_before_it_faults(gpu: Gpu) -> None:
-    status, found = gpu.launch("far", 1)
+    status, result = gpu.launch("far", 1)
     assert status == ILLEGAL_ADDRESS
-    assert [finding["kind"] for finding in found] == ["out of bounds"], show(found)
+    assert [finding["kind"] for finding in result] == ["out of bounds"], show(result)
 
 
 def test_host_memory_is_checked_once_it_is_registered(gpu: Gpu) -> None:
     """Nobody told us of this array's end: its neighbourhood may be the caller's as well."""
     array = np.zeros(2 * BYTES, np.uint8)
     base = array.ctypes.data
-    status, found = gpu.launch("load", 1, given=base)
-    assert status == SUCCESS and not found, show(found)
+    status, result = gpu.launch("load", 1, given=base)
+    assert status == SUCCESS and not result, show(result)
     gpu.hip.rfops_vgpu_register(base, BYTES)
     gpu.hip.rfops_vgpu_register(base + 16, BYTES - 16)  # a view of it
     try:
-        status, found = gpu.launch("load", 1, given=base)
+        status, result = gpu.launch("load", 1, given=base)
         assert status == SUCCESS
-        assert [f["kind"] for f in found] == ["out of bounds"], show(found)
-        assert found[0]["address"] == base + BYTES
-        assert "registered memory" in found[0]["detail"]
+        assert [f["kind"] for f in result] == ["out of bounds"], show(result)
+        assert result[0]["address"] == base + BYTES
+        assert "registered memory" in result[0]["detail"]
     finally:
         gpu.hip.rfops_vgpu_unregister(base)
         gpu.hip.rfops_vgpu_unregister(base + 16)
-    status, found = gpu.launch("load", 1, given=base)
-    assert status == SUCCESS and not found, show(found)
+    status, result = gpu.launch("load", 1, given=base)
+    assert status == SUCCESS and not result, show(result)
 
 
 def test_pointers_in_memory_are_followed(gpu: Gpu) -> None:
@@ -191,36 +191,36 @@ def test_pointers_in_memory_are_followed(gpu: Gpu) -> None:
     table = np.array([target.ctypes.data], np.uint64)
     gpu.hip.rfops_vgpu_register(table.ctypes.data, table.nbytes)
     try:
-        status, found = gpu.launch("through_table", 1, given=table.ctypes.data)
-        assert status == SUCCESS and not found, show(found)
+        status, result = gpu.launch("through_table", 1, given=table.ctypes.data)
+        assert status == SUCCESS and not result, show(result)
         gpu.hip.rfops_vgpu_register(target.ctypes.data, 100)
-        status, found = gpu.launch("through_table", 1, given=table.ctypes.data)
+        status, result = gpu.launch("through_table", 1, given=table.ctypes.data)
         gpu.hip.rfops_vgpu_unregister(target.ctypes.data)
     finally:
         gpu.hip.rfops_vgpu_unregister(table.ctypes.data)
     assert status == SUCCESS
-    assert [finding["kind"] for finding in found] == ["out of bounds"], show(found)
-    assert found[0]["address"] == target.ctypes.data + 100 and found[0]["lane"] == 25
+    assert [finding["kind"] for finding in result] == ["out of bounds"], show(result)
+    assert result[0]["address"] == target.ctypes.data + 100 and result[0]["lane"] == 25
 
 
 def test_as_errors_findings_fail_the_launch(gpu: Gpu) -> None:
-    status, found = gpu.launch("wait_load", 1, level=2)
-    assert status == LAUNCH_FAILURE and len(found) == 1
+    status, result = gpu.launch("wait_load", 1, level=2)
+    assert status == LAUNCH_FAILURE and len(result) == 1
     for part in ("wait_load", "missing wait", "v_add_u32", "check.s", "reads v8"):
         assert part in gpu.hip.error(), gpu.hip.error()
-    status, found = gpu.launch("wait_load_fixed", 1, level=2)
-    assert status == SUCCESS and not found
+    status, result = gpu.launch("wait_load_fixed", 1, level=2)
+    assert status == SUCCESS and not result
 
 
 def test_off_means_off(gpu: Gpu) -> None:
-    status, found = gpu.launch("wait_load", 1, level=0)
-    assert status == SUCCESS and not found
+    status, result = gpu.launch("wait_load", 1, level=0)
+    assert status == SUCCESS and not result
 
 
 def test_repeats_are_counted_not_repeated(gpu: Gpu) -> None:
-    status, found = gpu.launch("wait_load", 4)
-    assert status == SUCCESS and len(found) == 1
-    assert found[0]["count"] == 4 and found[0]["wave"] == 0
+    status, result = gpu.launch("wait_load", 4)
+    assert status == SUCCESS and len(result) == 1
+    assert result[0]["count"] == 4 and result[0]["wave"] == 0
 
 
 DEFECTS = (Path(__file__).parent / "sources" / "defects.hip").read_text().splitlines()
@@ -229,13 +229,13 @@ TAG = "// here: "
 
 def _compiled_defects() -> dict[str, tuple[str, int]]:
     """Kernel: kind of the finding, line."""
-    found, kernel = {}, ""
+    results, kernel = {}, ""
     for number, line in enumerate(DEFECTS, 1):
         if line.startswith("KERNEL"):
             kernel = line.split("(")[0].split()[-1]
         elif TAG in line:
-            found[kernel] = (line.split(TAG)[1], number)
-    return found
+            results[kernel] = (line.split(TAG)[1], number)
+    return results
 
 
 @pytest.mark.parametrize("arch", ARCHS)
@@ -256,9 +256,9 @@ def test_defects_in_compiled_code(vgpu_path: Path, tmp_path: Path, arch: str) ->
         for buffer in buffers:
             hip.call("hipFree", buffer)
         # A race shows at both its ends, and may bring values that nobody had written yet.
-        found = {(finding.kind, finding.line) for finding in check.findings}
-        assert (kind, line) in found, f"{kernel}: {found}"
-        assert kind == "LDS race" or len(found) == 1, f"{kernel}: {found}"
+        results = {(finding.kind, finding.line) for finding in check.findings}
+        assert (kind, line) in results, f"{kernel}: {results}"
+        assert kind == "LDS race" or len(results) == 1, f"{kernel}: {results}"
         assert all((f.file or "").endswith(f"kernels.{arch}.hip") for f in check.findings)
 
 
@@ -302,10 +302,12 @@ def test_a_kernel_bound_in_a_block_is_as_others_after_it(
         kernel = project.op().bind("cpu")
         kernel.launch(*args)
     assert not check.findings
-    seen: list[object] = []
-    monkeypatch.setattr(tensor_memory, "known", lambda *told: seen.append(told))
+    recorded_calls: list[object] = []
+    monkeypatch.setattr(
+        tensor_memory, "registered", lambda *message: recorded_calls.append(message)
+    )
     kernel.launch(*args)
-    assert not seen
+    assert not recorded_calls
 
 
 @pytest.mark.parametrize("setting", ["1", "error"])

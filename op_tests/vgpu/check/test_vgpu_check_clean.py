@@ -46,9 +46,9 @@ def run_case(hip: Hip, image: bytes, case: Case, arch: str) -> None:
 
 def _builds() -> Iterator[object]:
     """One of each case, in turn for one architecture and the other, optimised or not."""
-    wanted = [("gfx950", "O3"), ("gfx942", "O3"), ("gfx950", "O0")]
+    expected = [("gfx950", "O3"), ("gfx942", "O3"), ("gfx950", "O0")]
     for index, case in enumerate(CLEAN):
-        choice = [wanted[(index + turn) % len(wanted)] for turn in range(len(wanted))]
+        choice = [expected[(index + turn) % len(expected)] for turn in range(len(expected))]
         able = {(build.arch, build.level): build for build in builds(case.source)}
         build = next(able[pick] for pick in choice if pick in able)
         yield pytest.param(case, build, id=f"{case.source}-{case.name}-{build.arch}-{build.level}")
@@ -98,7 +98,7 @@ def test_suite(suite: str) -> None:
         f"not {DIVERGENT} and not checks",
         str(OP_TESTS / suite),
     ]
-    done = subprocess.run(
+    completed = subprocess.run(
         command,
         env={**os.environ, "RFOPS_VGPU_CHECK": "error"},
         cwd=ROOT,
@@ -106,4 +106,4 @@ def test_suite(suite: str) -> None:
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
+    assert completed.returncode == 0, completed.stdout[-8000:] + completed.stderr[-2000:]

@@ -45,12 +45,16 @@ def said(
     (folder / "config.json").write_text(json.dumps({"pokes": {"srcs": ["pokes.hip"]}}))
     env = {"RFOPS_VGPU_CHECK": request.param, "RFOPS_HIP_LIBRARY": str(vgpu_path)}
     env |= {"RFOPS_VGPU_ARCH": "gfx950", "RFOPS_CACHE_DIR": str(folder / "cache")}
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, str(CHILD), str(folder), str(FLOATS)],
-        env={**os.environ, **env}, capture_output=True, text=True, timeout=600, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    cases = dict(json.loads(line) for line in done.stdout.splitlines())
+        env={**os.environ, **env},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    cases = dict(json.loads(line) for line in completed.stdout.splitlines())
     return {**cases, "level": request.param}
 
 

@@ -40,10 +40,10 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def done_before(again: bool) -> tuple[set[int], diff.Tally]:
+def done_before(repeated: bool) -> tuple[set[int], diff.Tally]:
     """First seeds of the batches in the journal, and what they add up to."""
     seeds, tally = set(), diff.Tally()
-    if again:
+    if repeated:
         JOURNAL.unlink(missing_ok=True)
     for line in JOURNAL.read_text().splitlines() if JOURNAL.exists() else ():
         entry = json.loads(line)
@@ -66,14 +66,15 @@ def note(first: int, tally: diff.Tally) -> None:
         journal.write(json.dumps(entry) + "\n")
 
 
-def report(found: diff.Mismatch, folder: Path) -> None:
-    print(f"MISMATCH {found}")
-    small = diff.minimised(found, folder)
-    left = JOURNAL.with_suffix("") / f"{found.program.seed}.cpp"
+def report(result: diff.Mismatch, folder: Path) -> None:
+    print(f"MISMATCH {result}")
+    small = diff.minimised(result, folder)
+    left = JOURNAL.with_suffix("") / f"{result.program.seed}.cpp"
     left.parent.mkdir(parents=True, exist_ok=True)
     left.write_text(programs.source([small.program]))
     print(
-        f"  of {len(found.program.steps)} statements {len(small.program.steps)} are left in {left}:"
+        f"  of {len(result.program.steps)} statements "
+        f"{len(small.program.steps)} are left in {left}:"
     )
     print(*(f"    {step.device}" for step in small.program.steps), sep="\n")
     print(f"  {small}", flush=True)
@@ -96,9 +97,9 @@ def main() -> int:
                 levels = {arch: list(diff.LEVELS) for arch in ARCHS}
             tally = diff.run_batch(batch, levels, folder, args.data)
             total.add(tally)
-            once = {found.program.seed: found for found in reversed(tally.mismatches)}
-            for found in once.values():
-                report(found, folder)
+            once = {result.program.seed: result for result in reversed(tally.mismatches)}
+            for result in once.values():
+                report(result, folder)
             failed += len(once)
             if not once:
                 note(first, tally)

@@ -32,10 +32,16 @@ ROOT = HERE.parents[2]
 BUILD = ROOT / "build" / "fuzz"
 TARGETS = {"loader": 8_000, "decoder": 256, "run": 512}  # and the longest input, in bytes
 FLAGS = (
-    "-std=c++20", "-O1", "-g1", "-fno-omit-frame-pointer", "-pthread", "-ffp-contract=off",
-    "-fsanitize=fuzzer-no-link,address,undefined", "-fsanitize-recover=undefined",
+    "-std=c++20",
+    "-O1",
+    "-g1",
+    "-fno-omit-frame-pointer",
+    "-pthread",
+    "-ffp-contract=off",
+    "-fsanitize=fuzzer-no-link,address,undefined",
+    "-fsanitize-recover=undefined",
     "-fno-sanitize=function,vptr",
-)  # fmt: skip
+)
 CORPUS_BYTES = 60_000  # of a target's corpus, packed
 
 
@@ -48,9 +54,11 @@ def compiler() -> str:
 
 
 def run(*command: str | Path) -> None:
-    done = subprocess.run([str(c) for c in command], capture_output=True, text=True, check=False)
-    if done.returncode:
-        sys.exit(f"{' '.join(map(str, command))}\n{done.stderr[-4000:]}")
+    completed = subprocess.run(
+        [str(c) for c in command], capture_output=True, text=True, check=False
+    )
+    if completed.returncode:
+        sys.exit(f"{' '.join(map(str, command))}\n{completed.stderr[-4000:]}")
 
 
 def build() -> None:
@@ -88,29 +96,35 @@ def unpack(target: str) -> Path:
 def fuzz(target: str, seconds: int) -> bool:
     """Whether nothing was found."""
     corpus, findings = unpack(target), BUILD / target / "findings"
-    before = set(findings.iterdir())
+    previous = set(findings.iterdir())
     command = [
-        str(BUILD / f"fuzz_{target}"), str(corpus), f"-max_total_time={seconds}",
-        f"-max_len={TARGETS[target]}", f"-artifact_prefix={findings}/", "-print_final_stats=1",
-        "-timeout=20", "-rss_limit_mb=4096", "-malloc_limit_mb=2048",
-    ]  # fmt: skip
+        str(BUILD / f"fuzz_{target}"),
+        str(corpus),
+        f"-max_total_time={seconds}",
+        f"-max_len={TARGETS[target]}",
+        f"-artifact_prefix={findings}/",
+        "-print_final_stats=1",
+        "-timeout=20",
+        "-rss_limit_mb=4096",
+        "-malloc_limit_mb=2048",
+    ]
     environment = {"UBSAN_OPTIONS": "halt_on_error=1", **os.environ}
-    done = subprocess.run(
+    completed = subprocess.run(
         command, env=environment, stderr=subprocess.PIPE, text=True, errors="replace", check=False
     )
-    runs = re.search(r"number_of_executed_units: (\d+)", done.stderr)
-    reached = re.findall(r"cov: (\d+) ft: (\d+)", done.stderr)
+    runs = re.search(r"number_of_executed_units: (\d+)", completed.stderr)
+    reached = re.findall(r"cov: (\d+) ft: (\d+)", completed.stderr)
     print(
         f"{target}: {runs[1] if runs else 'unknown'} executions in {seconds} s, coverage "
         f"{'edges {} features {}'.format(*reached[-1]) if reached else 'unknown'}, "
-        f"exit status {done.returncode}",
+        f"exit status {completed.returncode}",
         flush=True,
     )
-    for file in sorted(set(findings.iterdir()) - before):
+    for file in sorted(set(findings.iterdir()) - previous):
         print(f"  finding: {file}")
-    if done.returncode:
-        print(done.stderr[-6000:])
-    return done.returncode == 0
+    if completed.returncode:
+        print(completed.stderr[-6000:])
+    return completed.returncode == 0
 
 
 def pack(files: list[Path]) -> bytes:

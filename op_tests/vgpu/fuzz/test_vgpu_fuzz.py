@@ -67,12 +67,18 @@ def test_replay(vgpu_path: Path, programs: list[Path], target: str) -> None:
     arguments = [str(vgpu_path), target, str(MUTATIONS[target])]
     arguments += [str(file) for file in programs] if target == "run" else []
     environment = {**os.environ, "RFOPS_VGPU_LOG": "0", "RFOPS_VGPU_MAX_STEPS": str(STEPS)}
-    done = subprocess.run(
-        [sys.executable, replay.__file__, *arguments], env=environment,
-        capture_output=True, text=True, check=False, timeout=300,
-    )  # fmt: skip
-    assert done.returncode == 0, f"exit status {done.returncode}\n{done.stderr[-3000:]}"
-    ran, well = map(int, done.stdout.split())
+    completed = subprocess.run(
+        [sys.executable, replay.__file__, *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert completed.returncode == 0, (
+        f"exit status {completed.returncode}\n{completed.stderr[-3000:]}"
+    )
+    ran, well = map(int, completed.stdout.split())
     assert ran == len(replay.inputs(target)) * (1 + MUTATIONS[target])
     assert 0.02 * ran < well < ran, f"{well} of {ran}: the inputs are all good, or all bad"
 
@@ -83,8 +89,8 @@ def test_the_fuzz_target_fits_the_sources(target: str) -> None:
     flags = ("-std=c++20", "-fsyntax-only", "-Wall", "-Wextra", "-Werror")
     include = f"-I{paths.CSRC}"
     command = [*host_toolchain().argv, *flags, include, str(FUZZ / f"fuzz_{target}.cpp")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
+    completed = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert completed.returncode == 0, completed.stderr[-3000:]
 
 
 def test_mutations_are_the_same_every_time() -> None:

@@ -16,7 +16,7 @@ from support.vgpu.random_programs import Program, Step
 def _same(batch: list[Program], levels: dict[str, list[str]], folder: Path, datasets: int) -> None:
     tally = diff.run_batch(batch, levels, folder, datasets)
     assert tally.runs == len(batch) * datasets * sum(map(len, levels.values()))
-    small = [diff.minimised(found, folder) for found in tally.mismatches[:2]]
+    small = [diff.minimised(results, folder) for results in tally.mismatches[:2]]
     text = "\n".join(f"{m}\n" + "\n".join(step.device for step in m.program.steps) for m in small)
     assert not tally.mismatches, f"{tally}\n{text}"
 
@@ -44,8 +44,8 @@ def test_a_program_is_its_seed() -> None:
 def test_a_difference_is_found_and_cut(tmp_path: Path) -> None:
     """A wrong host stands for a wrong device: the statement that differs is what is left."""
     program = Program(7, 12)
-    wrong = Step("s.u32_0 += 1;", "EACH s[l].u32_0 += 2;")
-    program.steps = [*program.steps, wrong]
+    mismatches = Step("s.u32_0 += 1;", "EACH s[l].u32_0 += 2;")
+    program.steps = [*program.steps, mismatches]
     (tmp_path / "a.cpp").write_text(diff.programs.source([program]))
     host = diff.build_host(tmp_path / "a.cpp", tmp_path)
     data = diff.Data.of(program, 0)
@@ -55,4 +55,4 @@ def test_a_difference_is_found_and_cut(tmp_path: Path) -> None:
     assert any(line.startswith("u32_0: 256 lanes") for line in lines), lines
     assert np.count_nonzero(want.variables) > want.variables.size // 2
     small = diff.minimised(diff.Mismatch(program, 0, ARCHS[0], "O1", lines), tmp_path)
-    assert small.program.steps == [wrong], small.program.steps
+    assert small.program.steps == [mismatches], small.program.steps

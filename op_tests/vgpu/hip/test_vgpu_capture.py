@@ -45,8 +45,8 @@ def replay(hip: Hip, graph: c_void_p, stream: c_void_p | None = None) -> int:
 
 
 def test_nothing_runs_while_it_is_recorded(hip: Hip, kernels: c_void_p, stream: c_void_p) -> None:
-    out, source, seen = g.data(), g.data(value=3), []
-    note = g.HOST_FUNCTION(lambda _: seen.append(out[0]))
+    out, source, recorded_calls = g.data(), g.data(value=3), []
+    note = g.HOST_FUNCTION(lambda _: recorded_calls.append(out[0]))
     g.begin(hip, stream)
     assert g.capture_status(hip, stream) == 1
     arguments = (pointer(out), pointer(source), c_int(10))
@@ -54,14 +54,14 @@ def test_nothing_runs_while_it_is_recorded(hip: Hip, kernels: c_void_p, stream: 
     hip.call("hipMemsetAsync", pointer(out), 1, c_size_t(4), stream)
     hip.call("hipMemcpyAsync", pointer(source), pointer(out), c_size_t(8), DEFAULT, stream)
     hip.call("hipLaunchHostFunc", stream, note, None)
-    assert (out == 0).all() and (source == 3).all() and not seen
+    assert (out == 0).all() and (source == 3).all() and not recorded_calls
     graph = g.end(hip, stream)
     assert g.capture_status(hip, stream) == 0
     assert g.node_types(hip, graph) == [g.KERNEL, g.MEMSET, g.MEMCPY, g.HOST]
     assert g.edges(hip, graph) == {(0, 1), (1, 2), (2, 3)}
-    assert (out == 0).all() and not seen
+    assert (out == 0).all() and not recorded_calls
     assert replay(hip, graph, stream) == SUCCESS
-    assert out[0] == 0x01010101 and (out[1:] == 13).all() and seen == [0x01010101]
+    assert out[0] == 0x01010101 and (out[1:] == 13).all() and recorded_calls == [0x01010101]
     assert source[0] == 0x01010101 and source[1] == 13
     hip.call("hipGraphDestroy", graph)
 
@@ -79,9 +79,9 @@ def test_arguments_are_those_of_the_capture_and_data_that_of_the_replay(
     hip.call("hipGraphDestroy", graph)  # the executable one is on its own
     for value in (1, 7):
         source[:] = value
-        before = out.copy()
+        previous = out.copy()
         hip.call("hipGraphLaunch", exec_, None)
-        np.testing.assert_array_equal(out, before + value + 5)
+        np.testing.assert_array_equal(out, previous + value + 5)
     hip.call("hipGraphExecDestroy", exec_)
     assert hip.hipGraphLaunch(exec_, None) == INVALID_VALUE
 
@@ -129,9 +129,14 @@ def test_a_captured_stream_may_be_asked_and_led(
 
     def ask() -> list[int]:
         hip.call(
-            "hipStreamGetCaptureInfo_v2", stream, byref(status), byref(number), byref(graph),
-            byref(needs), byref(count),
-        )  # fmt: skip
+            "hipStreamGetCaptureInfo_v2",
+            stream,
+            byref(status),
+            byref(number),
+            byref(graph),
+            byref(needs),
+            byref(count),
+        )
         return list((c_void_p * count.value).from_address(needs.value)) if count.value else []
 
     assert ask() == [] and (status.value, number.value, graph.value) == (0, 0, None)
@@ -152,8 +157,8 @@ def test_a_captured_stream_may_be_asked_and_led(
     assert update(stream, byref(c_void_p(77)), c_size_t(1), 0) == INVALID_VALUE
     assert update(stream, byref(by_hand), c_size_t(1), 2) == INVALID_VALUE
     assert hip.launch(twice, pointer(out), block=(64,), stream=stream) == 0
-    done = g.end(hip, stream)
-    assert done.value == graph.value and g.edges(hip, done) == {(0, 1), (0, 2), (2, 3)}
+    completed = g.end(hip, stream)
+    assert completed.value == graph.value and g.edges(hip, completed) == {(0, 1), (0, 2), (2, 3)}
     assert update(stream, None, c_size_t(0), 0) == g.ILLEGAL_STATE
 
 
@@ -211,9 +216,9 @@ def test_a_graph_launched_into_a_capture_is_a_child(
 def test_a_fault_in_a_replay_is_reported_as_a_launchs(
     hip: Hip, kernels: c_void_p, stream: c_void_p
 ) -> None:
-    at, out = np.array([8], np.uint64), g.data(value=1)
+    offset, out = np.array([8], np.uint64), g.data(value=1)
     g.begin(hip, stream)
-    for name, argument in (("twice", out), ("wild", at), ("twice", out)):
+    for name, argument in (("twice", out), ("wild", offset), ("twice", out)):
         function = hip.function(kernels, name)
         assert hip.launch(function, pointer(argument), block=(64,), stream=stream) == 0
     assert replay(hip, g.end(hip, stream), stream) == ILLEGAL_ADDRESS
@@ -257,9 +262,9 @@ BREAKS = {
 }
 
 
-@pytest.mark.parametrize("what", BREAKS)
-def test_what_may_not_be_called_breaks_the_capture(hip: Hip, stream: c_void_p, what: str) -> None:
-    call, status = BREAKS[what]
+@pytest.mark.parametrize("label", BREAKS)
+def test_what_may_not_be_called_breaks_the_capture(hip: Hip, stream: c_void_p, label: str) -> None:
+    call, status = BREAKS[label]
     memory = device_memory(hip)
     g.begin(hip, stream)
     assert call(hip, stream, memory) == status

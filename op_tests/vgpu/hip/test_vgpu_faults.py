@@ -148,8 +148,8 @@ def test_a_fault_is_an_error_and_the_next_launch_works(
         assert status == fault.status, hip.error()
         text = hip.error()
         for words in (f"kernel {fault.kernel} [workgroup ", *fault.words):
-            before, found, text = text.partition(words)
-            assert found, f"{words!r} is not in {before!r}, in {hip.error()!r}"
+            previous, result, text = text.partition(words)
+            assert result, f"{words!r} is not in {previous!r}, in {hip.error()!r}"
         assert hip.hipGetLastError() == fault.status and hip.hipGetLastError() == SUCCESS
         expect_works(hip, module)
 
@@ -195,7 +195,7 @@ def test_what_hardware_lets_pass(hip: Hip, module: c_void_p) -> None:
 
 def test_a_fault_in_one_thread_leaves_another_alone(hip: Hip, module: c_void_p) -> None:
     """Each thread gets the status and the text of its own launches."""
-    wrong: list[str] = []
+    mismatches: list[str] = []
     start = threading.Barrier(2)
 
     def faulty() -> None:
@@ -203,9 +203,9 @@ def test_a_fault_in_one_thread_leaves_another_alone(hip: Hip, module: c_void_p) 
         start.wait()
         for _ in range(50):
             if hip.launch(function, WILD, block=(LANES,)) != ILLEGAL_ADDRESS:
-                wrong.append("a wild store passed")
+                mismatches.append("a wild store passed")
             if "kernel store_to" not in hip.error():
-                wrong.append(hip.error())
+                mismatches.append(hip.error())
 
     def sound() -> None:
         function = hip.function(module, "plain")
@@ -213,14 +213,14 @@ def test_a_fault_in_one_thread_leaves_another_alone(hip: Hip, module: c_void_p) 
         for _ in range(50):
             out = buffer()
             if hip.launch(function, pointer(out), block=(LANES,)) or (out[:LANES] != 3).any():
-                wrong.append(f"a sound launch failed: {hip.error()}")
+                mismatches.append(f"a sound launch failed: {hip.error()}")
 
     threads = [threading.Thread(target=faulty), threading.Thread(target=sound)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert not wrong, wrong[0]
+    assert not mismatches, mismatches[0]
 
 
 # ------------------------------------------------------------------------------ no end
@@ -260,11 +260,13 @@ class Alone(NamedTuple):
         settings = {"RFOPS_VGPU_MAX_STEPS": str(steps), "RFOPS_VGPU_ARCH": self.arch}
         words = self.library, self.image, kernel, grid, block
         try:
-            done = python(_ALONE, *words, cwd=OP_TESTS, timeout=300, RFOPS_VGPU_LOG="0", **settings)
+            completed = python(
+                _ALONE, *words, cwd=OP_TESTS, timeout=300, RFOPS_VGPU_LOG="0", **settings
+            )
         except subprocess.TimeoutExpired:
             pytest.fail(f"{kernel}: no end within 5 minutes", pytrace=False)
-        assert done.returncode == 0, done.stderr[-2000:]
-        status, text, works, executed = json.loads(done.stdout)
+        assert completed.returncode == 0, completed.stderr[-2000:]
+        status, text, works, executed = json.loads(completed.stdout)
         # Each thread may be in a slice of the budget's size, of waves that take 20,000 in turn.
         most = ((os.cpu_count() or 1) + 1) * (steps + min(steps, 20000) * -(-block // 64))
         assert not steps or executed <= most, f"{executed} instructions with a budget of {steps}"

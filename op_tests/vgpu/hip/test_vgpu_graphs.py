@@ -34,19 +34,19 @@ def graph_fixture(hip: Hip) -> Iterator[c_void_p]:
     hip.call("hipGraphDestroy", graph)
 
 
-def note(seen: list[int], what: int) -> ctypes.Structure:
+def note(seen: list[int], label: int) -> ctypes.Structure:
     """Parameters of a host node that notes that it ran."""
-    return g.HostParams(g.HOST_FUNCTION(lambda _: seen.append(what)), None)
+    return g.HostParams(g.HOST_FUNCTION(lambda _: seen.append(label)), None)
 
 
 def add_notes(hip: Hip, graph: c_void_p, seen: list[int], needs: list[list[int]]) -> list[c_void_p]:
     """Host nodes 0, 1, ..., each with the nodes that it needs."""
-    made: list[c_void_p] = []
+    result: list[c_void_p] = []
     for i, need in enumerate(needs):
         params = note(seen, i)
         _kept.append(params)
-        made.append(g.add(hip, graph, "HostNode", [made[n] for n in need], byref(params)))
-    return made
+        result.append(g.add(hip, graph, "HostNode", [result[n] for n in need], byref(params)))
+    return result
 
 
 def last_of(hip: Hip, graph: c_void_p) -> c_void_p:
@@ -68,36 +68,42 @@ def run(hip: Hip, graph: c_void_p) -> None:
 def test_nodes_run_in_an_order_that_is_the_graphs(hip: Hip, graph: c_void_p) -> None:
     """Of what is ready, what was added first; edges that came later count as well."""
     seen: list[int] = []
-    made = add_notes(hip, graph, seen, [[], [], [0, 1], [0], [], [2]])
+    result = add_notes(hip, graph, seen, [[], [], [0, 1], [0], [], [2]])
     for _ in range(2):
         run(hip, graph)
     assert seen == [0, 1, 2, 3, 4, 5] * 2
     seen.clear()
-    pairs = [(made[4], made[0]), (made[5], made[3])]
+    pairs = [(result[4], result[0]), (result[5], result[3])]
     lists = [(c_void_p * 2)(*column) for column in zip(*pairs, strict=True)]
     hip.call("hipGraphAddDependencies", graph, *lists, c_size_t(2))
     run(hip, graph)
     assert seen == [1, 4, 0, 2, 5, 3]
     assert g.edges(hip, graph) == {(0, 2), (1, 2), (0, 3), (2, 5), (4, 0), (5, 3)}
-    assert g.nodes(hip, "hipGraphGetRootNodes", graph) == [made[1].value, made[4].value]
-    assert g.nodes(hip, "hipGraphNodeGetDependencies", made[2]) == [made[0].value, made[1].value]
-    assert g.nodes(hip, "hipGraphNodeGetDependentNodes", made[0]) == [made[2].value, made[3].value]
+    assert g.nodes(hip, "hipGraphGetRootNodes", graph) == [result[1].value, result[4].value]
+    assert g.nodes(hip, "hipGraphNodeGetDependencies", result[2]) == [
+        result[0].value,
+        result[1].value,
+    ]
+    assert g.nodes(hip, "hipGraphNodeGetDependentNodes", result[0]) == [
+        result[2].value,
+        result[3].value,
+    ]
     hip.call("hipGraphRemoveDependencies", graph, *lists, c_size_t(2))
-    hip.call("hipGraphDestroyNode", made[2])
+    hip.call("hipGraphDestroyNode", result[2])
     seen.clear()
     run(hip, graph)
     assert seen == [0, 1, 3, 4, 5] and g.edges(hip, graph) == {(0, 2)}
 
 
 def test_lists_take_what_fits(hip: Hip, graph: c_void_p) -> None:
-    made = add_notes(hip, graph, [], [[], [], []])
-    found, count = (c_void_p * 4)(*[1] * 4), c_size_t(2)
-    hip.call("hipGraphGetNodes", graph, found, byref(count))
-    assert (list(found), count.value) == ([made[0].value, made[1].value, 1, 1], 2)
+    result = add_notes(hip, graph, [], [[], [], []])
+    result, count = (c_void_p * 4)(*[1] * 4), c_size_t(2)
+    hip.call("hipGraphGetNodes", graph, result, byref(count))
+    assert (list(result), count.value) == ([result[0].value, result[1].value, 1, 1], 2)
     count.value = 4
-    hip.call("hipGraphGetNodes", graph, found, byref(count))
-    assert (list(found), count.value) == ([*(node.value for node in made), None], 3)
-    assert hip.hipGraphGetNodes(graph, found, None) == INVALID_VALUE
+    hip.call("hipGraphGetNodes", graph, result, byref(count))
+    assert (list(result), count.value) == ([*(node.value for node in result), None], 3)
+    assert hip.hipGraphGetNodes(graph, result, None) == INVALID_VALUE
 
 
 def test_edges_that_cannot_be(hip: Hip, graph: c_void_p) -> None:
@@ -189,12 +195,12 @@ def test_kernel_nodes_keep_their_arguments(hip: Hip, graph: c_void_p, kernels: c
     c.value = 1000
     run(hip, graph)
     assert (out == 3).all()
-    got = g.KernelParams()
-    hip.call("hipGraphKernelNodeGetParams", node, byref(got))
-    assert (got.func, got.grid.x, got.block.x, got.lds) == (function.value, 1, 64, 0)
-    assert c_int.from_address(got.params[2]).value == 2
-    c_int.from_address(got.params[2]).value = 7  # what is given back may be changed and set
-    hip.call("hipGraphKernelNodeSetParams", node, byref(got))
+    actual = g.KernelParams()
+    hip.call("hipGraphKernelNodeGetParams", node, byref(actual))
+    assert (actual.func, actual.grid.x, actual.block.x, actual.lds) == (function.value, 1, 64, 0)
+    assert c_int.from_address(actual.params[2]).value == 2
+    c_int.from_address(actual.params[2]).value = 7  # what is given back may be changed and set
+    hip.call("hipGraphKernelNodeSetParams", node, byref(actual))
     run(hip, graph)
     assert (out == 3 + 8).all()
 
@@ -232,10 +238,15 @@ def test_copies_fills_and_their_parameters(hip: Hip, graph: c_void_p) -> None:
     source = np.arange(4 * 6 * 8, dtype=np.uint8).reshape(4, 6, 8)
     target = np.full((3, 5, 10), 0xEE, np.uint8)
     box = g.CopyParams(
-        None, g.Extent(2, 1, 1), g.Volume(source.ctypes.data, 8, 8, 6),
-        None, g.Extent(4, 2, 0), g.Volume(target.ctypes.data, 10, 10, 5),
-        g.Extent(3, 2, 2), DEFAULT,
-    )  # fmt: skip
+        None,
+        g.Extent(2, 1, 1),
+        g.Volume(source.ctypes.data, 8, 8, 6),
+        None,
+        g.Extent(4, 2, 0),
+        g.Volume(target.ctypes.data, 10, 10, 5),
+        g.Extent(3, 2, 2),
+        DEFAULT,
+    )
     wide = np.full((3, 8), 0xEEEE, np.uint16)
     fill = g.MemsetParams(wide.ctypes.data, 2, 3, 16, 0x12345, 5)
     line = np.zeros(8, np.uint8)
@@ -250,9 +261,9 @@ def test_copies_fills_and_their_parameters(hip: Hip, graph: c_void_p) -> None:
     np.testing.assert_array_equal(target, expected)
     assert (wide[:, :5] == 0x2345).all() and (wide[:, 5:] == 0xEEEE).all()
     np.testing.assert_array_equal(line, source[0, 0])
-    got, set_ = g.CopyParams(), g.MemsetParams()
-    hip.call("hipGraphMemcpyNodeGetParams", copy, byref(got))
-    assert bytes(got) == bytes(box)
+    actual, set_ = g.CopyParams(), g.MemsetParams()
+    hip.call("hipGraphMemcpyNodeGetParams", copy, byref(actual))
+    assert bytes(actual) == bytes(box)
     hip.call("hipGraphMemsetNodeGetParams", filled, byref(set_))
     assert bytes(set_) == bytes(fill)
     set_.value, set_.height = 7, 1
@@ -267,9 +278,15 @@ def test_copies_fills_and_their_parameters(hip: Hip, graph: c_void_p) -> None:
 def test_volumes_are_copied_outside_of_graphs_too(hip: Hip) -> None:
     source, target = np.arange(60, dtype=np.uint8), np.zeros(60, np.uint8)
     box = g.CopyParams(
-        None, g.Extent(), g.Volume(source.ctypes.data, 5, 5, 4),
-        None, g.Extent(), g.Volume(target.ctypes.data, 5, 5, 4), g.Extent(5, 4, 2), DEFAULT,
-    )  # fmt: skip
+        None,
+        g.Extent(),
+        g.Volume(source.ctypes.data, 5, 5, 4),
+        None,
+        g.Extent(),
+        g.Volume(target.ctypes.data, 5, 5, 4),
+        g.Extent(5, 4, 2),
+        DEFAULT,
+    )
     hip.call("hipMemcpy3D", byref(box))
     assert (target[:40] == source[:40]).all() and not target[40:].any()
     box.extent.z = 3
@@ -280,25 +297,25 @@ def test_volumes_are_copied_outside_of_graphs_too(hip: Hip) -> None:
 
 
 def test_what_is_wrong_in_any_case_is_refused_before_it_is_captured(hip: Hip) -> None:
-    stream, at, size = g.stream(hip), pointer(g.data()), c_size_t
+    stream, offset, size = g.stream(hip), pointer(g.data()), c_size_t
     g.begin(hip, stream)
-    assert hip.hipMemcpyAsync(at, at, size(4), 9, stream) == INVALID_DIRECTION
+    assert hip.hipMemcpyAsync(offset, offset, size(4), 9, stream) == INVALID_DIRECTION
     one_row = (size(5), size(1), DEFAULT, stream)
-    assert hip.hipMemcpy2DAsync(at, size(4), at, size(8), *one_row) == INVALID_PITCH
-    assert hip.hipMemset2DAsync(at, size(4), 0, size(5), size(1), stream) == INVALID_PITCH
-    assert hip.hipMemset2D(at, size(4), 0, size(5), size(1)) == g.CAPTURE_IMPLICIT
+    assert hip.hipMemcpy2DAsync(offset, size(4), offset, size(8), *one_row) == INVALID_PITCH
+    assert hip.hipMemset2DAsync(offset, size(4), 0, size(5), size(1), stream) == INVALID_PITCH
+    assert hip.hipMemset2D(offset, size(4), 0, size(5), size(1)) == g.CAPTURE_IMPLICIT
     hip.call("hipStreamDestroy", stream)
-    assert hip.hipMemset2D(at, size(4), 0, size(5), size(1)) == INVALID_PITCH
-    hip.call("hipMemset2D", at, size(4), 0, size(5), size(0))
+    assert hip.hipMemset2D(offset, size(4), 0, size(5), size(1)) == INVALID_PITCH
+    hip.call("hipMemset2D", offset, size(4), 0, size(5), size(0))
 
 
 def test_event_nodes(hip: Hip, graph: c_void_p) -> None:
-    first, second, got = g.event(hip), g.event(hip), c_void_p()
+    first, second, actual = g.event(hip), g.event(hip), c_void_p()
     record = g.add(hip, graph, "EventRecordNode", [], first)
     wait = g.add(hip, graph, "EventWaitNode", [record], first)
     assert g.node_types(hip, graph) == [g.EVENT_RECORD, g.EVENT_WAIT]
-    hip.call("hipGraphEventRecordNodeGetEvent", record, byref(got))
-    assert got.value == first.value
+    hip.call("hipGraphEventRecordNodeGetEvent", record, byref(actual))
+    assert actual.value == first.value
     hip.call("hipGraphEventRecordNodeSetEvent", record, second)
     exec_ = g.instantiate(hip, graph)
     milliseconds = ctypes.c_float()
@@ -325,8 +342,13 @@ def test_nodes_that_are_refused(hip: Hip, graph: c_void_p, kernels: c_void_p) ->
     for lanes, expected in ((0, INVALID_CONFIGURATION), (2048, INVALID_CONFIGURATION)):
         assert status("KernelNode", byref(g.kernel_params(twice, arguments, lanes))) == expected
     assert status("KernelNode", byref(g.kernel_params(c_void_p(8), arguments))) == INVALID_FUNCTION
-    at = out.ctypes.data
-    for bad in ((at, 3, 1, 0, 0, 1), (at, 0, 1, 0, 0, 1), (at, 1, 0, 0, 0, 1), (at, 2, 2, 7, 0, 4)):
+    offset = out.ctypes.data
+    for bad in (
+        (offset, 3, 1, 0, 0, 1),
+        (offset, 0, 1, 0, 0, 1),
+        (offset, 1, 0, 0, 0, 1),
+        (offset, 2, 2, 7, 0, 4),
+    ):
         assert status("MemsetNode", byref(g.MemsetParams(*bad))) == INVALID_VALUE, bad
     assert status("MemcpyNode", byref(g.CopyParams(kind=9))) == INVALID_DIRECTION
     assert status("MemcpyNode", byref(g.CopyParams(src_array=8))) == NOT_SUPPORTED

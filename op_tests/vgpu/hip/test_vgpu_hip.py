@@ -45,14 +45,14 @@ def properties(hip: Hip, entry: str) -> bytes:
 def test_properties_lie_at_the_offsets_that_callers_read(hip: Hip, arch: str, entry: str) -> None:
     raw = properties(hip, entry)
 
-    def i32(at: int) -> int:
-        return struct.unpack_from("<i", raw, at)[0]
+    def i32(offset: int) -> int:
+        return struct.unpack_from("<i", raw, offset)[0]
 
-    def size(at: int) -> int:
-        return struct.unpack_from("<Q", raw, at)[0]
+    def size(offset: int) -> int:
+        return struct.unpack_from("<Q", raw, offset)[0]
 
-    def text(at: int) -> str:
-        return raw[at : raw.index(b"\0", at)].decode()
+    def text(offset: int) -> str:
+        return raw[offset : raw.index(b"\0", offset)].decode()
 
     expected = {
         "gfx950": ("AMD Instinct MI355X (virtual, rfops)", 256, 5, 2400000, 288),
@@ -133,9 +133,9 @@ def test_arch_comes_from_the_environment(
         "hip.rfops_vgpu_last_error.restype = ctypes.c_char_p;"
         "print(status, p.raw[1160:1184], hip.rfops_vgpu_last_error())"
     )
-    done = python(script, vgpu_path, check=True, RFOPS_VGPU_ARCH=value)
-    assert done.stdout.startswith(f"{status} ")
-    assert target in done.stdout
+    completed = python(script, vgpu_path, check=True, RFOPS_VGPU_ARCH=value)
+    assert completed.stdout.startswith(f"{status} ")
+    assert target in completed.stdout
 
 
 def test_every_function_is_found_by_name(hip: Hip) -> None:
@@ -238,9 +238,9 @@ def test_frees_are_checked(hip: Hip) -> None:
 
 
 def test_memory_is_counted(hip: Hip) -> None:
-    total, before, during, after = (c_size_t() for _ in range(4))
-    hip.call("hipMemGetInfo", byref(before), byref(total))
-    assert total.value == 288 << 30 and before.value <= total.value
+    total, previous, during, after = (c_size_t() for _ in range(4))
+    hip.call("hipMemGetInfo", byref(previous), byref(total))
+    assert total.value == 288 << 30 and previous.value <= total.value
     status = hip.hipMalloc(byref(c_void_p()), c_size_t(total.value + 1))
     assert status == OUT_OF_MEMORY and str(total.value + 1) in hip.error()
     big = allocate(hip, 1 << 30)
@@ -260,32 +260,37 @@ def test_memory_is_counted(hip: Hip) -> None:
 
 class PointerAttributes(ctypes.Structure):
     _fields_ = (
-        ("type", c_int), ("device", c_int), ("device_pointer", c_void_p),
-        ("host_pointer", c_void_p), ("managed", c_int), ("flags", c_uint),
-    )  # fmt: skip
+        ("type", c_int),
+        ("device", c_int),
+        ("device_pointer", c_void_p),
+        ("host_pointer", c_void_p),
+        ("managed", c_int),
+        ("flags", c_uint),
+    )
 
 
 def test_pointers_say_what_they_are(hip: Hip) -> None:
     blocks = {
-        2: allocate(hip, 100), 1: allocate(hip, 100, "hipHostMalloc"),
+        2: allocate(hip, 100),
+        1: allocate(hip, 100, "hipHostMalloc"),
         3: allocate(hip, 100, "hipMallocManaged"),
-    }  # fmt: skip
-    found = PointerAttributes()
+    }
+    result = PointerAttributes()
     for kind, memory in blocks.items():
-        hip.call("hipPointerGetAttributes", byref(found), c_void_p(memory.value + 99))
-        assert (found.type, found.device_pointer) == (kind, memory.value + 99)
-        assert found.managed == (kind == 3)
-        assert found.host_pointer == (None if kind == 2 else memory.value + 99)
+        hip.call("hipPointerGetAttributes", byref(result), c_void_p(memory.value + 99))
+        assert (result.type, result.device_pointer) == (kind, memory.value + 99)
+        assert result.managed == (kind == 3)
+        assert result.host_pointer == (None if kind == 2 else memory.value + 99)
     mine, echoed, start = np.zeros(4, np.uint8), c_void_p(), c_void_p()
-    hip.call("hipPointerGetAttributes", byref(found), pointer(mine))
-    assert found.type == 0, "memory that HIP did not allocate is unregistered"
+    hip.call("hipPointerGetAttributes", byref(result), pointer(mine))
+    assert result.type == 0, "memory that HIP did not allocate is unregistered"
     hip.call("hipPointerGetAttribute", byref(echoed), 3, pointer(mine))
     assert echoed.value == mine.ctypes.data, "a CPU tensor is a valid device pointer"
     hip.call("hipPointerGetAttribute", byref(start), 11, c_void_p(blocks[2].value + 50))
     assert start.value == blocks[2].value
     hip.call("hipHostRegister", pointer(mine), c_size_t(4), 0)
-    hip.call("hipPointerGetAttributes", byref(found), pointer(mine))
-    assert found.type == 1
+    hip.call("hipPointerGetAttributes", byref(result), pointer(mine))
+    assert result.type == 1
     assert hip.hipHostRegister(pointer(mine), c_size_t(4), 0) == 712
     hip.call("hipHostUnregister", pointer(mine))
     assert hip.hipHostUnregister(pointer(mine)) == 713
@@ -334,7 +339,9 @@ def test_events_measure_the_time_between(hip: Hip) -> None:
 
 
 def test_host_functions_run(hip: Hip) -> None:
-    seen: list[int] = []
+    recorded_calls: list[int] = []
     kind = ctypes.CFUNCTYPE(None, c_void_p)
-    hip.call("hipLaunchHostFunc", None, kind(lambda data: seen.append(data)), c_void_p(77))
-    assert seen == [77]
+    hip.call(
+        "hipLaunchHostFunc", None, kind(lambda data: recorded_calls.append(data)), c_void_p(77)
+    )
+    assert recorded_calls == [77]

@@ -34,16 +34,22 @@ from support.vgpu.hip import (
 # ------------------------------------------------------------------------------ arguments
 
 ARGUMENTS = (
-    ctypes.c_char(-3 % 256), ctypes.c_short(-1234), c_int(-(2**31)), ctypes.c_float(0.375),
-    ctypes.c_double(-1e300), ctypes.c_long(2**52 + 1), ctypes.c_char(101),
-)  # fmt: skip
+    ctypes.c_char(-3 % 256),
+    ctypes.c_short(-1234),
+    c_int(-(2**31)),
+    ctypes.c_float(0.375),
+    ctypes.c_double(-1e300),
+    ctypes.c_long(2**52 + 1),
+    ctypes.c_char(101),
+)
 ARGUMENT_VALUES = (-3.0, -1234.0, -(2.0**31), 0.375, -1e300, 2.0**52 + 1, 101.0)
 
 
 def packed_arguments(out: np.ndarray) -> bytes:
     # out 0, c 8, s 10, i 12, f 16, d 24, l 32, last 40
-    return struct.pack("<QbxhifxxxxdqB", out.ctypes.data, -3, -1234, -(2**31), 0.375, -1e300,
-                       2**52 + 1, 101)  # fmt: skip
+    return struct.pack(
+        "<QbxhifxxxxdqB", out.ctypes.data, -3, -1234, -(2**31), 0.375, -1e300, 2**52 + 1, 101
+    )
 
 
 def test_both_argument_forms_give_the_same(hip: Hip, module: c_void_p) -> None:
@@ -94,8 +100,8 @@ def test_missing_and_double_arguments_are_refused(hip: Hip, module: c_void_p) ->
     shape = (function, 1, 1, 1, 64, 1, 1, 0, None)
     assert hip.hipModuleLaunchKernel(*shape, None, None) == INVALID_VALUE
     assert "takes 2 arguments" in hip.error()
-    count, at = c_int(64), pointer(out)
-    params = (c_void_p * 2)(ctypes.addressof(at), ctypes.addressof(count))
+    count, offset = c_int(64), pointer(out)
+    params = (c_void_p * 2)(ctypes.addressof(offset), ctypes.addressof(count))
     size = c_size_t(12)
     buffer = ctypes.create_string_buffer(struct.pack("<Qi", out.ctypes.data, 64))
     extra = (c_void_p * 5)(1, ctypes.addressof(buffer), 2, ctypes.addressof(size), 3)
@@ -108,7 +114,7 @@ def test_missing_and_double_arguments_are_refused(hip: Hip, module: c_void_p) ->
     size.value = 0
     assert hip.hipModuleLaunchKernel(*shape, None, extra) == INVALID_VALUE
     assert "takes 2 arguments, but the argument buffer has 0 bytes" in hip.error()
-    null = (c_void_p * 2)(ctypes.addressof(at), None)
+    null = (c_void_p * 2)(ctypes.addressof(offset), None)
     assert hip.hipModuleLaunchKernel(*shape, null, None) == INVALID_VALUE
     assert "kernelParams[1] of 2 is null" in hip.error()
     assert (out == poisoned(64, np.int32)).all(), "a refused launch runs nothing"
@@ -134,18 +140,18 @@ def test_block_and_grid_size_builtins(hip: Hip, module: c_void_p) -> None:
 
 
 def test_globals_are_initialised_relocated_and_writable(hip: Hip, module: c_void_p) -> None:
-    at, size, out = c_void_p(), c_size_t(), poisoned(6, np.float32)
-    hip.call("hipModuleGetGlobal", byref(at), byref(size), module, b"counter")
-    assert (size.value, c_int.from_address(at.value).value) == (4, 42)
+    offset, size, out = c_void_p(), c_size_t(), poisoned(6, np.float32)
+    hip.call("hipModuleGetGlobal", byref(offset), byref(size), module, b"counter")
+    assert (size.value, c_int.from_address(offset.value).value) == (4, 42)
     new = c_int(100)
-    hip.call("hipMemcpyHtoD", at, byref(new), 4)
+    hip.call("hipMemcpyHtoD", offset, byref(new), 4)
     assert hip.launch(hip.function(module, "globals"), pointer(out)) == SUCCESS, hip.error()
     np.testing.assert_array_equal(out, [200, 1.5, -2.0, 0.25, 8.0, 0])
-    hip.call("hipMemcpyDtoH", byref(new), at, 4)
+    hip.call("hipMemcpyDtoH", byref(new), offset, 4)
     assert new.value == 7, "the kernel's store is seen by the host"
-    hip.call("hipModuleGetGlobal", byref(at), byref(size), module, b"zeroed")
-    assert (size.value, ctypes.string_at(at.value, 5000)) == (5000, bytes(5000))
-    assert hip.hipModuleGetGlobal(byref(at), byref(size), module, b"countr") == NOT_FOUND
+    hip.call("hipModuleGetGlobal", byref(offset), byref(size), module, b"zeroed")
+    assert (size.value, ctypes.string_at(offset.value, 5000)) == (5000, bytes(5000))
+    assert hip.hipModuleGetGlobal(byref(offset), byref(size), module, b"countr") == NOT_FOUND
 
 
 def test_dynamic_lds_is_the_kernels(hip: Hip, module: c_void_p) -> None:
@@ -213,8 +219,8 @@ def test_cooperative_grids_must_be_resident(hip: Hip, module: c_void_p, arch: st
 
 def test_ext_launch_counts_lanes(hip: Hip, module: c_void_p) -> None:
     out, count = poisoned(192, np.int32), c_int(192)
-    at = pointer(out)
-    params = (c_void_p * 2)(ctypes.addressof(at), ctypes.addressof(count))
+    offset = pointer(out)
+    params = (c_void_p * 2)(ctypes.addressof(offset), ctypes.addressof(count))
     launch, tail = hip.hipExtModuleLaunchKernel, (params, None, None, None, 0)
     function = hip.function(module, "index")
     assert launch(function, 192, 1, 1, 64, 1, 1, c_size_t(), None, *tail) == SUCCESS, hip.error()
@@ -226,14 +232,16 @@ def test_ext_launch_counts_lanes(hip: Hip, module: c_void_p) -> None:
 class LaunchConfig(ctypes.Structure):
     _fields_ = (
         *((f"size{i}", c_uint) for i in range(7)),
-        ("stream", c_void_p), ("attributes", c_void_p), ("count", c_uint),
-    )  # fmt: skip
+        ("stream", c_void_p),
+        ("attributes", c_void_p),
+        ("count", c_uint),
+    )
 
 
 def test_driver_launch_with_a_config(hip: Hip, module: c_void_p) -> None:
     out, count = poisoned(128, np.int32), c_int(128)
-    at = pointer(out)
-    params = (c_void_p * 2)(ctypes.addressof(at), ctypes.addressof(count))
+    offset = pointer(out)
+    params = (c_void_p * 2)(ctypes.addressof(offset), ctypes.addressof(count))
     config = LaunchConfig(2, 1, 1, 64, 1, 1, 0)
     assert ctypes.sizeof(config) == 56
     hip.call("hipDrvLaunchKernelEx", byref(config), hip.function(module, "index"), params, None)
@@ -363,8 +371,8 @@ def test_kernels_and_variables_of_a_host_program(
     assert pop(byref(grid), byref(block), byref(shared), byref(stream)) == 52
 
     out, count = poisoned(192, np.int32), c_int(192)
-    at = pointer(out)
-    params = (c_void_p * 2)(ctypes.addressof(at), ctypes.addressof(count))
+    offset = pointer(out)
+    params = (c_void_p * 2)(ctypes.addressof(offset), ctypes.addressof(count))
     hip.call("hipLaunchKernel", stub, grid, block, params, shared, stream)
     np.testing.assert_array_equal(out, np.arange(192) * 3)
     bad = hip.hipLaunchKernel(stub, grid, Dim3(1025, 1, 1), params, shared, stream)

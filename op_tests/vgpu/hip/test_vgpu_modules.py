@@ -222,14 +222,17 @@ print(loaded)
 
 
 def hostile(vgpu_path: Path, file: Path, *arguments: object) -> int:
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", _HOSTILE, str(vgpu_path), str(file), *map(str, arguments)],
         env={**os.environ, "RFOPS_VGPU_LOG": "0", "RFOPS_VGPU_ARCH": "gfx950"},
-        capture_output=True, text=True, check=False, timeout=300,
-    )  # fmt: skip
-    assert done.returncode == 0, f"exit {done.returncode}: {done.stderr[-2000:]}"
-    assert done.stderr == "", "RFOPS_VGPU_LOG=0 is silent"
-    return int(done.stdout)
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert completed.returncode == 0, f"exit {completed.returncode}: {completed.stderr[-2000:]}"
+    assert completed.stderr == "", "RFOPS_VGPU_LOG=0 is silent"
+    return int(completed.stdout)
 
 
 def last_segment_end(image: bytes) -> int:

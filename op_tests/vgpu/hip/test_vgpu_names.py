@@ -67,12 +67,15 @@ def test_a_program_linked_against_rocm_finds_the_virtual_gpu(
     compile_c(_THEIRS, theirs, *shared)
     compile_c(_PROGRAM, tmp_path / "program", str(theirs))
     theirs.unlink()
-    done = subprocess.run(
-        [tmp_path / "program"], capture_output=True, text=True, check=False,
+    completed = subprocess.run(
+        [tmp_path / "program"],
+        capture_output=True,
+        text=True,
+        check=False,
         env={**os.environ, "LD_LIBRARY_PATH": str(lib_dir), "RFOPS_VGPU_ARCH": "gfx950"},
-    )  # fmt: skip
-    assert (done.returncode, done.stdout) == (0, "0 0\n"), done.stderr
-    assert done.stderr == "", "and not a word of version information that is missing"
+    )
+    assert (completed.returncode, completed.stdout) == (0, "0 0\n"), completed.stderr
+    assert completed.stderr == "", "and not a word of version information that is missing"
 
 
 def test_what_public_libraries_call_is_there(lib_dir: Path) -> None:

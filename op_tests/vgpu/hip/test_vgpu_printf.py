@@ -149,7 +149,7 @@ CASES = [
     ("eight by%s\n", ("12345678",)),
     ("%*d|%-*d|%.*f\n", (6, 42, 6, 42, 2, 1.005)),
     ("%s=%d, %s=%f, %s=%x; %s\n", ("a", 1, "b", 2.0, "c", 3, "text of several calls")),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("arch", ARCHS)

@@ -22,8 +22,8 @@ _WIDTH = {"f16": 16, "bf16": 16, "f32": 32, "f64": 64}
 
 def result_kind(row: Row) -> str:
     """The type of an element of the result, which a name has first; "" for no float."""
-    found = re.search(r"_(bf16|f16|f32|f64)(?=_|$)", row.name)
-    return "" if _NO_FLOAT.search(row.name) or found is None else found[1]
+    match = re.search(r"_(bf16|f16|f32|f64)(?=_|$)", row.name)
+    return "" if _NO_FLOAT.search(row.name) or match is None else match[1]
 
 
 def elements(row: Row) -> int:
@@ -47,11 +47,17 @@ def _text(row: Row, result: int, tail: str = "") -> str:
 def _snippet(row: Row) -> str:
     """The plain result in v20 and v21, the clamped one in v22 and v23."""
     text = ["s_mov_b64 vcc, 0x1234\ns_mov_b64 s[44:45], 0x1234\n"]
-    text += [f"v_mov_b32 v{register + i}, v{14 + i}\n"
-             for register in constants.RESULTS for i in range(2)]  # fmt: skip
+    text += [
+        f"v_mov_b32 v{register + i}, v{14 + i}\n"
+        for register in constants.RESULTS
+        for i in range(2)
+    ]
     text += [f"{_text(row, 0)}\n{_text(row, 1, 'clamp')}\n"]
-    text += [f"v_mov_b32 v{20 + 2 * k + i}, v{register + i}\n"
-             for k, register in enumerate(constants.RESULTS) for i in range(2)]  # fmt: skip
+    text += [
+        f"v_mov_b32 v{20 + 2 * k + i}, v{register + i}\n"
+        for k, register in enumerate(constants.RESULTS)
+        for i in range(2)
+    ]
     return "".join(text)
 
 
@@ -63,8 +69,8 @@ def _inputs(kind: str) -> Array:
     dtype = {"f16": np.float16, "f32": np.float32, "f64": np.float64}[kind]
     values = rng.normal(size=(LANES, 256 // _WIDTH[kind]))
     special = [np.nan, np.inf, -np.inf, 0.0, -0.0, 1.0, -1.0, 2.0]
-    chosen = rng.random(values.shape) < 0.2
-    values[chosen] = rng.choice(special, int(chosen.sum()))
+    selected = rng.random(values.shape) < 0.2
+    values[selected] = rng.choice(special, int(selected.sum()))
     return np.ascontiguousarray(values.astype(dtype)).view(np.uint64)
 
 
@@ -81,21 +87,23 @@ def _values(row: Row, dwords: Array) -> Array:
 
 @pytest.mark.parametrize("arch", ARCHS)
 def test_clamp_is_the_plain_result_between_0_and_1(arch: str) -> None:
-    chosen = clamped_rows(arch)
-    assert len(chosen) >= 120, len(chosen)
-    batch, wrong = Snippets([_snippet(row) for row in chosen], arch, vgprs=256, agprs=256), []
+    selected = clamped_rows(arch)
+    assert len(selected) >= 120, len(selected)
+    batch, wrong = Snippets([_snippet(row) for row in selected], arch, vgprs=256, agprs=256), []
     changed = set()
-    for n, row in enumerate(chosen):
+    for n, row in enumerate(selected):
         for kind in ("f16", "f32", "f64", "bits"):
-            got = batch.run(n, _inputs(kind))
-            plain, clamped = _values(row, got[:, :2]), _values(row, got[:, 2:])
+            actual = batch.run(n, _inputs(kind))
+            plain, clamped = _values(row, actual[:, :2]), _values(row, actual[:, 2:])
             want = np.where(np.isnan(plain), 0.0, np.clip(plain, 0.0, 1.0))
             changed |= {row.name} if (want != plain).any() else set()
             off = np.argwhere(clamped != want)  # a NaN differs from every number
             if len(off):
-                lane, at = off[0]
-                wrong.append(f"{row.name}, {kind} lane {lane} element {at}: {plain[lane, at]} "
-                             f"clamped is {clamped[lane, at]}")  # fmt: skip
+                lane, offset = off[0]
+                wrong.append(
+                    f"{row.name}, {kind} lane {lane} element {offset}: {plain[lane, offset]} "
+                    f"clamped is {clamped[lane, offset]}"
+                )
                 break
-    assert not wrong, f"{len(wrong)} of {len(chosen)}\n" + "\n".join(wrong)
-    assert len(changed) > 0.9 * len(chosen), sorted({row.name for row in chosen} - changed)
+    assert not wrong, f"{len(wrong)} of {len(selected)}\n" + "\n".join(wrong)
+    assert len(changed) > 0.9 * len(selected), sorted({row.name for row in selected} - changed)

@@ -18,13 +18,13 @@ KINDS = {"gfx942": {"f16", "f32", "f64", "i16"}, "gfx950": {"f16", "bf16", "f32"
 
 
 def _all_equal(arch: str, integers: list[int]) -> None:
-    chosen = constants.cases(arch, integers)
-    kinds = collections.Counter(case.operand.kind for case in chosen)
-    assert set(kinds) == KINDS[arch] and len(chosen) > 12000, kinds
-    off = constants.differing(chosen, arch)
+    selected = constants.cases(arch, integers)
+    kinds = collections.Counter(case.operand.kind for case in selected)
+    assert set(kinds) == KINDS[arch] and len(selected) > 12000, kinds
+    off = constants.differing(selected, arch)
     shown = {(case.operand.row.name, case.operand.which): case for case, _ in reversed(off)}
     text = "\n".join(constants.explain(case, arch) for case in list(shown.values())[:8])
-    assert not off, f"{arch}: {len(off)} of {len(chosen)} cases, {len(shown)} operands\n{text}"
+    assert not off, f"{arch}: {len(off)} of {len(selected)} cases, {len(shown)} operands\n{text}"
 
 
 @pytest.mark.parametrize("arch", ARCHS)
@@ -76,10 +76,9 @@ FIXED950 = {
     "v_cvt_scalef32_sr_pk_fp4_bf16 v20, 0.5, v10, v12": (ONES, 0x1),
 }
 _PATTERNS = {  # 1 / (2 pi) as C of v_mfma_f64: an f64, not a widened f32
-    "v_mfma_f64_16x16x4_f64 v[20:27], v[10:11], v[14:15], 0.15915494309189532":
-        0x3FC45F306DC9C882,
+    "v_mfma_f64_16x16x4_f64 v[20:27], v[10:11], v[14:15], 0.15915494309189532": 0x3FC45F306DC9C882,
     "v_mfma_f64_4x4x4_4b_f64 v[20:21], v[10:11], v[14:15], -4.0": 0xC010000000000000,
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("arch", ARCHS)
@@ -87,16 +86,16 @@ def test_constants_by_hand(arch: str) -> None:
     table = FIXED | (FIXED950 if arch == "gfx950" else {})
     batch = Snippets([f"{setup}{text}\n" for text, (setup, _) in table.items()], arch)
     for n, (text, (_, want)) in enumerate(table.items()):
-        got = batch.run(n, np.zeros((LANES, 4), np.uint64))[:, 0]
-        assert (got == want).all(), f"{text}: got {got[0]:#x}, want {want:#x}"
+        actual = batch.run(n, np.zeros((LANES, 4), np.uint64))[:, 0]
+        assert (actual == want).all(), f"{text}: got {actual[0]:#x}, want {want:#x}"
 
 
 @pytest.mark.parametrize("arch", ARCHS)
 def test_double_constants_of_matrix_instructions(arch: str) -> None:
     batch = Snippets([f"{text}\ns_nop 15\n" for text in _PATTERNS], arch)
     for n, (text, want) in enumerate(_PATTERNS.items()):
-        got = batch.run(n, np.zeros((LANES, 4), np.uint64))[:, :2].copy().view(np.uint64)
-        assert (got == want).all(), f"{text}: got {int(got[0, 0]):#x}, want {want:#x}"
+        actual = batch.run(n, np.zeros((LANES, 4), np.uint64))[:, :2].copy().view(np.uint64)
+        assert (actual == want).all(), f"{text}: got {int(actual[0, 0]):#x}, want {want:#x}"
 
 
 # ------------------------------------------------------------------------------ SDWA
@@ -119,8 +118,15 @@ def _sdwa_text(row: Row, select: str) -> str:
 @pytest.mark.parametrize("arch", ARCHS)
 def test_every_sdwa_form_writes_its_part_alone(arch: str) -> None:
     """The selected part is the low part of the plain result; the rest is what it was."""
-    tried = [row for row in rows() if arch in row.archs and row.format.upper() in ("VOP1", "VOP2")
-             and row.srcs and row.dst != "-" and "inline_k" not in row.flags]  # fmt: skip
+    tried = [
+        row
+        for row in rows()
+        if arch in row.archs
+        and row.format.upper() in ("VOP1", "VOP2")
+        and row.srcs
+        and row.dst != "-"
+        and "inline_k" not in row.flags
+    ]
     taken = constants.encodings([_sdwa_text(row, "WORD_1") for row in tried], arch)
     tried = [row for row, code in zip(tried, taken, strict=True) if code is not None]
     assert len(tried) > 90, len(tried)
@@ -136,8 +142,9 @@ def test_every_sdwa_form_writes_its_part_alone(arch: str) -> None:
         for k, (select, (shift, width)) in enumerate(SELECTS.items()):
             mask = np.uint32(((1 << width) - 1) << shift)
             want = (plain << np.uint32(shift)) & mask | np.uint32(OLD) & ~mask
-            got = batch.run(step * n + 1 + k, lanes)[:, 0]
-            lane = int(np.argmax(got != want))
-            assert (got == want).all(), (
-                f"{_sdwa_text(row, select)}: lane {lane} got {got[lane]:#x}, want {want[lane]:#x}"
+            actual = batch.run(step * n + 1 + k, lanes)[:, 0]
+            lane = int(np.argmax(actual != want))
+            assert (actual == want).all(), (
+                f"{_sdwa_text(row, select)}: lane {lane} "
+                f"got {actual[lane]:#x}, want {want[lane]:#x}"
             )

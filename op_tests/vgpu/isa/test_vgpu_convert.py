@@ -54,12 +54,12 @@ def test_every_code_unpacks(arch: str, name: str) -> None:
         | (codes * 13 + 3) % 256 << 24
     )
     want = small(name, arch).values.astype(np.float32)
-    for n, places in enumerate([[0], [1], [2], [3], [0, 1], [2, 3], [0], [0, 1], [0]]):
+    for n, positions in enumerate([[0], [1], [2], [3], [0, 1], [2, 3], [0], [0, 1], [0]]):
         out = cases.run_lanes(n, [words]).view(np.float32)
-        for row, place in zip(out, places, strict=True):
-            values = want[words >> 8 * place & 255]
+        for row, position in zip(out, positions, strict=True):
+            values = want[words >> 8 * position & 255]
             assert np.array_equal(row, values, equal_nan=True), (
-                f"{cases.cases[n].body} byte {place}"
+                f"{cases.cases[n].body} byte {position}"
             )
 
 
@@ -79,9 +79,9 @@ def test_packing_rounds_to_nearest_even(arch: str, name: str, saturate: bool) ->
     y = x[::-1].copy()
     old = np.full(len(x), 0xA5C3960F, np.uint32)
     for high in range(2):
-        got = cases.run_lanes(high, [float_bits(x), float_bits(y), old])[0]
-        pair = got >> 16 if high else got & 0xFFFF
-        kept = got & 0xFFFF if high else got >> 16
+        actual = cases.run_lanes(high, [float_bits(x), float_bits(y), old])[0]
+        pair = actual >> 16 if high else actual & 0xFFFF
+        kept = actual & 0xFFFF if high else actual >> 16
         expect(kept, np.full(len(x), 0x960F if high else 0xA5C3), "the other half")
         for code, values in ((pair & 255, x), (pair >> 8, y)):
             want = fmt.round(values.astype(np.float64), saturate=saturate)
@@ -93,9 +93,9 @@ def test_source_modifiers_of_packing(arch: str) -> None:
     cases = Cases([Case("  v_cvt_pk_fp8_f32 v20, -v8, |v9|", ["v8", "v9", "v20"], ["v20"])], arch)
     fmt = small("fp8", arch)
     x = random_floats(512, 2)
-    got = cases.run_lanes(0, [float_bits(x), float_bits(x), np.zeros(512, np.uint32)])[0]
-    expect_codes(got & 255, fmt.round(-x.astype(np.float64)), fmt, "neg", x)
-    expect_codes(got >> 8 & 255, fmt.round(np.abs(x).astype(np.float64)), fmt, "abs", x)
+    actual = cases.run_lanes(0, [float_bits(x), float_bits(x), np.zeros(512, np.uint32)])[0]
+    expect_codes(actual & 255, fmt.round(-x.astype(np.float64)), fmt, "neg", x)
+    expect_codes(actual >> 8 & 255, fmt.round(np.abs(x).astype(np.float64)), fmt, "abs", x)
 
 
 @pytest.mark.parametrize("arch", ARCHS)
@@ -118,10 +118,10 @@ def test_stochastic_rounding_by_seed(arch: str, name: str) -> None:
     old = np.full(len(x), 0x11223344, np.uint32)
     want = fmt.round_random(x, seed)
     for byte in range(4):
-        got = cases.run_lanes(byte, [float_bits(x), seed, old])[0]
-        expect_codes(got >> 8 * byte & 255, want, fmt, f"{arch} {name} byte {byte}", x)
+        actual = cases.run_lanes(byte, [float_bits(x), seed, old])[0]
+        expect_codes(actual >> 8 * byte & 255, want, fmt, f"{arch} {name} byte {byte}", x)
         mask = np.uint32(0xFFFFFFFF ^ 0xFF << 8 * byte)
-        expect(got & mask, old & mask, "the other bytes")
+        expect(actual & mask, old & mask, "the other bytes")
 
 
 @pytest.mark.parametrize("arch", ARCHS)
@@ -132,9 +132,9 @@ def test_stochastic_rounding_is_unbiased(arch: str) -> None:
     seed = (np.arange(4096, dtype=np.uint32) << 20) + (1 << 19)
     for value in (1.0 + 5 / 64, -13.3, 0.75, 2.0**-9 * 3.25):
         x = np.full(4096, value, np.float32)
-        got = cases.run_lanes(0, [float_bits(x), seed, np.zeros(4096, np.uint32)])[0] & 255
-        mean = fmt.values[got].mean()
-        step = np.diff(np.unique(fmt.values[got])).max(initial=0.0)
+        actual = cases.run_lanes(0, [float_bits(x), seed, np.zeros(4096, np.uint32)])[0] & 255
+        mean = fmt.values[actual].mean()
+        step = np.diff(np.unique(fmt.values[actual])).max(initial=0.0)
         assert abs(mean - float(x[0])) <= step / 4096, (value, mean)
 
 
@@ -159,9 +159,11 @@ def test_stochastic_rounding_to_halves(name: str) -> None:
     old = np.full(len(x), 0x12345678, np.uint32)
     want = fmt.round_random(x, seed)
     for high in range(2):
-        got = cases.run_lanes(high, [float_bits(x), seed, old])[0]
-        expect_codes(got >> 16 * high & 0xFFFF, want, fmt, f"sr {name}", x)
-        expect(got >> 16 * (1 - high) & 0xFFFF, old >> 16 * (1 - high) & 0xFFFF, "the other half")
+        actual = cases.run_lanes(high, [float_bits(x), seed, old])[0]
+        expect_codes(actual >> 16 * high & 0xFFFF, want, fmt, f"sr {name}", x)
+        expect(
+            actual >> 16 * (1 - high) & 0xFFFF, old >> 16 * (1 - high) & 0xFFFF, "the other half"
+        )
 
 
 @pytest.mark.parametrize(
@@ -187,8 +189,8 @@ def test_overflow_happens_as_often_as_on_hardware(arch: str, name: str, count: i
         with np.errstate(over="ignore"):
             total = (fmt.values[left] + fmt.values[right]).astype(np.float16)
         columns = [total.view(np.uint16).astype(np.uint32)]
-    got = Cases([case], arch).run_lanes(0, [*columns, np.zeros(len(left), np.uint32)])[0]
-    assert (~np.isfinite(fmt.values[got & 255])).sum() == count
+    actual = Cases([case], arch).run_lanes(0, [*columns, np.zeros(len(left), np.uint32)])[0]
+    assert (~np.isfinite(fmt.values[actual & 255])).sum() == count
 
 
 # ------------------------------------------------------------------------------ halves
@@ -205,7 +207,7 @@ def test_pairs_of_halves_round_to_nearest_whatever_mode_says() -> None:
     grid = np.concatenate([around(F16)[::7], random_floats(4096, 13)])
     x, y = grid, grid[::-1].copy()
     for n, (text, kind, _) in enumerate(texts):
-        got = cases.run_lanes(n, [float_bits(x), float_bits(y)])[0]
+        actual = cases.run_lanes(n, [float_bits(x), float_bits(y)])[0]
         to = "f16" if "f16_f32" in text and "bf16" not in text else "bf16"
         with np.errstate(invalid="ignore"):
             if kind == "mods":
@@ -214,8 +216,8 @@ def test_pairs_of_halves_round_to_nearest_whatever_mode_says() -> None:
                 low, high = (np.where(np.isnan(v), 0, np.clip(v, 0, 1)) for v in (x, y))
             else:
                 low, high = x, y
-        expect_wide(got & 0xFFFF, narrow_codes(low.astype(np.float64), to), to, f"{text} low")
-        expect_wide(got >> 16, narrow_codes(high.astype(np.float64), to), to, f"{text} high")
+        expect_wide(actual & 0xFFFF, narrow_codes(low.astype(np.float64), to), to, f"{text} low")
+        expect_wide(actual >> 16, narrow_codes(high.astype(np.float64), to), to, f"{text} high")
 
 
 def test_every_bfloat_widens() -> None:
@@ -229,10 +231,10 @@ def test_every_bfloat_widens() -> None:
     codes = np.arange(65536, dtype=np.uint32)
     words = codes | (codes ^ np.uint32(0x5555)) << np.uint32(16)
     for n, want in enumerate([codes, codes ^ np.uint32(0x5555)]):
-        got = cases.run_lanes(n, [words])[0]
+        actual = cases.run_lanes(n, [words])[0]
         nan = (want & 0x7FFF) > 0x7F80
         expect(
-            np.where(nan, got | 0x400000, got),
+            np.where(nan, actual | 0x400000, actual),
             np.where(nan, want << 16 | 0x400000, want << 16),
             f"word {n}",
         )
@@ -273,9 +275,9 @@ def test_truth_table_on_halves() -> None:
     a, b, c, old = np.random.default_rng(15).integers(0, 2**32, (4, LANES), dtype=np.uint32)
     x, y, z = a >> 16, b & 0xFFFF, c >> 16
     want = (x ^ (y | z)) & 0xFFFF  # table 0x1e
-    got = cases.run_lanes(0, [a, b, c, old])[0]
-    expect(got >> 16, want, "the high half")
-    expect(got & 0xFFFF, old & 0xFFFF, "the low half")
+    actual = cases.run_lanes(0, [a, b, c, old])[0]
+    expect(actual >> 16, want, "the high half")
+    expect(actual & 0xFFFF, old & 0xFFFF, "the low half")
 
 
 def test_shift_and_pack_saturates() -> None:
@@ -295,8 +297,8 @@ def test_shift_and_pack_saturates() -> None:
     ):
         pair = [np.clip(v >> (by & 31), low, high) & 255 for v in (a, b)]
         columns = [(v & 0xFFFFFFFF).astype(np.uint32) for v in (a, b, by)]
-        got = cases.run_lanes(n, [*columns, old])[0]
-        expect(got >> 16 * top & 0xFFFF, pair[0] | pair[1] << 8, cases.cases[n].body)
+        actual = cases.run_lanes(n, [*columns, old])[0]
+        expect(actual >> 16 * top & 0xFFFF, pair[0] | pair[1] << 8, cases.cases[n].body)
 
 
 def test_random_generator_steps() -> None:
@@ -331,7 +333,10 @@ def test_lane_swaps(group: int) -> None:
         [(full, 0, 0), (active, 0, 0), (active, 1, 0), (active, 0, 1)]
     ):
         out = cases.run_lanes(n, [d, s])
-        for got, old, new, moves in ((out[0], d, swapped[0], ~even), (out[1], s, swapped[1], even)):
+        for actual, old, new, moves in (
+            (out[0], d, swapped[0], ~even),
+            (out[1], s, swapped[1], even),
+        ):
             sourced = on[partner] | bool(fetch)
             want = np.where(moves & on, np.where(sourced, new, 0 if zero else old), old)
-            expect(got, want, bodies[n])
+            expect(actual, want, bodies[n])

@@ -44,9 +44,9 @@ SCALED = [
 
 def scaled_parts(name: str) -> tuple[str, str, str]:
     """Kind, destination type, source type."""
-    found = re.fullmatch(r"(2xpk16_|(?:sr_)?pk32_|(?:sr_)?pk_|sr_)?(\w+?)_(\w+?)", name)
-    assert found, name
-    return (found[1] or "").rstrip("_"), found[2], found[3]
+    match = re.fullmatch(r"(2xpk16_|(?:sr_)?pk32_|(?:sr_)?pk_|sr_)?(\w+?)_(\w+?)", name)
+    assert match, name
+    return (match[1] or "").rstrip("_"), match[2], match[3]
 
 
 def scales(count: int, seed: int, near: bool) -> tuple[Array, Array]:
@@ -77,11 +77,11 @@ def scaled_case(name: str, select: int = 0, setup: str = "") -> Case:
         out = 1
     else:
         counts, out = [1, 1], 2 if (kind, to) == ("pk", "f32") else 1
-    at, operands, inputs = 8, [], []
+    offset, operands, inputs = 8, [], []
     for count in counts:
-        operands.append(tuple_of("v", at, count))
-        inputs += names_of("v", at, count)
-        at += count
+        operands.append(tuple_of("v", offset, count))
+        inputs += names_of("v", offset, count)
+        offset += count
     wide_word = to in ("fp8", "bf8") and kind == "pk"
     if "32" in kind or kind == "2xpk16":
         mods = ""
@@ -148,10 +148,10 @@ def test_packing_over_a_scale(name: str) -> None:
     rows, cases = scaled_cases()
     low, low_value, word, exponent = pack_inputs(frm, fmt, count, 7)
     rng = np.random.default_rng(8)
-    at = rng.permutation(count)
+    offset = rng.permutation(count)
     with np.errstate(invalid="ignore", over="ignore"):
-        high_value = wide_values(low[at], frm) / power(exponent)
-    high, seed = low[at], rng.integers(0, 2**32, count, dtype=np.uint32)
+        high_value = wide_values(low[offset], frm) / power(exponent)
+    high, seed = low[offset], rng.integers(0, 2**32, count, dtype=np.uint32)
     old = np.full(count, 0x5AA51234, np.uint32)
     single = kind == "sr"
     if frm == "f32":
@@ -163,19 +163,19 @@ def test_packing_over_a_scale(name: str) -> None:
     for n, (other, select, saturate) in enumerate(rows):
         if other != name:
             continue
-        got = cases.run_lanes(n, [*sources, word, old])[0]
+        actual = cases.run_lanes(n, [*sources, word, old])[0]
         width = fmt.bits * (1 if single else 2)
         shift = width * select if width == 16 else 8 * select
         expect(
-            got & ~np.uint32(((1 << width) - 1) << shift),
+            actual & ~np.uint32(((1 << width) - 1) << shift),
             old & ~np.uint32(((1 << width) - 1) << shift),
             f"{name}: the rest of the register",
         )
-        field = got >> np.uint32(shift)
-        for place, values, random in ((0, low_value, seed), (1, high_value, next_random(seed))):
-            if single and place:
+        field = actual >> np.uint32(shift)
+        for position, values, random in ((0, low_value, seed), (1, high_value, next_random(seed))):
+            if single and position:
                 continue
-            code = field >> np.uint32(place * fmt.bits) & np.uint32((1 << fmt.bits) - 1)
+            code = field >> np.uint32(position * fmt.bits) & np.uint32((1 << fmt.bits) - 1)
             want = (
                 fmt.round_random(values, random, saturate=saturate)
                 if "sr" in kind
@@ -198,22 +198,22 @@ def test_unpacking_times_a_scale(name: str) -> None:
             continue
         source, target = select & 3, select >> 2
         extra = [old] * len([x for x in cases.cases[n].outputs])
-        got = cases.run_lanes(n, [words, word, *extra])
+        actual = cases.run_lanes(n, [words, word, *extra])
         shift = 16 * source if kind == "pk" and fmt.bits == 8 else 8 * source
-        for place in range(2 if kind == "pk" else 1):
-            codes = words >> np.uint32(shift + place * fmt.bits) & np.uint32((1 << fmt.bits) - 1)
+        for position in range(2 if kind == "pk" else 1):
+            codes = words >> np.uint32(shift + position * fmt.bits) & np.uint32((1 << fmt.bits) - 1)
             with np.errstate(invalid="ignore"):
                 want = narrow_codes(fmt.values[codes] * power(exponent), to)
             if to == "f32":
-                out = got[place]
+                out = actual[position]
             else:
-                out = got[0] >> np.uint32(16 * (target if kind != "pk" else place)) & np.uint32(
-                    0xFFFF
-                )
-            expect_wide(out, want, to, f"{name} select {select} element {place}")
+                out = actual[0] >> np.uint32(
+                    16 * (target if kind != "pk" else position)
+                ) & np.uint32(0xFFFF)
+            expect_wide(out, want, to, f"{name} select {select} element {position}")
         if kind != "pk" and to == "f16":
             expect(
-                got[0] >> 16 * (1 - target) & 0xFFFF,
+                actual[0] >> 16 * (1 - target) & 0xFFFF,
                 old >> 16 * (1 - target) & 0xFFFF,
                 "other half",
             )
@@ -247,10 +247,10 @@ def test_packing_32_six_bit_codes(name: str) -> None:
     for n, (other, _, saturate) in enumerate(rows):
         if other != name:
             continue
-        got, state = six_bits(cases.run_lanes(n, [*sources, word, *old])), seed
+        actual, state = six_bits(cases.run_lanes(n, [*sources, word, *old])), seed
         for e in range(32):
             want = fmt.round_random(values[e], state) if "sr" in kind else fmt.round(values[e])
-            expect_codes(got[e], want, fmt, f"{name} element {e} saturate {saturate}", values[e])
+            expect_codes(actual[e], want, fmt, f"{name} element {e} saturate {saturate}", values[e])
             state = next_random(state)
 
 
@@ -263,13 +263,15 @@ def test_unpacking_32_six_bit_codes(name: str) -> None:
     word, exponent = scales(count, 12, near=False)
     n = next(i for i, row in enumerate(rows) if row[0] == name)
     out = len(cases.cases[n].outputs)
-    got = cases.run_lanes(n, [*stream, word, *([np.zeros(count, np.uint32)] * out)])
+    actual = cases.run_lanes(n, [*stream, word, *([np.zeros(count, np.uint32)] * out)])
     codes = six_bits(stream)
     for e in range(32):
         with np.errstate(invalid="ignore"):
             want = narrow_codes(fmt.values[codes[e]] * power(exponent), to)
         value = (
-            got[e] if to == "f32" else got[e // 2] >> np.uint32(16 * (e % 2)) & np.uint32(0xFFFF)
+            actual[e]
+            if to == "f32"
+            else actual[e // 2] >> np.uint32(16 * (e % 2)) & np.uint32(0xFFFF)
         )
         expect_wide(value, want, to, f"{name} element {e}")
 
@@ -295,8 +297,8 @@ def test_mode_flushes_float_sources_only() -> None:
     scales_of = [scale] * 4 + [none] * 2
     want = [sixteenth, 0, sixteenth, sixteenth, 2.0**-127, 2.0**-127]
     for n, value in enumerate(want):
-        got = cases.run_lanes(n, [sources[n], scales_of[n], none])[0]
-        expected = got & 255 if n < 4 else got.view(np.float32)
+        actual = cases.run_lanes(n, [sources[n], scales_of[n], none])[0]
+        expected = actual & 255 if n < 4 else actual.view(np.float32)
         expect(expected, np.full(LANES, value), cases.cases[n].body)
 
 

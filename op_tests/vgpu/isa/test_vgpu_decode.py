@@ -51,14 +51,15 @@ def test_every_opcode_round_trips(arch: str) -> None:
     source = "".join(f".p2align 6\n{text}\n" for text in texts)
     with tempfile.TemporaryDirectory() as folder:
         code = text_section(assemble(f".text\n{source}", arch, Path(folder)))
-    wrong = []
+    mismatches = []
     for i, (row, words) in enumerate(cases):
-        got = list(struct.unpack_from(f"<{len(words)}I", code, SLOT * i))
-        if got != words:
-            wrong.append(
-                f"{row.format} {row.opcode} {texts[i]!r}: {hexes(words)} came back as {hexes(got)}"
+        actual = list(struct.unpack_from(f"<{len(words)}I", code, SLOT * i))
+        if actual != words:
+            mismatches.append(
+                f"{row.format} {row.opcode} {texts[i]!r}: "
+                f"{hexes(words)} came back as {hexes(actual)}"
             )
-    assert not wrong, f"{len(wrong)} of {len(cases)}:\n" + "\n".join(wrong[:20])
+    assert not mismatches, f"{len(mismatches)} of {len(cases)}:\n" + "\n".join(mismatches[:20])
 
 
 def hexes(words: list[int]) -> str:

@@ -242,14 +242,14 @@ _ROUNDED = [
 
 
 def _rounded_case(
-    mnemonic: str, what: str, source: str, result: str, mode32: int, mode64: int
+    mnemonic: str, label: str, source: str, result: str, mode32: int, mode64: int
 ) -> None:
     wide_field = {"f16", "f64"} & {source, result}
-    count = {"cvt": 1, "add": 2, "sub": 2, "mul": 2, "fmac": 2}.get(what, 3)
+    count = {"cvt": 1, "add": 2, "sub": 2, "mul": 2, "fmac": 2}.get(label, 3)
     pairs = ref.width(source) == 64 or mnemonic.startswith("v_pk_add_f32")
     regs = ", ".join(f"v[{r}:{r + 1}]" if pairs else f"v{r}" for r in (8, 10, 12)[:count])
     dst = "v[20:21]" if ref.width(result) == 64 or mnemonic.startswith("v_pk_add_f32") else "v20"
-    fused = what if what not in ("fmac", "mix") else "fma"
+    fused = label if label not in ("fmac", "mix") else "fma"
 
     def expect(lanes: Array) -> list[Array]:
         mode = ROUND[mode64 if wide_field else mode32]
@@ -259,10 +259,10 @@ def _rounded_case(
         for half in range(halves):
             shifted = lanes >> U64(half * size) if halves == 2 else lanes
             args = _sources(source, shifted, 3)
-            if what == "fmac":
+            if label == "fmac":
                 args[2] = _sources(source, shifted[:, 3:], 1)[0]
             exact = _as_fma(fused, *[ref.f64(a) for a in args])
-            if what == "mix":
+            if label == "mix":
                 middle = ref.fma_exact(*exact, "f32", ROUND[mode64])
                 exact = _as_fma("cvt", middle.astype(np.float64), middle, middle)
             fields.append(

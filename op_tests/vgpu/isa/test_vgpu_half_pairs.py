@@ -12,8 +12,11 @@ import pytest
 from support.vgpu.asm import Snippets
 
 COUNT = 64 * 1024
-SINGLE = {"fma": "v_fma_f16 {d}, {a}, {b}, {c}", "add": "v_add_f16 {d}, {a}, {b}",
-          "mul": "v_mul_f16 {d}, {a}, {b}"}  # fmt: skip
+SINGLE = {
+    "fma": "v_fma_f16 {d}, {a}, {b}, {c}",
+    "add": "v_add_f16 {d}, {a}, {b}",
+    "mul": "v_mul_f16 {d}, {a}, {b}",
+}
 # Which half of a, b and c the low and the high result take, and what is negated of them.
 PICKS = {
     "": ((0, 0, 0), (1, 1, 1), (0, 0, 0), (0, 0, 0)),
@@ -68,11 +71,11 @@ def test_a_pair_is_two_halves(op: str, picks: str) -> None:
     inputs = np.stack([halves(rng) | halves(rng) << np.uint64(16) for _ in range(3)], 1)
     out = Snippets([snippet(op, picks)]).run(0, inputs)
     for half, single in enumerate((out[:, 1], out[:, 2])):
-        got, want = out[:, 0] >> (16 * half) & 0xFFFF, single & 0xFFFF
+        actual, want = out[:, 0] >> (16 * half) & 0xFFFF, single & 0xFFFF
         picked = [inputs[:, s] >> np.uint64(16 * PICKS[picks][half][s]) for s in range(3)]
         nans = sum(is_nan(bits & np.uint64(0xFFFF)) for bits in picked[: 3 if op == "fma" else 2])
-        wrong = np.flatnonzero((got != want) & ~((nans > 1) & is_nan(got) & is_nan(want)))
+        wrong = np.flatnonzero((actual != want) & ~((nans > 1) & is_nan(actual) & is_nan(want)))
         assert not wrong.size, (
             f"half {half}: {wrong.size} differ; first {wrong[0]}: inputs {inputs[wrong[0]]}, "
-            f"{got[wrong[0]]:#x} is not {want[wrong[0]]:#x}"
+            f"{actual[wrong[0]]:#x} is not {want[wrong[0]]:#x}"
         )

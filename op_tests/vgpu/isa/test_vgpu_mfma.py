@@ -45,11 +45,11 @@ def plain_case(
     """A kernel around one instruction; files: register file of A, B and C/D."""
     counts = [shape.registers(x) for x in "ABD"]
     firsts = [8, 32, 64]
-    a, b, d = (tuple_of(f, at, n) for f, at, n in zip(files, firsts, counts, strict=True))
+    a, b, d = (tuple_of(f, offset, n) for f, offset, n in zip(files, firsts, counts, strict=True))
     inputs = [
         n
-        for f, at, count in zip(files, firsts, counts, strict=True)
-        for n in names_of(f, at, count)
+        for f, offset, count in zip(files, firsts, counts, strict=True)
+        for n in names_of(f, offset, count)
     ]
     third = literal_c or d
     if shape.sparse:
@@ -61,13 +61,13 @@ def plain_case(
     return Case(body, inputs, names_of(files[2], firsts[2], counts[2]))
 
 
-def assert_equal(got: np.ndarray, want: np.ndarray, what: str) -> None:
-    wrong = ~((got == want) | (np.isnan(got.astype(np.float64)) & np.isnan(want)))
+def assert_equal(actual: np.ndarray, want: np.ndarray, label: str) -> None:
+    wrong = ~((actual == want) | (np.isnan(actual.astype(np.float64)) & np.isnan(want)))
     if wrong.any():
-        at = tuple(int(x) for x in np.argwhere(wrong)[0])
+        offset = tuple(int(x) for x in np.argwhere(wrong)[0])
         pytest.fail(
-            f"{what}: {wrong.sum()} of {wrong.size} differ, first at {at}: "
-            f"got {got[at]!r}, expected {want[at]!r}"
+            f"{label}: {wrong.sum()} of {wrong.size} differ, first at {offset}: "
+            f"got {actual[offset]!r}, expected {want[offset]!r}"
         )
 
 
@@ -87,8 +87,8 @@ def test_every_instruction_is_exact_on_small_integers(arch: str) -> None:
         if shape.sparse and name in ADDED_GFX950:
             layouts = lambda s, x: layout_of(s, x) if x == "D" else measured_sparse(s, x)  # noqa: E731
         out = cases.run(n, np.concatenate(operand_rows(product, layouts)))
-        got = take(out, layouts(shape, "D"), out_kind(shape))
-        assert_equal(got, product.expected(), f"{arch} {name}")
+        actual = take(out, layouts(shape, "D"), out_kind(shape))
+        assert_equal(actual, product.expected(), f"{arch} {name}")
 
 
 @pytest.mark.parametrize("arch", ARCHS)
@@ -117,11 +117,11 @@ def test_rounding_stays_within_one_step_a_product(arch: str) -> None:
         product.b = rounded(rng.standard_normal(product.b.shape), shape.b).astype(np.float64)
         product.c = rng.standard_normal(product.c.shape).astype(np.float32).astype(np.float64)
         out = cases.run(n, np.concatenate(operand_rows(product, layout_of)))
-        got = take(out, layout_of(shape, "D"), out_kind(shape)).astype(np.float64)
+        actual = take(out, layout_of(shape, "D"), out_kind(shape)).astype(np.float64)
         unit = 2.0**-53 if shape.out == "f64" else 2.0**-24
-        error = np.abs(got - product.expected()) / (product.magnitude() * unit * (shape.k + 1))
-        at = np.unravel_index(error.argmax(), error.shape)
-        assert error[at] <= 1, f"{arch} {name} at {at}: {error[at]:.2f} of the bound"
+        error = np.abs(actual - product.expected()) / (product.magnitude() * unit * (shape.k + 1))
+        offset = np.unravel_index(error.argmax(), error.shape)
+        assert error[offset] <= 1, f"{arch} {name} at {offset}: {error[offset]:.2f} of the bound"
         assert shape.out == "f64" or error.max() > 0, f"{name}: nothing was rounded"
 
 
@@ -143,8 +143,8 @@ def test_operands_in_accumulation_registers(arch: str, files: str) -> None:
         shape = shape_of(name)
         product = random_product(np.random.default_rng(n), shape, arch)
         out = cases.run(n, np.concatenate(operand_rows(product, layout_of)))
-        got = take(out, layout_of(shape, "D"), out_kind(shape))
-        assert_equal(got, product.expected(), f"{name} in {files}")
+        actual = take(out, layout_of(shape, "D"), out_kind(shape))
+        assert_equal(actual, product.expected(), f"{name} in {files}")
 
 
 @pytest.mark.parametrize("arch", ARCHS)
@@ -163,8 +163,8 @@ def test_inline_constants_as_c(arch: str) -> None:
         product = random_product(np.random.default_rng(n), shape, arch)
         out = cases.run(n, np.concatenate(operand_rows(product, layout_of)))
         product.c = np.full_like(product.c, value)
-        got = take(out, layout_of(shape, "D"), out_kind(shape))
-        assert_equal(got, product.expected(), f"{name} with C = {text}")
+        actual = take(out, layout_of(shape, "D"), out_kind(shape))
+        assert_equal(actual, product.expected(), f"{name} with C = {text}")
 
 
 def test_exec_is_ignored_and_overlapping_registers_are_read_first() -> None:
@@ -182,9 +182,9 @@ def test_exec_is_ignored_and_overlapping_registers_are_read_first() -> None:
     cases = Cases([off, onto_a, onto_b, shifted], "gfx950")
     product = random_product(np.random.default_rng(0), shape, "gfx950")
     rows = np.concatenate(operand_rows(product, layout_of))
-    for n, what in enumerate(["exec 0", "D on A", "D on B", "D partly on C"]):
-        got = take(cases.run(n, rows), layout_of(shape, "D"), "f32")
-        assert_equal(got, product.expected(), what)
+    for n, label in enumerate(["exec 0", "D on A", "D on B", "D partly on C"]):
+        actual = take(cases.run(n, rows), layout_of(shape, "D"), "f32")
+        assert_equal(actual, product.expected(), label)
 
 
 @pytest.mark.parametrize("arch", ARCHS)
@@ -200,22 +200,22 @@ def test_broadcast_fields_follow_the_calculator(arch: str) -> None:
         shape, rng = shape_of(mod["name"]), np.random.default_rng(n)
         product = random_product(rng, shape, arch)
         source = next(x for x in "ABK" if x in mod)
-        places = calculated(shape, source, mod[source])
+        positions = calculated(shape, source, mod[source])
 
         def layouts(
-            s: Shape, x: str, source: str = source, places: np.ndarray = places
+            s: Shape, x: str, source: str = source, positions: np.ndarray = positions
         ) -> np.ndarray:
-            return places if x == source else layout_of(s, x)
+            return positions if x == source else layout_of(s, x)
 
         if source in "AB":  # blocks that read the same lane hold the same values
             values = product.a if source == "A" else product.b
-            _, first = np.unique(places, return_index=True)
-            table = np.zeros(places.max() + 1, np.int64)
-            table[places.ravel()[first]] = first
-            values[...] = values.ravel()[table[places]]
+            _, first = np.unique(positions, return_index=True)
+            table = np.zeros(positions.max() + 1, np.int64)
+            table[positions.ravel()[first]] = first
+            values[...] = values.ravel()[table[positions]]
         out = cases.run(n, np.concatenate(operand_rows(product, layouts)))
-        got = take(out, layout_of(shape, "D"), out_kind(shape))
-        assert_equal(got, product.expected(), f"{arch} {shape.name} {text}")
+        actual = take(out, layout_of(shape, "D"), out_kind(shape))
+        assert_equal(actual, product.expected(), f"{arch} {shape.name} {text}")
 
 
 # ------------------------------------------------------------------------------ number rules
@@ -232,8 +232,8 @@ def test_f64_negation_bits(arch: str) -> None:
         want = Product(
             shape, arch, product.a * (-1) ** a, product.b * (-1) ** b, product.c * (-1) ** c
         )
-        got = take(cases.run(n, rows), layout_of(shape, "D"), "f64")
-        assert_equal(got, want.expected(), f"neg:[{a},{b},{c}]")
+        actual = take(cases.run(n, rows), layout_of(shape, "D"), "f64")
+        assert_equal(actual, want.expected(), f"neg:[{a},{b},{c}]")
 
 
 @pytest.mark.parametrize("arch", ARCHS)
@@ -260,8 +260,8 @@ def test_xf32_cuts_the_fraction_to_ten_bits() -> None:
     out = Cases([plain_case(shape)], "gfx942").run(
         0, one_product(shape, "gfx942", 1 + 2.0**-10 + 2.0**-11 + 2.0**-20, 1.0, 0.0)
     )
-    got = take(out, layout_of(shape, "D"), "f32")
-    assert_equal(got, np.full(got.shape, 1 + 2.0**-10), shape.name)
+    actual = take(out, layout_of(shape, "D"), "f32")
+    assert_equal(actual, np.full(actual.shape, 1 + 2.0**-10), shape.name)
 
 
 FLUSH_NONE, FLUSH_ALL, FLUSH_RESULTS, FLUSH_SOURCES = 3, 0, 1, 2  # fields of MODE.denorm
@@ -286,10 +286,10 @@ def test_denormals_survive_except_f32_sources_under_mode(arch: str) -> None:
         shape = shape_of(name)
         data = one_product(shape, arch, a, b, c)
         for m, mode in enumerate(modes):
-            got = take(cases.run(n * len(modes) + m, data), layout_of(shape, "D"), "f32")
+            actual = take(cases.run(n * len(modes) + m, data), layout_of(shape, "D"), "f32")
             flushed = honours and mode in (FLUSH_ALL, FLUSH_SOURCES)
-            want = np.full(got.shape, 0.0 if flushed else a * b + c)
-            assert_equal(got, want, f"{name} {a} * {b} + {c} with denorm mode {mode}")
+            want = np.full(actual.shape, 0.0 if flushed else a * b + c)
+            assert_equal(actual, want, f"{name} {a} * {b} + {c} with denorm mode {mode}")
 
 
 @pytest.mark.parametrize("arch", ARCHS)
@@ -297,10 +297,10 @@ def test_rounding_ignores_mode(arch: str) -> None:
     shape = shape_of("v_mfma_f32_16x16x4_f32")
     setup = "  s_setreg_imm32_b32 hwreg(HW_REG_MODE, 0, 2), 1"  # towards plus infinity
     data = one_product(shape, arch, 1.0, 2.0**-30, 1.0)
-    got = take(
+    actual = take(
         Cases([plain_case(shape, setup=setup)], arch).run(0, data), layout_of(shape, "D"), "f32"
     )
-    assert_equal(got, np.ones(got.shape), "1 + 2^-30")
+    assert_equal(actual, np.ones(actual.shape), "1 + 2^-30")
 
 
 @pytest.mark.parametrize("arch", ARCHS)
@@ -321,10 +321,10 @@ def test_every_eight_bit_code_times_one(arch: str) -> None:
                 a, b, c = (np.zeros((shape.registers(x), LANES), np.uint32) for x in "ABD")
                 put(a, layout_of(shape, "A"), 8, codes[0])
                 put(b, layout_of(shape, "B"), 8, codes[1])
-                got = take(cases.run(n, np.concatenate([a, b, c])), layout_of(shape, "D"), "f32")
+                actual = take(cases.run(n, np.concatenate([a, b, c])), layout_of(shape, "D"), "f32")
                 values = fmt.values[start : start + 16]
                 want = zero + (values[:, None] if side == 0 else values[None, :])
-                assert_equal(got, want, f"{name} codes {start}.. of {'AB'[side]}")
+                assert_equal(actual, want, f"{name} codes {start}.. of {'AB'[side]}")
 
 
 # ------------------------------------------------------------------------------ block scales
@@ -333,24 +333,24 @@ def test_every_eight_bit_code_times_one(arch: str) -> None:
 @cache
 def scaled_cases() -> tuple[list[tuple[Shape, tuple[int, int] | None]], Cases]:
     """Every pair of formats in both shapes, unscaled and with op_sel bytes that go round."""
-    what: list[tuple[Shape, tuple[int, int] | None]] = []
+    label: list[tuple[Shape, tuple[int, int] | None]] = []
     texts = []
     for tile in ("16x16x128", "32x32x64"):
         for fa, a in enumerate(SMALL):
             for fb, b in enumerate(SMALL):
-                what.append((shape_of(f"v_mfma_f32_{tile}_f8f6f4", a, b), None))
+                label.append((shape_of(f"v_mfma_f32_{tile}_f8f6f4", a, b), None))
                 texts.append(f"cbsz:{fa} blgp:{fb}")
                 byte = ((fa + fb) % 4, (fa + 2 * fb + 1) % 4)
-                what.append((shape_of(f"v_mfma_scale_f32_{tile}_f8f6f4", a, b), byte))
+                label.append((shape_of(f"v_mfma_scale_f32_{tile}_f8f6f4", a, b), byte))
                 low, high = [x & 1 for x in byte], [x >> 1 for x in byte]
                 texts.append(
                     f"op_sel:[{low[0]},{low[1]},0] op_sel_hi:[{high[0]},{high[1]},0] "
                     f"cbsz:{fa} blgp:{fb}"
                 )
     cases = [
-        plain_case(s, t, scales=byte is not None) for (s, byte), t in zip(what, texts, strict=True)
+        plain_case(s, t, scales=byte is not None) for (s, byte), t in zip(label, texts, strict=True)
     ]
-    return what, Cases(cases, "gfx950")
+    return label, Cases(cases, "gfx950")
 
 
 def scale_rows(exponents: np.ndarray, byte: int, rng: np.random.Generator) -> np.ndarray:
@@ -369,8 +369,8 @@ def scaled_expected(product: Product, ea: np.ndarray, eb: np.ndarray) -> np.ndar
 
 
 def test_f8f6f4_in_all_pairs_of_formats() -> None:
-    what, cases = scaled_cases()
-    for n, (shape, byte) in enumerate(what):
+    label, cases = scaled_cases()
+    for n, (shape, byte) in enumerate(label):
         rng = np.random.default_rng(n)
         product = random_product(rng, shape, "gfx950")
         rows = operand_rows(product, added_layout)
@@ -379,14 +379,14 @@ def test_f8f6f4_in_all_pairs_of_formats() -> None:
             ea, eb = (rng.integers(125, 130, (shape.dim, shape.k // 32)) for _ in range(2))
             rows += [scale_rows(ea, byte[0], rng), scale_rows(eb, byte[1], rng)]
             want = scaled_expected(product, ea, eb)
-        got = take(cases.run(n, np.concatenate(rows)), added_layout(shape, "D"), "f32")
-        assert_equal(got, want, f"{shape.name} {shape.a} x {shape.b} bytes {byte}")
+        actual = take(cases.run(n, np.concatenate(rows)), added_layout(shape, "D"), "f32")
+        assert_equal(actual, want, f"{shape.name} {shape.a} x {shape.b} bytes {byte}")
 
 
 def test_small_formats_code_by_code() -> None:
     """Each code of each format as A, times one."""
-    what, cases = scaled_cases()
-    for n, (shape, byte) in enumerate(what):
+    label, cases = scaled_cases()
+    for n, (shape, byte) in enumerate(label):
         if byte is not None or shape.dim != 32 or shape.b != "fp8":
             continue
         fmt = format_of(shape.a, "gfx950")
@@ -394,19 +394,19 @@ def test_small_formats_code_by_code() -> None:
         for start in range(0, 1 << fmt.bits, 32):
             codes = np.arange(start, start + 32) % (1 << fmt.bits)
             a, b, c = (np.zeros((shape.registers(x), LANES), np.uint32) for x in "ABD")
-            place = added_layout(shape, "A")[0, :, 37]
-            put(a, place, BITS[shape.a], codes)
+            position = added_layout(shape, "A")[0, :, 37]
+            put(a, position, BITS[shape.a], codes)
             put(b, added_layout(shape, "B")[0, :, 37], 8, one)
-            got = take(cases.run(n, np.concatenate([a, b, c])), added_layout(shape, "D"), "f32")
+            actual = take(cases.run(n, np.concatenate([a, b, c])), added_layout(shape, "D"), "f32")
             assert_equal(
-                got[0], np.repeat(fmt.values[codes][:, None], 32, axis=1), f"{shape.a} codes"
+                actual[0], np.repeat(fmt.values[codes][:, None], 32, axis=1), f"{shape.a} codes"
             )
 
 
 def test_scales_reach_the_ends_of_their_range() -> None:
     """2^(sa + sb - 254) from -254 to 254 without a detour through infinity or zero; 255 is NaN."""
-    what, cases = scaled_cases()
-    for n, (shape, byte) in enumerate(what):
+    label, cases = scaled_cases()
+    for n, (shape, byte) in enumerate(label):
         if byte is None or (shape.a, shape.b) != ("fp4", "fp8"):
             continue
         rng = np.random.default_rng(n)
@@ -418,18 +418,18 @@ def test_scales_reach_the_ends_of_their_range() -> None:
         ea[2, 0], eb[3, 1] = 255, 255
         rows = operand_rows(product, added_layout)
         rows += [scale_rows(ea, byte[0], rng), scale_rows(eb, byte[1], rng)]
-        got = take(cases.run(n, np.concatenate(rows)), added_layout(shape, "D"), "f32")[0]
+        actual = take(cases.run(n, np.concatenate(rows)), added_layout(shape, "D"), "f32")[0]
         want = scaled_expected(product, ea, eb)[0]
         with np.errstate(over="ignore"):
             single = want.astype(np.float32)
         single[2, :], single[:, 3] = np.nan, np.nan
-        assert np.array_equal(np.isnan(got), np.isnan(single))
-        fine = np.isfinite(single) & np.isfinite(got)
-        assert np.array_equal(np.isinf(got), np.isinf(single))
+        assert np.array_equal(np.isnan(actual), np.isnan(single))
+        fine = np.isfinite(single) & np.isfinite(actual)
+        assert np.array_equal(np.isinf(actual), np.isinf(single))
         # Block sums are exact (48 * 2^n); their sum rounds at most three times, and each denormal
         # block at most by half the smallest denormal.
         bound = 4 * 2.0**-24 * np.abs(want[fine]) + 4 * 2.0**-150
-        error = np.abs(got[fine].astype(np.float64) - want[fine])
+        error = np.abs(actual[fine].astype(np.float64) - want[fine])
         assert (error <= bound).all(), f"{shape.name}: {(error / bound).max()} of the bound"
 
 
@@ -462,15 +462,15 @@ def test_index_sets_of_the_doubled_16_bit_instructions() -> None:
     mods = [("abid:1", 1), ("abid:0", 0), ("cbsz:1 abid:1", 0)]
     cases = Cases([plain_case(shape_of(n), m) for n in names for m, _ in mods], "gfx950")
     for n, name in enumerate(names):
-        for m, (text, chosen) in enumerate(mods):
+        for m, (text, selected) in enumerate(mods):
             shape = shape_of(name)
             product = random_product(np.random.default_rng(n), shape, "gfx950")
             layouts = lambda s, x: layout_of(s, x) if x == "D" else measured_sparse(s, x)  # noqa: E731
-            rows = operand_rows(product, layouts, index_shift=4 * chosen)
-            rows[3] |= np.uint32(0x4E4E << (16 * (1 - chosen)))  # the set that is not read
+            rows = operand_rows(product, layouts, index_shift=4 * selected)
+            rows[3] |= np.uint32(0x4E4E << (16 * (1 - selected)))  # the set that is not read
             out = cases.run(n * len(mods) + m, np.concatenate(rows))
-            got = take(out, layouts(shape, "D"), "f32")
-            assert_equal(got, product.expected(), f"{name} {text}")
+            actual = take(out, layouts(shape, "D"), "f32")
+            assert_equal(actual, product.expected(), f"{name} {text}")
 
 
 def test_sparse_product_ignores_what_is_not_selected() -> None:
@@ -503,8 +503,8 @@ def test_accumulation_register_moves_follow_exec(arch: str) -> None:
     active = np.array([0x5A5A5A5A0FF0FF0F >> lane & 1 for lane in range(LANES)], bool)
     sources = [rows[0], rows[0], rows[0], np.full(LANES, 0xFFFFFFFD), np.full(LANES, 0x3F800000)]
     for n, source in enumerate(sources):
-        got = cases.run(n, rows)[0]
-        assert np.array_equal(got, np.where(active, source, rows[1])), bodies[n]
+        actual = cases.run(n, rows)[0]
+        assert np.array_equal(actual, np.where(active, source, rows[1])), bodies[n]
 
 
 def test_f8f6f4_refuses_a_format_it_has_not() -> None:

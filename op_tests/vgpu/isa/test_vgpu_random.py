@@ -266,8 +266,8 @@ def swizzled_instruction(rng: random.Random, arch: str) -> Instruction:
         rng.choice(("UNUSED_PAD", "UNUSED_SEXT", "UNUSED_PRESERVE")),
     )
     texts = [f"sext({t})" if use_sdwa and sext[i] else t for i, (t, _) in enumerate(sources)]
-    suffix, how = ("_sdwa", sdwa.text) if use_sdwa else ("_dpp", dpp.text)
-    text = f"{op.name}{suffix} v{reg}, {', '.join(texts)} {how}"
+    suffix, options = ("_sdwa", sdwa.text) if use_sdwa else ("_dpp", dpp.text)
+    text = f"{op.name}{suffix} v{reg}, {', '.join(texts)} {options}"
     if ref.is_float(op.dst):
         text += "\n" + canonical_nan(op.dst, reg)
 
@@ -501,19 +501,19 @@ def first_wrong(program: Program, inputs: Array, arch: str) -> str:
         + ["vcc_lo", "vcc_hi", "exec_lo", "exec_hi", "scc"]
     )
     for n in range(LENGTH + 1):
-        got, want = snippets.run(n, inputs, ROW), program.run_model(inputs, n)
-        if (got != want).any():
-            bad = np.argwhere(got != want)
+        actual, want = snippets.run(n, inputs, ROW), program.run_model(inputs, n)
+        if (actual != want).any():
+            bad = np.argwhere(actual != want)
             lane, column = bad[0]
-            before = program.run_model(inputs, n - 1) if n else want
+            previous = program.run_model(inputs, n - 1) if n else want
             text = program.body[n - 1].text if n else "the initial state"
             state = " ".join(
-                f"{name}={value:08x}" for name, value in zip(names, before[lane], strict=False)
+                f"{name}={value:08x}" for name, value in zip(names, previous[lane], strict=False)
             )
             return (
                 f"instruction {n} of {LENGTH}: {text}\n"
                 f"{len(bad)} values differ, first lane {lane} {names[column]}: "
-                f"got {got[lane, column]:08x}, want {want[lane, column]:08x}\nbefore: {state}"
+                f"got {actual[lane, column]:08x}, want {want[lane, column]:08x}\nbefore: {state}"
             )
     return "each prefix agrees: the outcome depends on what was run before"
 

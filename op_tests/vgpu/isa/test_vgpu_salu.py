@@ -329,24 +329,30 @@ program(
     "s_or_b32 s9, s9, s10\ns_setvskip 0, 0\ns_nop 1\nds_read_b32 v21, v24\n"
     "s_getreg_b32 s10, hwreg(HW_REG_MODE, 28, 1)\ns_or_b32 s8, s8, s10\ns_or_b32 s8, s8, vcc_lo\n"
     "v_mov_b32 v22, s8\nv_mov_b32 v23, s9\ns_waitcnt lgkmcnt(0)\n",
-    1, 9, 2, 0x13,
-)  # fmt: skip
+    1,
+    9,
+    2,
+    0x13,
+)
 program(
     "s_setvskip",
     "a bit by its number, SCC stays",
     "v_mov_b32 v20, 1\nv_mov_b32 v21, 1\ns_mov_b32 s8, 0x10\ns_mov_b32 s9, 0xffffff24\n"
     "s_cmp_eq_u32 s8, s8\ns_setvskip s8, s9\ns_nop 1\nv_mov_b32 v20, 5\ns_setvskip s8, 3\n"
     "s_nop 1\nv_mov_b32 v21, 5\ns_cselect_b32 s8, 6, 7\nv_mov_b32 v22, s8\n",
-    1, 5, 6,
-)  # fmt: skip
+    1,
+    5,
+    6,
+)
 program(
     "s_setvskip",
     "by the mode register, over a barrier",
     "v_mov_b32 v20, 1\ns_mov_b32 s8, 1\ns_setreg_b32 hwreg(HW_REG_MODE, 28, 1), s8\ns_nop 1\n"
     "v_mov_b32 v20, 5\ns_barrier\nv_mov_b32 v20, 6\ns_mov_b32 s8, 0\n"
     "s_setreg_b32 hwreg(HW_REG_MODE, 28, 1), s8\ns_nop 1\nv_mov_b32 v21, 5\n",
-    1, 5,
-)  # fmt: skip
+    1,
+    5,
+)
 
 # VGPR numbers relative to M0[7:0]: bits of the mode are source 0, 1, 2 and destination.
 _VALUES = "".join(f"v_mov_b32 v{r}, {r}\n" for r in range(30, 40))

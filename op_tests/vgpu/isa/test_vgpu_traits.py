@@ -100,7 +100,7 @@ def encoding(row: Row) -> list[int]:
     return words
 
 
-def observed(arch: str, chosen: list[Row]) -> Iterator[tuple[Row, np.ndarray]]:
+def observed(arch: str, selected: list[Row]) -> Iterator[tuple[Row, np.ndarray]]:
     """[GROUPS, VARIANTS, lanes, 4] of each opcode."""
     rng = np.random.default_rng(7)
     inputs = rng.integers(0, 1 << 64, (GROUPS, 1, LANES, 4), dtype=np.uint64)
@@ -109,8 +109,8 @@ def observed(arch: str, chosen: list[Row]) -> Iterator[tuple[Row, np.ndarray]]:
     inputs[2, :, :, :2] = inputs[2, :, :, 2:]  # equal sources
     inputs[3] |= np.uint64(0x7FFFFFFF7FFF7FFF)  # no numbers
     waves = np.broadcast_to(inputs, (GROUPS, VARIANTS, LANES, 4)).reshape(-1, 4)
-    for start in range(0, len(chosen), 400):
-        part = chosen[start : start + 400]
+    for start in range(0, len(selected), 400):
+        part = selected[start : start + 400]
         snippets = Snippets([SET_UP + code(encoding(row)) + SHOW for row in part], arch)
         for i, row in enumerate(part):
             yield row, snippets.run(i, waves).reshape(GROUPS, VARIANTS, LANES, 4)
@@ -126,38 +126,38 @@ def written(out: np.ndarray) -> set[str]:
 
 def read(out: np.ndarray) -> set[str]:
     """States whose other value makes anything else come out different."""
-    found = set()
+    results = set()
     for variant, state in enumerate(STATES, 1):
         kept = [lane for lane in range(LANES) if lane not in BEFORE[state] + BEHIND[state]]
         a, b = out[:, 0], out[:, variant]
-        found |= {state} if (a[:, kept, 0] != b[:, kept, 0]).any() else set()
-        found |= {state} if (a[:, :, 1:] != b[:, :, 1:]).any() else set()
-    return found
+        results |= {state} if (a[:, kept, 0] != b[:, kept, 0]).any() else set()
+        results |= {state} if (a[:, :, 1:] != b[:, :, 1:]).any() else set()
+    return results
 
 
 def declared(row: Row, verb: str) -> set[str]:
     """The row's effects, and what its 32-bit encoding fixes as an operand."""
-    found = {state for state in STATES if f"{verb}_{state}" in row.effects}
+    results = {state for state in STATES if f"{verb}_{state}" in row.effects}
     fixed = {
         "reads": row.format == "VOP2" and "carry_in" in row.flags,
         "writes": row.format == "VOPC" or (row.format == "VOP2" and "carry_out" in row.flags),
     }
-    return found | ({"vcc"} if fixed[verb] else set())  # fmt: skip
+    return results | ({"vcc"} if fixed[verb] else set())
 
 
 @pytest.mark.parametrize("arch", ARCHS)
 def test_effects_are_what_execution_does(arch: str) -> None:
     formats, flows = (*SCALAR, *VECTOR, "SOPP"), ("next", "barrier")
     here = [row for row in rows() if arch in row.archs and row.format in formats]
-    chosen = [row for row in here if row.flow in flows and not re.fullmatch(WITHOUT, row.name)]
-    assert len(chosen) > 500
-    wrong = []
-    for row, out in observed(arch, chosen):
+    selected = [row for row in here if row.flow in flows and not re.fullmatch(WITHOUT, row.name)]
+    assert len(selected) > 500
+    mismatches = []
+    for row, out in observed(arch, selected):
         unseen = {state for name, state in UNSEEN if name == row.name}
-        for verb, found in (("reads", read(out) | unseen), ("writes", written(out))):
-            if found != declared(row, verb):
-                wrong.append(f"{row.name} {verb} {found}, the row says {declared(row, verb)}")
-    assert not wrong, f"{len(wrong)} of {len(chosen)}:\n" + "\n".join(wrong[:40])
+        for verb, result in (("reads", read(out) | unseen), ("writes", written(out))):
+            if result != declared(row, verb):
+                mismatches.append(f"{row.name} {verb} {result}, the row says {declared(row, verb)}")
+    assert not mismatches, f"{len(mismatches)} of {len(selected)}:\n" + "\n".join(mismatches[:40])
 
 
 # -------------------------------------------------------------------------------- flow
@@ -182,12 +182,15 @@ def flow_text(row: Row) -> str:
 
 
 def test_flow_is_where_the_wave_goes_on() -> None:
-    chosen = [row for row in rows() if row.flow not in ("next", "barrier", "trap")]
-    chosen += [row for row in rows() if row.format == "SOPP" and row.category == "branch"
-               and row.flow == "next"]  # fmt: skip
-    assert {row.flow for row in chosen} == {"jump", "branch", "call", "indirect", "end", "next"}
-    snippets = Snippets([flow_text(row) for row in chosen])
-    for i, row in enumerate(chosen):
+    selected = [row for row in rows() if row.flow not in ("next", "barrier", "trap")]
+    selected += [
+        row
+        for row in rows()
+        if row.format == "SOPP" and row.category == "branch" and row.flow == "next"
+    ]
+    assert {row.flow for row in selected} == {"jump", "branch", "call", "indirect", "end", "next"}
+    snippets = Snippets([flow_text(row) for row in selected])
+    for i, row in enumerate(selected):
         out = snippets.run(i, np.zeros((GROUPS * VARIANTS * LANES, 4), np.uint64))
         s10 = out.reshape(-1, LANES, 4)[:, SCALARS.index("s10"), 0]
         if row.flow == "end":
@@ -232,15 +235,15 @@ def test_every_opcode_has_its_category() -> None:
 
 def test_nobody_else_knows_opcodes_by_number_or_name() -> None:
     """Outside of the tables' room only compares do: their number is a set of outcomes."""
-    wrong = []
+    mismatches = []
     for file in sorted((paths.CSRC / "vgpu").rglob("*.[ch]*")):
         for line in file.read_text(encoding="utf-8").splitlines():
             number = re.search(r"(->|\.)opcode\b", line) and "kOutcomes" not in line
             if file.parent.name != "isa" and number:
-                wrong.append(f"{file.name}: {line.strip()}")
+                mismatches.append(f"{file.name}: {line.strip()}")
             if re.search(r"(op|op_)(->|\.)name\b.*(==|with|find)|string_view name = .*op", line):
-                wrong.append(f"{file.name}: {line.strip()}")
-    assert not wrong
+                mismatches.append(f"{file.name}: {line.strip()}")
+    assert not mismatches
 
 
 def test_an_architecture_that_is_unknown_has_no_instructions() -> None:

@@ -38,8 +38,8 @@ from support.vgpu.swizzle import DPP_CONTROLS, SDWA_SELECTS, Dpp, Sdwa, exec_lan
 PLAIN, SMALL, SLOW = 2048, 512, 192
 
 
-def _count(op: Op, wanted: int) -> int:
-    return min(wanted, SLOW) if "slow" in op.flags else wanted
+def _count(op: Op, expected: int) -> int:
+    return min(expected, SLOW) if "slow" in op.flags else expected
 
 
 def _mods(op: Op, rng: random.Random) -> dict[str, int]:

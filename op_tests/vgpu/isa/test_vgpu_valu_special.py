@@ -55,14 +55,14 @@ _CARRIES: dict[str, tuple[Callable[[int, int, int], int], bool]] = {
 }
 
 
-def _carry_case(name: str, how: str, exec_mask: int, carry: int) -> None:
+def _carry_case(name: str, options: str, exec_mask: int, carry: int) -> None:
     fn, takes = _CARRIES[name]
-    clamp = how == "clamp"
-    e64 = how in ("e64", "clamp")
+    clamp = options == "clamp"
+    e64 = options in ("e64", "clamp")
     where, source = ("s[12:13]", "s[10:11]") if e64 else ("vcc", "vcc")
-    dpp = Dpp("row_shr:3", bound=True) if how == "dpp" else None
-    sdwa = Sdwa(("BYTE_2", "WORD_1"), (True, False), "DWORD") if how == "sdwa" else None
-    suffix = {"e32": "_e32", "dpp": "_dpp", "sdwa": "_sdwa"}.get(how, "_e64")
+    dpp = Dpp("row_shr:3", bound=True) if options == "dpp" else None
+    sdwa = Sdwa(("BYTE_2", "WORD_1"), (True, False), "DWORD") if options == "sdwa" else None
+    suffix = {"e32": "_e32", "dpp": "_dpp", "sdwa": "_sdwa"}.get(options, "_e64")
     text = f"{name}{suffix} v20, {where}, {'sext(v8)' if sdwa else 'v8'}, v10"
     text += f", {source}" if takes else ""
     text += f" {dpp.text}" if dpp else f" {sdwa.text}" if sdwa else " clamp" if clamp else ""
@@ -98,7 +98,7 @@ def _carry_case(name: str, how: str, exec_mask: int, carry: int) -> None:
             )
         ]
 
-    add(name, f"{name}{suffix} {how}", asm, "u32 u32", expect)
+    add(name, f"{name}{suffix} {options}", asm, "u32 u32", expect)
 
 
 for _name in _CARRIES:
@@ -227,8 +227,8 @@ def _packed_case(
             values = [_packed_source(op, i, s, half, pick, negate) for i, s in enumerate(sources)]
             typed = [ref.decode(v, k) for v, k in zip(values, op.srcs, strict=True)]
             result = finish(op.fn(*typed), op, form)
-            before = take(words_of(old), half * bits_of, op.dst)
-            fields.append((half * bits_of, op.dst, np.where(active, result, before)))
+            previous = take(words_of(old), half * bits_of, op.dst)
+            fields.append((half * bits_of, op.dst, np.where(active, result, previous)))
         return [words_of(old, *fields)]
 
     checks = (
@@ -387,7 +387,7 @@ def _mix_case(
         return ",".join(str(v >> i & 1) for i in range(3))
 
     tail = f" op_sel:[{bits_list(high)}] op_sel_hi:[{bits_list(half)}]{' clamp' if clamp else ''}"
-    kind, at = ("f32", 0) if name.endswith("f32") else ("f16", 16 if "hi" in name else 0)
+    kind, offset = ("f32", 0) if name.endswith("f32") else ("f16", 16 if "hi" in name else 0)
 
     def expect(lanes: Array) -> list[Array]:
         sources = []
@@ -404,10 +404,11 @@ def _mix_case(
             value = ref.fma_odd(*sources).astype(np.float32)
             if clamp:
                 value = np.abs(np.clip(np.where(np.isnan(value), np.float32(0), value), 0, 1))
-        bits, before = ref.encode(value, kind), take(words_of(lanes[:, 3]), at, kind)
+        bits, previous = ref.encode(value, kind), take(words_of(lanes[:, 3]), offset, kind)
         return [
             words_of(
-                lanes[:, 3], (at, kind, np.where(exec_lanes(exec_mask, len(lanes)), bits, before))
+                lanes[:, 3],
+                (offset, kind, np.where(exec_lanes(exec_mask, len(lanes)), bits, previous)),
             )
         ]
 
@@ -417,7 +418,7 @@ def _mix_case(
         set_mask("exec", exec_mask) + f"{name} v20, {', '.join(texts)}{tail}\n",
         "f32 f32 f32",
         expect,
-        [Check(kind, at, any_zero=clamp)],
+        [Check(kind, offset, any_zero=clamp)],
     )
     halves = lane_inputs(["f16", "f16", "f16"], COUNT, seed_of(name))
     for i in range(3):

@@ -17,36 +17,36 @@ from rfops.cli.common import declared_ops
 from rfops.jit.build import toolchain
 from rfops.jit.build.recipe import device_unit
 from rfops.jit.build.spec import module_spec
-from rfops.jit.policy.manifest import Wanted
+from rfops.jit.policy.manifest import BuildRequest
 from support.vgpu.cases import ARCHS
 
 _MINUS_ZERO = re.compile(r"^.*insertelement .*\bhalf 0xH8000\b.*$", re.M)
 
 
-def _wanted() -> list[Wanted]:
+def _wanted() -> list[BuildRequest]:
     """Variants of each module that together have each architecture and each value of a define: a
     constant is in the source, and no variant has another than one of its defines lets in."""
-    found, seen = [], set()
+    results, recorded_calls = [], set()
     for module in dict.fromkeys(op.module for op in declared_ops()):
-        for wanted in variants(module_spec(module), ARCHS, ()):
-            has = {(module, "", wanted.arch), *((module, *define) for define in wanted.defines)}
-            if wanted.arch in ARCHS and not has <= seen:
-                found.append(wanted)
-                seen |= has
-    return found
+        for expected in variants(module_spec(module), ARCHS, ()):
+            has = {(module, "", expected.arch), *((module, *define) for define in expected.defines)}
+            if expected.arch in ARCHS and not has <= recorded_calls:
+                results.append(expected)
+                recorded_calls |= has
+    return results
 
 
 def _clang(arch: str) -> toolchain.Toolchain:
-    found = [t for t in toolchain.usable("device", arch) if t.name != "hipcc"]
-    assert found, "the wheel's clang is not installed: pip install ziglang"
-    return found[0]
+    results = [t for t in toolchain.usable("device", arch) if t.name != "hipcc"]
+    assert results, "the wheel's clang is not installed: pip install ziglang"
+    return results[0]
 
 
 def _ir(argv: tuple[str, ...], folder: Path) -> str:
-    done = subprocess.run(
+    completed = subprocess.run(
         [*argv, "-emit-llvm"], cwd=folder, capture_output=True, text=True, check=False
     )
-    assert done.returncode == 0, done.stderr[:4000]
+    assert completed.returncode == 0, completed.stderr[:4000]
     return (folder / "module.s").read_text()
 
 
@@ -54,12 +54,12 @@ WANTED = _wanted()
 
 
 @pytest.mark.thin(23)
-@pytest.mark.parametrize("wanted", WANTED, ids=lambda w: f"{w.module}-{w.arch}-{WANTED.index(w)}")
-def test_no_kernel_pairs_a_value_with_minus_zero(wanted: Wanted, tmp_path: Path) -> None:
-    spec = module_spec(wanted.module)
-    unit = device_unit(spec, wanted.arch, dict(wanted.defines), _clang(wanted.arch))
-    found = _MINUS_ZERO.findall(_ir(unit.argv(unit.commands[0]), tmp_path))
-    assert not found, f"{wanted.module}: {found[:4]}"
+@pytest.mark.parametrize("expected", WANTED, ids=lambda w: f"{w.module}-{w.arch}-{WANTED.index(w)}")
+def test_no_kernel_pairs_a_value_with_minus_zero(expected: BuildRequest, tmp_path: Path) -> None:
+    spec = module_spec(expected.module)
+    unit = device_unit(spec, expected.arch, dict(expected.defines), _clang(expected.arch))
+    result = _MINUS_ZERO.findall(_ir(unit.argv(unit.commands[0]), tmp_path))
+    assert not result, f"{expected.module}: {result[:4]}"
 
 
 def test_the_search_finds_such_a_pair(tmp_path: Path) -> None:
@@ -68,6 +68,18 @@ def test_the_search_finds_such_a_pair(tmp_path: Path) -> None:
         extern "C" __attribute__((global)) void pair(Pair* out, const _Float16* in) {
           out[0] = Pair{in[0], (_Float16)-0.0};
         }""")
-    argv = (*_clang("gfx950").argv, "-x", "hip", "--cuda-device-only", "--offload-arch=gfx950",
-            "-nogpuinc", "-nogpulib", "-O2", "-S", "pair.hip", "-o", "module.s")  # fmt: skip
+    argv = (
+        *_clang("gfx950").argv,
+        "-x",
+        "hip",
+        "--cuda-device-only",
+        "--offload-arch=gfx950",
+        "-nogpuinc",
+        "-nogpulib",
+        "-O2",
+        "-S",
+        "pair.hip",
+        "-o",
+        "module.s",
+    )
     assert _MINUS_ZERO.search(_ir(argv, tmp_path))

@@ -19,8 +19,10 @@ import rfops
 import rfops.vgpu
 from rfops import ConfigError, HipError, ToolchainNotFound
 
-flyc = pytest.importorskip("flydsl.compiler", reason="no FlyDSL (extra flydsl, Linux "
-                           "on x86-64); nothing else tests activate_flydsl")  # fmt: skip
+flyc = pytest.importorskip(
+    "flydsl.compiler",
+    reason="no FlyDSL (extra flydsl, Linux on x86-64); nothing else tests activate_flydsl",
+)
 import flydsl.expr as fx  # noqa: E402
 from flydsl.compiler import jit_executor, jit_function  # noqa: E402
 
@@ -164,20 +166,20 @@ def test_import_does_not_import_flydsl() -> None:
 def test_deactivate_gives_everything_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLYDSL_GPU_ARCH", "gfx90a")
     environment = dict(os.environ)
-    places = [
+    positions = [
         (jit_function.JitFunction, "_compile_or_execute"),
         (jit_function, "_run_pass_manager"),
         (jit_executor.CompiledArtifact, "_get_func_exe"),
         (jit_executor.CallState, "__call__"),
     ]
-    before = [getattr(owner, name) for owner, name in places]
+    previous = [getattr(owner, name) for owner, name in positions]
     rfops.vgpu.activate_flydsl("gfx950")
     rfops.vgpu.activate_flydsl("gfx942")
     run_scale()
-    assert [getattr(owner, name) for owner, name in places] != before
+    assert [getattr(owner, name) for owner, name in positions] != previous
     rfops.vgpu.deactivate_flydsl()
     rfops.vgpu.deactivate_flydsl()
-    assert [getattr(owner, name) for owner, name in places] == before
+    assert [getattr(owner, name) for owner, name in positions] == previous
     assert dict(os.environ) == environment
     scale._ensure_sig()
     assert scale._backend_target.arch == "gfx90a"

@@ -210,12 +210,13 @@ def launch(arch: str, kernel: str, grid: int, block: int, *arguments: np.ndarray
     module(arch).launch(kernel, grid, block, packed)
 
 
-def equal(label: str, got: np.ndarray, want: np.ndarray) -> None:
-    wrong = np.argwhere(got != want)
+def equal(label: str, actual: np.ndarray, want: np.ndarray) -> None:
+    wrong = np.argwhere(actual != want)
     if len(wrong):
-        at = tuple(wrong[0])
+        offset = tuple(wrong[0])
         raise AssertionError(
-            f"{label}: {len(wrong)} differ, first at {at}: got {got[at]}, want {want[at]}"
+            f"{label}: {len(wrong)} differ, first at {offset}: "
+            f"got {actual[offset]}, want {want[offset]}"
         )
 
 

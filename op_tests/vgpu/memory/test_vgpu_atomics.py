@@ -122,9 +122,20 @@ CACHE_FLOATS: dict[str, tuple[int, str, Rmw]] = {
     "pk_add_bf16": (32, "pk_bf16", _pk_bf16),
 }
 CACHE_INTEGERS = (
-    "swap", "cmpswap", "add", "sub", "smin", "smax", "umin", "umax", "and", "or", "xor",
-    "inc", "dec",
-)  # fmt: skip
+    "swap",
+    "cmpswap",
+    "add",
+    "sub",
+    "smin",
+    "smax",
+    "umin",
+    "umax",
+    "and",
+    "or",
+    "xor",
+    "inc",
+    "dec",
+)
 
 
 def _cache_atomics() -> list[Atomic]:
@@ -149,15 +160,25 @@ def _cache_atomics() -> list[Atomic]:
         for op, (bits, kind, rmw) in CACHE_FLOATS.items():
             text = form.replace("{op}", op).replace("{data}", _regs(24, bits // 32))
             out.append(Atomic(f"{family} {op}", text, bits, kind, rmw))
-    return out  # fmt: skip
+    return out
 
 
 DS_INTEGERS = {  # mnemonic: suffix letter, operation, data registers
-    "add_u": ("add", "a"), "sub_u": ("sub", "a"), "rsub_u": ("rsub", "a"), "inc_u": ("inc", "a"),
-    "dec_u": ("dec", "a"), "min_i": ("smin", "a"), "max_i": ("smax", "a"), "min_u": ("umin", "a"),
-    "max_u": ("umax", "a"), "and_b": ("and", "a"), "or_b": ("or", "a"), "xor_b": ("xor", "a"),
-    "mskor_b": ("mskor", "ab"), "cmpst_b": ("cmpswap", "ba"),
-}  # fmt: skip
+    "add_u": ("add", "a"),
+    "sub_u": ("sub", "a"),
+    "rsub_u": ("rsub", "a"),
+    "inc_u": ("inc", "a"),
+    "dec_u": ("dec", "a"),
+    "min_i": ("smin", "a"),
+    "max_i": ("smax", "a"),
+    "min_u": ("umin", "a"),
+    "max_u": ("umax", "a"),
+    "and_b": ("and", "a"),
+    "or_b": ("or", "a"),
+    "xor_b": ("xor", "a"),
+    "mskor_b": ("mskor", "ab"),
+    "cmpst_b": ("cmpswap", "ba"),
+}
 DS_FLOATS: dict[str, tuple[int, str, Rmw]] = {
     "add_f32": (32, "f32", lambda o, a, b: _bits(_f32(o) + _f32(a))),
     "min_f32": (32, "f32", lambda o, a, b: _bits(min(_f32(o), _f32(a)))),
@@ -203,7 +224,7 @@ def _ds_atomics() -> list[Atomic]:
         out.append(_ds(stem, f"_{suffix}", bits, kind, rmw, "a"))
     out.append(_ds("wrap", "_b32", 32, "int", OPS[32]["wrap"], "ab", only=True))
     out.append(_ds("condxchg32", "_b64", 64, "int", _condxchg32, "a", only=True))
-    return out  # fmt: skip
+    return out
 
 
 ATOMICS = {atomic.name: atomic for atomic in [*_cache_atomics(), *_ds_atomics()]}
@@ -237,10 +258,14 @@ def _case(atomic: Atomic, returns: bool) -> Case:
     )
 
 
-BATCH = Batch([
-    _case(atomic, returns)
-    for atomic in ATOMICS.values() for returns in (False, True) if returns or not atomic.only_return
-])  # fmt: skip
+BATCH = Batch(
+    [
+        _case(atomic, returns)
+        for atomic in ATOMICS.values()
+        for returns in (False, True)
+        if returns or not atomic.only_return
+    ]
+)
 SECOND = 3584  # byte offset of the lanes' second operands in the memory
 
 
@@ -303,13 +328,19 @@ def test_atomic(name: str) -> None:
             memory, slots, a, b = _prepare(atomic, seed)
             want = memory.copy()
             old = _expected(atomic, want, slots, a, b, mask)
-            got = BATCH.run(f"{name} {returns}", memory, slots * (atomic.bits // 8), mask,
-                            size=len(memory), data=a)  # fmt: skip
+            actual = BATCH.run(
+                f"{name} {returns}",
+                memory,
+                slots * (atomic.bits // 8),
+                mask,
+                size=len(memory),
+                data=a,
+            )
             same(f"{name} returns {returns} mask {mask:x}", memory, want)
             if returns:
                 on = active(mask)
                 dwords = atomic.bits // 32
-                same(f"{name} old values mask {mask:x}", got[:dwords, on], old[:dwords, on])
+                same(f"{name} old values mask {mask:x}", actual[:dwords, on], old[:dwords, on])
 
 
 # ------------------------------------------------------------------------------ many workgroups
@@ -347,17 +378,28 @@ def test_atomics_of_many_workgroups_lose_nothing() -> None:
 
 # ------------------------------------------------------------------------------ scalar atomics
 
-_SCALAR = Batch([
-    Case(f"{prefix}{op}{suffix}",
-         "v_readfirstlane_b32 s20, v24\n v_readfirstlane_b32 s21, v25\n"
-         f"v_readfirstlane_b32 s22, v26\n v_readfirstlane_b32 s23, v27\n {RESOURCE}"
-         f"s_{prefix}atomic_{op}{suffix} {data}, {base}, 0x10 glc\n s_waitcnt lgkmcnt(0)\n"
-         "v_mov_b32 v20, s20\n v_mov_b32 v21, s21")
-    for prefix, base in (("", "s[8:9]"), ("buffer_", "s[16:19]"))
-    for suffix in ("", "_x2") for op in CACHE_INTEGERS
-    for data in [{("", False): "s20", ("", True): "s[20:21]", ("_x2", False): "s[20:21]",
-                  ("_x2", True): "s[20:23]"}[suffix, op == "cmpswap"]]
-])  # fmt: skip
+_SCALAR = Batch(
+    [
+        Case(
+            f"{prefix}{op}{suffix}",
+            "v_readfirstlane_b32 s20, v24\n v_readfirstlane_b32 s21, v25\n"
+            f"v_readfirstlane_b32 s22, v26\n v_readfirstlane_b32 s23, v27\n {RESOURCE}"
+            f"s_{prefix}atomic_{op}{suffix} {data}, {base}, 0x10 glc\n s_waitcnt lgkmcnt(0)\n"
+            "v_mov_b32 v20, s20\n v_mov_b32 v21, s21",
+        )
+        for prefix, base in (("", "s[8:9]"), ("buffer_", "s[16:19]"))
+        for suffix in ("", "_x2")
+        for op in CACHE_INTEGERS
+        for data in [
+            {
+                ("", False): "s20",
+                ("", True): "s[20:21]",
+                ("_x2", False): "s[20:21]",
+                ("_x2", True): "s[20:23]",
+            }[suffix, op == "cmpswap"]
+        ]
+    ]
+)
 
 
 @pytest.mark.parametrize("prefix", ["", "buffer_"])
@@ -377,6 +419,6 @@ def test_scalar_atomic(prefix: str, bits: int, op: str) -> None:
         if seed % 2:
             memory[16 : 16 + bits // 8].view(dtype)[0] = old = b
         name = f"{prefix}{op}{'_x2' if bits == 64 else ''}"
-        got = _SCALAR.run(name, memory, LANE * 0, size=64, data=np.full(LANES, data))
+        actual = _SCALAR.run(name, memory, LANE * 0, size=64, data=np.full(LANES, data))
         assert int(memory[16:24].view(dtype)[0]) == OPS[bits][op](old, a, b), (name, seed)
-        assert sum(int(got[d, 9]) << (32 * d) for d in range(dwords)) == old, (name, seed)
+        assert sum(int(actual[d, 9]) << (32 * d) for d in range(dwords)) == old, (name, seed)

@@ -30,8 +30,10 @@ from support.vgpu.memory import (
 
 def _resource(word1: int = 0, word3: int = 0) -> str:
     """V# in s[16:19]: base s[8:9], num_records s10; word1 and word3 as given."""
-    return (f"s_mov_b32 s16, s8\n s_or_b32 s17, s9, 0x{word1:x}\n s_mov_b32 s18, s10\n"
-            f"s_mov_b32 s19, 0x{word3:x}\n")  # fmt: skip
+    return (
+        f"s_mov_b32 s16, s8\n s_or_b32 s17, s9, 0x{word1:x}\n s_mov_b32 s18, s10\n"
+        f"s_mov_b32 s19, 0x{word3:x}\n"
+    )
 
 
 AT = "v10, s[16:19], 0"  # an access by v10 of that resource
@@ -67,9 +69,9 @@ def test_loads_outside_read_zero_dword_by_dword(kind: str) -> None:
         for mask in MASKS[:2]:
             memory = random_bytes(LDS_BYTES, size)
             offsets = rng.integers(84, 1100, LANES)
-            got = RAW.run(f"load {kind}", memory, offsets, mask, imm=84, size=size)
+            actual = RAW.run(f"load {kind}", memory, offsets, mask, imm=84, size=size)
             want = loaded(LOADS[kind], memory, offsets, mask, lambda end, size=size: end <= size)
-            same(f"{kind} of {size} bytes", got, want)
+            same(f"{kind} of {size} bytes", actual, want)
 
 
 @pytest.mark.parametrize("kind", STORES)
@@ -92,9 +94,9 @@ def test_stores_outside_are_dropped_dword_by_dword(kind: str) -> None:
 def test_atomics_outside_are_dropped_and_return_zero() -> None:
     memory = np.full(LANES, 7, np.uint32)
     data = np.full(LANES, 5, np.uint64)
-    got = RAW.run("atomic", memory, LANE * 4, size=126, data=data)
+    actual = RAW.run("atomic", memory, LANE * 4, size=126, data=data)
     same("memory", memory, np.where(LANE < 31, 12, 7).astype(np.uint32))
-    same("old values", got[0], np.where(LANE < 31, 7, 0).astype(np.uint32))
+    same("old values", actual[0], np.where(LANE < 31, 7, 0).astype(np.uint32))
 
 
 @pytest.mark.parametrize("dwords", [1, 4])
@@ -104,11 +106,11 @@ def test_a_register_offset_below_zero_is_out_of_range(dwords: int) -> None:
     memory = random_bytes(8192, 3)
     inside = LANE % 2 == 0
     offsets = np.where(inside, 4095 + 41, 40)  # v10 is this less 4095
-    got = RAW.run(f"below zero {dwords}", memory, offsets, imm=4095, size=8192)
+    actual = RAW.run(f"below zero {dwords}", memory, offsets, imm=4095, size=8192)
     for d in range(dwords):
-        at = 4095 + 41 + 4 * d
-        want = np.where(inside, memory[at : at + 4].view(np.uint32)[0], 0).astype(np.uint32)
-        same(f"dword {d}", got[d], want)
+        offset = 4095 + 41 + 4 * d
+        want = np.where(inside, memory[offset : offset + 4].view(np.uint32)[0], 0).astype(np.uint32)
+        same(f"dword {d}", actual[d], want)
 
 
 def test_a_store_below_zero_is_dropped() -> None:
@@ -117,8 +119,8 @@ def test_a_store_below_zero_is_dropped() -> None:
     offsets = np.where(LANE % 2 == 0, 4095 + 4 * LANE, 4 * LANE)  # v10 is this less 4095
     data = random_data(5)
     for lane in LANE[LANE % 2 == 0]:
-        at = 4095 + 4 * lane
-        want[at : at + 4] = data_dwords(data)[0, lane : lane + 1].view(np.uint8)
+        offset = 4095 + 4 * lane
+        want[offset : offset + 4] = data_dwords(data)[0, lane : lane + 1].view(np.uint8)
     RAW.run("store below zero", memory, offsets, imm=4095, size=8192, data=data)
     same("memory", memory, want)
 
@@ -156,13 +158,19 @@ INDEXED = Batch([
 def test_structured_buffers_check_the_index() -> None:
     memory = random_bytes(8192, 1)
     index, offset = np.random.default_rng(1).integers(0, 120, LANES), LANE % 20
-    got = INDEXED.run("structured", memory, index, size=100, data=offset.astype(np.uint64),
-                      base=memory.ctypes.data)  # fmt: skip
+    actual = INDEXED.run(
+        "structured",
+        memory,
+        index,
+        size=100,
+        data=offset.astype(np.uint64),
+        base=memory.ctypes.data,
+    )
     want = loaded(LOADS["dwordx2"], memory, index * 48 + offset + 12, FULL)
-    same("index and offset", got[:2], np.where(index < 100, want[:2], 0).astype(np.uint32))
-    got = INDEXED.run("index", memory, index, size=100)
+    same("index and offset", actual[:2], np.where(index < 100, want[:2], 0).astype(np.uint32))
+    actual = INDEXED.run("index", memory, index, size=100)
     want = loaded(LOADS["dword"], memory, index * 48 + 8, FULL)
-    same("index", got[0], np.where(index < 100, want[0], 0).astype(np.uint32))
+    same("index", actual[0], np.where(index < 100, want[0], 0).astype(np.uint32))
 
 
 def test_without_index_or_stride_a_buffer_is_raw() -> None:
@@ -181,12 +189,12 @@ def test_thread_number_as_index() -> None:
     wide = INDEXED.run("thread, wide stride", memory, LANE * 0)
     assert wide[0, 0] == memory[8:12].view(np.uint32)[0]
     index = np.random.default_rng(3).integers(0, 120, LANES)
-    got = INDEXED.run("thread and index", memory, index, size=100)
+    actual = INDEXED.run("thread and index", memory, index, size=100)
     want = np.where(index < 100, loaded(LOADS["dword"], memory, index * 12, FULL)[0], 0)
-    same("an index replaces the thread in a linear buffer", got[0], want.astype(np.uint32))
-    before = memory.copy()
+    same("an index replaces the thread in a linear buffer", actual[0], want.astype(np.uint32))
+    previous = memory.copy()
     INDEXED.run("thread atomic", memory, LANE * 0, data=np.full(LANES, 3, np.uint64))
-    want_memory = before[: 12 * LANES].copy().view(np.uint32)
+    want_memory = previous[: 12 * LANES].copy().view(np.uint32)
     want_memory[::3] += 3
     same("atomic", memory[: 12 * LANES].view(np.uint32), want_memory)
 
@@ -201,14 +209,14 @@ def _swizzled(offset: Array | int, log: int) -> Array:
 def test_swizzled_buffers(log: int) -> None:
     memory = random_bytes(8192, log)
     offsets = np.random.default_rng(log).integers(4, 20, LANES) // 4 * 4
-    got = INDEXED.run(f"swizzled load {log}", memory, offsets, imm=4, base=memory.ctypes.data)
+    actual = INDEXED.run(f"swizzled load {log}", memory, offsets, imm=4, base=memory.ctypes.data)
     for d in range(3):
         want = loaded(LOADS["dword"], memory, _swizzled(offsets + 4 * d, log), FULL)
-        same(f"dword {d}", got[d], want[0])
+        same(f"dword {d}", actual[d], want[0])
     want_memory, data = memory.copy(), random_data(log)
     for d in range(2):
-        places = _swizzled(8 + 4 * d, log)
-        want_memory = stored(STORES["dword"], want_memory, places, data_dwords(data)[d:], FULL)
+        positions = _swizzled(8 + 4 * d, log)
+        want_memory = stored(STORES["dword"], want_memory, positions, data_dwords(data)[d:], FULL)
     INDEXED.run(
         f"swizzled store {log}", memory, np.full(LANES, 8), data=data, base=memory.ctypes.data
     )
@@ -219,10 +227,21 @@ def test_swizzled_buffers(log: int) -> None:
 
 UNORM, SNORM, USCALED, SSCALED, UINT, SINT, FLOAT = 0, 1, 2, 3, 4, 5, 7
 WIDTHS = {  # data format: bits of the components from the low end
-    1: (8,), 2: (16,), 3: (8, 8), 4: (32,), 5: (16, 16), 6: (11, 11, 10), 7: (10, 11, 11),
-    8: (2, 10, 10, 10), 9: (10, 10, 10, 2), 10: (8, 8, 8, 8), 11: (32, 32),
-    12: (16, 16, 16, 16), 13: (32, 32, 32), 14: (32, 32, 32, 32),
-}  # fmt: skip
+    1: (8,),
+    2: (16,),
+    3: (8, 8),
+    4: (32,),
+    5: (16, 16),
+    6: (11, 11, 10),
+    7: (10, 11, 11),
+    8: (2, 10, 10, 10),
+    9: (10, 10, 10, 2),
+    10: (8, 8, 8, 8),
+    11: (32, 32),
+    12: (16, 16, 16, 16),
+    13: (32, 32, 32),
+    14: (32, 32, 32, 32),
+}
 FORMATS = [
     *(
         (d, n)
@@ -253,7 +272,7 @@ def _format_cases() -> list[Case]:
                 f"tbuffer_store_format_{LETTERS[:n]} {_regs(20, n)}, v10, s[16:19], {shape}",
             ),
         ]
-    return out  # fmt: skip
+    return out
 
 
 def _word3(data: int, number: int, selectors: int = 0xFAC) -> int:
@@ -304,8 +323,12 @@ def _unpack(value: int, width: int, number: int) -> int:
     if number == FLOAT:  # 10, 11 and 16 bits have the exponent of a half
         shift = 15 - width if width < 16 else 0
         return int(np.float32(np.uint16(value << shift).view(np.float16)).view(np.uint32))
-    scale = {UNORM: value / ((1 << width) - 1), SNORM: max(-1.0, signed / ((1 << (width - 1)) - 1)),
-             USCALED: float(value), SSCALED: float(signed)}[number]  # fmt: skip
+    scale = {
+        UNORM: value / ((1 << width) - 1),
+        SNORM: max(-1.0, signed / ((1 << (width - 1)) - 1)),
+        USCALED: float(value),
+        SSCALED: float(signed),
+    }[number]
     return int(np.float32(scale).view(np.uint32))
 
 
@@ -315,14 +338,14 @@ def _pattern(data: int, number: int) -> Array:
     raw = random_bytes(4096, data * 8 + number)
     words = []
     for values in _components(raw, data):
-        fixed, at = 0, 0
+        fixed, offset = 0, 0
         for width, value in zip(WIDTHS[data], values, strict=True):
             if number == SNORM and value == 1 << (width - 1):
                 value += 1
             if number == FLOAT:  # clears an exponent bit: neither NaN nor infinity
                 value &= ~(1 << (30 if width == 32 else 14 if width == 16 else width - 1))
-            fixed |= value << at
-            at += width
+            fixed |= value << offset
+            offset += width
         words.append(fixed.to_bytes(size, "little"))
     raw[: LANES * size] = np.frombuffer(b"".join(words), np.uint8)
     return raw
@@ -332,12 +355,12 @@ def _pattern(data: int, number: int) -> Array:
 def test_typed_load(data: int, number: int) -> None:
     memory = _pattern(data, number)
     size = sum(WIDTHS[data]) // 8
-    got = TYPED.run(f"load {data} {number}", memory, LANE * size, size=4096)
+    actual = TYPED.run(f"load {data} {number}", memory, LANE * size, size=4096)
     want = np.zeros((4, LANES), np.uint32)
     for lane, values in enumerate(_components(memory, data)):
         for c, (width, value) in enumerate(zip(WIDTHS[data], values, strict=True)):
             want[c, lane] = _unpack(value, width, number)
-    same(f"format {data}, number {number}", got, want)
+    same(f"format {data}, number {number}", actual, want)
 
 
 @pytest.mark.parametrize(("data", "number"), FORMATS)
@@ -371,12 +394,12 @@ def test_typed_stores_clamp_and_round() -> None:
 
 def test_selectors_and_invalid_format() -> None:
     memory = np.random.default_rng(1).normal(size=4 * LANES).astype(np.float32)
-    got = TYPED.run("select", memory, LANE * 16, size=memory.nbytes)
+    actual = TYPED.run("select", memory, LANE * 16, size=memory.nbytes)
     texels = memory.reshape(LANES, 4)
     want = np.stack([texels[:, 1], texels[:, 0], np.ones(LANES), np.zeros(LANES)]).astype(
         np.float32
     )
-    same("y, x, 1, 0", got, want.view(np.uint32))
+    same("y, x, 1, 0", actual, want.view(np.uint32))
     same(
         "invalid format",
         TYPED.run("invalid", memory, LANE * 0, size=64)[:2],
@@ -394,15 +417,15 @@ def _towards_zero(values: Array) -> Array:
 
 def test_d16_formats() -> None:
     memory = np.random.default_rng(1).normal(size=4 * LANES).astype(np.float32)
-    got = TYPED.run("d16", memory, LANE * 16, size=memory.nbytes)
+    actual = TYPED.run("d16", memory, LANE * 16, size=memory.nbytes)
     x, y, z = (_towards_zero(memory[c::4]) for c in range(3))
-    same("32-bit floats lose their low bits", got[:3], np.stack([x | y << 16, z, x << 16]))
+    same("32-bit floats lose their low bits", actual[:3], np.stack([x | y << 16, z, x << 16]))
     raw = random_bytes(4 * LANES, 2)
     wide = raw.view(np.int8).astype(np.int16).view(np.uint16).astype(np.uint32)
-    got = TYPED.run("d16 ints", raw, LANE * 4, size=raw.nbytes)
+    actual = TYPED.run("d16 ints", raw, LANE * 4, size=raw.nbytes)
     same(
         "integers",
-        got[:2],
+        actual[:2],
         np.stack([wide[0::4] | wide[1::4] << 16, wide[2::4] | wide[3::4] << 16]),
     )
     halves = np.random.default_rng(2).normal(size=2 * LANES).astype(np.float16)
@@ -439,12 +462,14 @@ def _dma_case(family: str, kind: str, m0: int) -> Case:
     # The LDS holds zeros before; then each lane's 64 bytes of it follow the source in memory.
     clear = "s_mov_b64 s[30:31], exec\n s_mov_b64 exec, -1\n v_mov_b32 v36, 0\n v_mov_b32 v37, 0\n"
     clear += "v_lshlrev_b32 v38, 3, v0\n"
-    clear += "\n".join(f"ds_write_b64 v38, v[36:37] offset:{at}" for at in range(0, LDS_BYTES, 512))
+    clear += "\n".join(
+        f"ds_write_b64 v38, v[36:37] offset:{index}" for index in range(0, LDS_BYTES, 512)
+    )
     dump = "s_waitcnt vmcnt(0)\n s_mov_b64 exec, -1\n v_lshlrev_b32 v38, 4, v0\n"
     dump += "s_add_u32 s8, s8, 0x4000\n s_addc_u32 s9, s9, 0\n"
-    for at in range(0, LDS_BYTES, 1024):
-        dump += f"ds_read_b128 v[40:43], v38 offset:{at}\n s_waitcnt lgkmcnt(0)\n"
-        dump += f"global_store_dwordx4 v38, v[40:43], s[8:9] offset:{at}\n"
+    for index in range(0, LDS_BYTES, 1024):
+        dump += f"ds_read_b128 v[40:43], v38 offset:{index}\n s_waitcnt lgkmcnt(0)\n"
+        dump += f"global_store_dwordx4 v38, v[40:43], s[8:9] offset:{index}\n"
     dump += "s_sub_u32 s8, s8, 0x4000\n s_subb_u32 s9, s9, 0\n"
     enter = f"{clear}\n s_waitcnt lgkmcnt(0)\n s_mov_b64 exec, s[30:31]\n s_mov_b32 m0, 0x{m0:x}\n"
     return Case(
@@ -454,10 +479,14 @@ def _dma_case(family: str, kind: str, m0: int) -> Case:
 
 DMA_KINDS = {"gfx950": list(TO_LDS), "gfx942": [kind for kind, step in TO_LDS.items() if step == 4]}
 DMA_CASES = {
-    arch: [(family, kind) for family in ("buffer", "global", "scratch") for kind in kinds
-           if family != "scratch" or TO_LDS[kind] == 4]
+    arch: [
+        (family, kind)
+        for family in ("buffer", "global", "scratch")
+        for kind in kinds
+        if family != "scratch" or TO_LDS[kind] == 4
+    ]
     for arch, kinds in DMA_KINDS.items()
-}  # fmt: skip
+}
 # gfx942 takes 16 bits of M0, gfx950 18 (all of 0x40100 would lie beyond the allocation).
 DMA = {
     "gfx950": Batch([_dma_case(f, k, M0) for f, k in DMA_CASES["gfx950"]], "gfx950"),

@@ -116,8 +116,8 @@ def test_wrxchg2(suffix: str, mask: int) -> None:
     want_old = _both(suffix, memory, offsets, mask)
     want = stored(store, memory, offsets + first * unit, words, mask)
     want = stored(store, want, offsets + second * unit, words[2:], mask)
-    got = PAIR_BATCH.run(f"wrxchg2{suffix}", memory, offsets, mask, data=data)
-    same("old values", got, want_old)
+    actual = PAIR_BATCH.run(f"wrxchg2{suffix}", memory, offsets, mask, data=data)
+    same("old values", actual, want_old)
     same("new values", memory, want)
 
 
@@ -135,11 +135,13 @@ SWIZZLES: dict[str, Callable[[int], int]] = {
     "swizzle(FFT,16)": lambda i: (i & 48) | int(f"{i & 15:04b}"[::-1], 2),
     "swizzle(FFT,31)": lambda i: i,
 }
-PERMUTE_BATCH = Batch([
-    Case("bpermute", "ds_bpermute_b32 v20, v10, v24 offset:4"),
-    Case("permute", "ds_permute_b32 v20, v10, v24 offset:8"),
-    *(Case(text, f"ds_swizzle_b32 v20, v24 offset:{text}") for text in SWIZZLES),
-])  # fmt: skip
+PERMUTE_BATCH = Batch(
+    [
+        Case("bpermute", "ds_bpermute_b32 v20, v10, v24 offset:4"),
+        Case("permute", "ds_permute_b32 v20, v10, v24 offset:8"),
+        *(Case(text, f"ds_swizzle_b32 v20, v24 offset:{text}") for text in SWIZZLES),
+    ]
+)
 
 
 def _pull(values: Array, source: Array, mask: int) -> Array:
@@ -151,18 +153,20 @@ def _pull(values: Array, source: Array, mask: int) -> Array:
 @pytest.mark.parametrize("mask", MASKS)
 def test_bpermute_pulls(mask: int) -> None:
     address, data = np.random.default_rng(1).integers(0, 1 << 20, LANES), random_data(1)
-    got = PERMUTE_BATCH.run("bpermute", random_bytes(64, 0), address, mask, data=data)
-    same("ds_bpermute_b32", got[0], _pull(data_dwords(data)[0], (address + 4) // 4 % LANES, mask))
+    actual = PERMUTE_BATCH.run("bpermute", random_bytes(64, 0), address, mask, data=data)
+    same(
+        "ds_bpermute_b32", actual[0], _pull(data_dwords(data)[0], (address + 4) // 4 % LANES, mask)
+    )
 
 
 @pytest.mark.parametrize("mask", MASKS)
 def test_permute_pushes_and_the_highest_lane_wins(mask: int) -> None:
     address, data = np.random.default_rng(1).integers(0, 1 << 20, LANES), random_data(1)
-    got = PERMUTE_BATCH.run("permute", random_bytes(64, 0), address, mask, data=data)
+    actual = PERMUTE_BATCH.run("permute", random_bytes(64, 0), address, mask, data=data)
     pushed = np.zeros(LANES, np.uint32)
     for lane in np.flatnonzero(active(mask)):
         pushed[(address[lane] + 8) // 4 % LANES] = data_dwords(data)[0, lane]
-    same("ds_permute_b32", got[0], np.where(active(mask), pushed, OLD).astype(np.uint32))
+    same("ds_permute_b32", actual[0], np.where(active(mask), pushed, OLD).astype(np.uint32))
 
 
 @pytest.mark.parametrize("text", SWIZZLES)
@@ -170,32 +174,40 @@ def test_swizzle(text: str) -> None:
     source = np.array([SWIZZLES[text](i) for i in range(LANES)])
     for mask in MASKS:
         data = random_data(mask % 1000)
-        got = PERMUTE_BATCH.run(text, random_bytes(64, 0), LANE, mask, data=data)
-        same(f"{text} {mask:x}", got[0], _pull(data_dwords(data)[0], source, mask))
+        actual = PERMUTE_BATCH.run(text, random_bytes(64, 0), LANE, mask, data=data)
+        same(f"{text} {mask:x}", actual[0], _pull(data_dwords(data)[0], source, mask))
 
 
 # ------------------------------------------------------------------------------ by lane, counters
 
-OTHER_BATCH = Batch([
-    Case("read_addtid", "s_mov_b32 m0, 0xabc00100\n ds_read_addtid_b32 v20 offset:12", "ds"),
-    Case("write_addtid", "s_mov_b32 m0, 0xabc00100\n ds_write_addtid_b32 v24 offset:12", "ds"),
-    Case("append", "s_mov_b32 m0, 0x40\n ds_append v20 offset:16", "ds"),
-    Case("consume", "s_mov_b32 m0, 0x40\n ds_consume v20 offset:16", "ds"),
-    Case("write beyond", "ds_write_b64 v10, v[24:25]", "ds"),
-    Case("read beyond", "ds_read_b64 v[20:21], v10", "ds"),
-    Case("read wrapped", "v_subrev_u32 v10, 0x100, v10\n ds_read_b64 v[20:21], v10 offset:256",
-         "ds"),
-    Case("write wrapped", "v_subrev_u32 v10, 0x100, v10\n ds_write_b64 v10, v[24:25] offset:256",
-         "ds"),
-])  # fmt: skip
+OTHER_BATCH = Batch(
+    [
+        Case("read_addtid", "s_mov_b32 m0, 0xabc00100\n ds_read_addtid_b32 v20 offset:12", "ds"),
+        Case("write_addtid", "s_mov_b32 m0, 0xabc00100\n ds_write_addtid_b32 v24 offset:12", "ds"),
+        Case("append", "s_mov_b32 m0, 0x40\n ds_append v20 offset:16", "ds"),
+        Case("consume", "s_mov_b32 m0, 0x40\n ds_consume v20 offset:16", "ds"),
+        Case("write beyond", "ds_write_b64 v10, v[24:25]", "ds"),
+        Case("read beyond", "ds_read_b64 v[20:21], v10", "ds"),
+        Case(
+            "read wrapped",
+            "v_subrev_u32 v10, 0x100, v10\n ds_read_b64 v[20:21], v10 offset:256",
+            "ds",
+        ),
+        Case(
+            "write wrapped",
+            "v_subrev_u32 v10, 0x100, v10\n ds_write_b64 v10, v[24:25] offset:256",
+            "ds",
+        ),
+    ]
+)
 
 
 @pytest.mark.parametrize("mask", MASKS)
 def test_addtid(mask: int) -> None:
     memory, data = random_bytes(LDS_BYTES, 4), random_data(5)
     offsets = 0x10C + LANE * 4
-    got = OTHER_BATCH.run("read_addtid", memory, LANE, mask)
-    same("ds_read_addtid_b32", got, loaded(LOADS["dword"], memory, offsets, mask))
+    actual = OTHER_BATCH.run("read_addtid", memory, LANE, mask)
+    same("ds_read_addtid_b32", actual, loaded(LOADS["dword"], memory, offsets, mask))
     want = stored(STORES["dword"], memory, offsets, data_dwords(data), mask)
     OTHER_BATCH.run("write_addtid", memory, LANE, mask, data=data)
     same("ds_write_addtid_b32", memory, want)
@@ -207,8 +219,8 @@ def test_counters(name: str, sign: int) -> None:
         memory = random_bytes(LDS_BYTES, 6)
         counter = memory[0x50:0x54].view(np.uint32)
         counter[0] = 1000
-        got = OTHER_BATCH.run(name, memory, LANE, mask)
-        same(name, got[0], np.where(active(mask), 1000, OLD).astype(np.uint32))
+        actual = OTHER_BATCH.run(name, memory, LANE, mask)
+        same(name, actual[0], np.where(active(mask), 1000, OLD).astype(np.uint32))
         assert counter[0] == 1000 + sign * mask.bit_count()
 
 
@@ -219,9 +231,9 @@ def test_outside_the_allocation() -> None:
     want = stored(STORES["dwordx2"], memory, offsets, data_dwords(data), inside)
     OTHER_BATCH.run("write beyond", memory, offsets, data=data)
     same("writes outside are dropped", memory, want)
-    got = OTHER_BATCH.run("read beyond", memory, offsets)
+    actual = OTHER_BATCH.run("read beyond", memory, offsets)
     read = loaded(LOADS["dwordx2"], memory, np.minimum(offsets, LDS_BYTES - 8), FULL)
-    same("reads outside are zero", got[:2], np.where(LANE % 2, read[:2], 0).astype(np.uint32))
+    same("reads outside are zero", actual[:2], np.where(LANE % 2, read[:2], 0).astype(np.uint32))
 
 
 def test_an_address_below_zero_wraps() -> None:
@@ -230,8 +242,8 @@ def test_an_address_below_zero_wraps() -> None:
     below zero is out of range there."""
     memory, data = random_bytes(LDS_BYTES, 9), random_data(10)
     offsets = LANE * 8  # v10 is this less 256: below zero for half of the lanes
-    got = OTHER_BATCH.run("read wrapped", memory, offsets)
-    same("reads", got[:2], loaded(LOADS["dwordx2"], memory, offsets, FULL)[:2])
+    actual = OTHER_BATCH.run("read wrapped", memory, offsets)
+    same("reads", actual[:2], loaded(LOADS["dwordx2"], memory, offsets, FULL)[:2])
     want = stored(STORES["dwordx2"], memory, offsets, data_dwords(data), FULL)
     OTHER_BATCH.run("write wrapped", memory, offsets, data=data)
     same("writes", memory, want)
@@ -245,10 +257,12 @@ TRANSPOSED = {
     "b64_tr_b4": (4, 16),
     "b96_tr_b6": (6, 16),
 }
-TRANSPOSE_BATCH = Batch([
-    Case(name, f"ds_read_{name} {_tuple(20, bits * count // 32)}, v10 offset:16", "ds")
-    for name, (bits, count) in TRANSPOSED.items()
-])  # fmt: skip
+TRANSPOSE_BATCH = Batch(
+    [
+        Case(name, f"ds_read_{name} {_tuple(20, bits * count // 32)}, v10 offset:16", "ds")
+        for name, (bits, count) in TRANSPOSED.items()
+    ]
+)
 
 
 @pytest.mark.parametrize("name", TRANSPOSED)
@@ -257,20 +271,23 @@ def test_transposed_read(name: str) -> None:
     bits, count = TRANSPOSED[name]
     memory = random_bytes(LDS_BYTES, bits)
     offsets = np.random.default_rng(bits).permutation(LDS_BYTES // 16 - 1)[:LANES] * 16
-    got = TRANSPOSE_BATCH.run(name, memory, offsets + 16, imm=16)
+    actual = TRANSPOSE_BATCH.run(name, memory, offsets + 16, imm=16)
     for group in range(0, LANES, 16):
         pieces = [
             memory[o + 16 : o + 16 + bits * count // 8].tobytes()
             for o in offsets[group : group + 16]
         ]
-        elements = [int.from_bytes(p, "little") >> (bits * e) & ((1 << bits) - 1)
-                    for p in pieces for e in range(count)]  # fmt: skip
+        elements = [
+            int.from_bytes(p, "little") >> (bits * e) & ((1 << bits) - 1)
+            for p in pieces
+            for e in range(count)
+        ]
         matrix = np.array(elements, object).reshape(count, 16)
         for column in range(16):
             packed = sum(int(v) << (bits * r) for r, v in enumerate(matrix[:, column]))
             want = [packed >> (32 * d) & 0xFFFFFFFF for d in range(bits * count // 32)]
             same(
                 f"{name} lane {group + column}",
-                got[: len(want), group + column],
+                actual[: len(want), group + column],
                 np.array(want, np.uint32),
             )

@@ -31,15 +31,31 @@ from support.vgpu.memory import (
 
 RESOURCE = "s_mov_b64 s[16:17], s[8:9]\n s_mov_b32 s18, s10\n s_mov_b32 s19, 0\n"
 DS_LOADS = {
-    "ubyte": "u8", "sbyte": "i8", "ushort": "u16", "sshort": "i16", "dword": "b32",
-    "dwordx2": "b64", "dwordx3": "b96", "dwordx4": "b128", "ubyte_d16": "u8_d16",
-    "ubyte_d16_hi": "u8_d16_hi", "sbyte_d16": "i8_d16", "sbyte_d16_hi": "i8_d16_hi",
-    "short_d16": "u16_d16", "short_d16_hi": "u16_d16_hi",
-}  # fmt: skip
+    "ubyte": "u8",
+    "sbyte": "i8",
+    "ushort": "u16",
+    "sshort": "i16",
+    "dword": "b32",
+    "dwordx2": "b64",
+    "dwordx3": "b96",
+    "dwordx4": "b128",
+    "ubyte_d16": "u8_d16",
+    "ubyte_d16_hi": "u8_d16_hi",
+    "sbyte_d16": "i8_d16",
+    "sbyte_d16_hi": "i8_d16_hi",
+    "short_d16": "u16_d16",
+    "short_d16_hi": "u16_d16_hi",
+}
 DS_STORES = {
-    "byte": "b8", "byte_d16_hi": "b8_d16_hi", "short": "b16", "short_d16_hi": "b16_d16_hi",
-    "dword": "b32", "dwordx2": "b64", "dwordx3": "b96", "dwordx4": "b128",
-}  # fmt: skip
+    "byte": "b8",
+    "byte_d16_hi": "b8_d16_hi",
+    "short": "b16",
+    "short_d16_hi": "b16_d16_hi",
+    "dword": "b32",
+    "dwordx2": "b64",
+    "dwordx3": "b96",
+    "dwordx4": "b128",
+}
 
 
 class DynamicShapePlan(NamedTuple):
@@ -106,11 +122,21 @@ def _store_body(name: str, kind: str, acc: bool) -> str:
 
 ACC_KINDS = ("dword", "dwordx4")
 BATCH = Batch(
-    [Case(f"{f} load {k} {a}", _load_body(f, k, a), FAMILIES[f].local)
-     for f in FAMILIES for k in LOADS for a in (False, True) if not a or k in ACC_KINDS]
-    + [Case(f"{f} store {k} {a}", _store_body(f, k, a), FAMILIES[f].local)
-       for f in FAMILIES for k in STORES for a in (False, True) if not a or k in ACC_KINDS]
-)  # fmt: skip
+    [
+        Case(f"{f} load {k} {a}", _load_body(f, k, a), FAMILIES[f].local)
+        for f in FAMILIES
+        for k in LOADS
+        for a in (False, True)
+        if not a or k in ACC_KINDS
+    ]
+    + [
+        Case(f"{f} store {k} {a}", _store_body(f, k, a), FAMILIES[f].local)
+        for f in FAMILIES
+        for k in STORES
+        for a in (False, True)
+        if not a or k in ACC_KINDS
+    ]
+)
 
 
 def _memory(family: str, seed: int) -> Array:
@@ -121,7 +147,7 @@ def _patterns(family: str, size: int, disjoint: bool) -> list[Array]:
     """Offsets of the lanes: side by side, scattered (unaligned), all the same."""
     rng = np.random.default_rng(size)
     if family == "scratch_saddr":  # one offset for all lanes
-        return [np.full(LANES, at) for at in (16, 33, PRIVATE - size)]
+        return [np.full(LANES, offset) for offset in (16, 33, PRIVATE - size)]
     if FAMILIES[family].local == "scratch":
         return [np.full(LANES, 32), rng.integers(4, PRIVATE - size, LANES), LANE % 8 * 16 + 4]
     scattered = rng.permutation(LANES * 3) * 20 + 103
@@ -142,12 +168,13 @@ def test_load(family: str, kind: str) -> None:
         for p, offsets in enumerate(_patterns(family, load.bytes, disjoint=False)):
             for mask in MASKS:
                 memory = _memory(family, p)
-                before = memory.copy()
-                got = BATCH.run(f"{family} load {kind} {acc}", memory, offsets, mask, imm=imm,
-                                size=len(memory))  # fmt: skip
+                previous = memory.copy()
+                actual = BATCH.run(
+                    f"{family} load {kind} {acc}", memory, offsets, mask, imm=imm, size=len(memory)
+                )
                 want = loaded(load, memory, _whole(family, offsets), mask)
-                same(f"{family} {kind} pattern {p} mask {mask:x} acc {acc}", got, want)
-                same("a load leaves memory alone", memory, before)
+                same(f"{family} {kind} pattern {p} mask {mask:x} acc {acc}", actual, want)
+                same("a load leaves memory alone", memory, previous)
 
 
 @pytest.mark.parametrize("kind", STORES)
@@ -159,8 +186,15 @@ def test_store(family: str, kind: str) -> None:
             for mask in MASKS:
                 memory, data = _memory(family, p), random_data(p)
                 want = stored(store, memory, _whole(family, offsets), data_dwords(data), mask)
-                BATCH.run(f"{family} store {kind} {acc}", memory, offsets, mask, imm=imm,
-                          size=len(memory), data=data)  # fmt: skip
+                BATCH.run(
+                    f"{family} store {kind} {acc}",
+                    memory,
+                    offsets,
+                    mask,
+                    imm=imm,
+                    size=len(memory),
+                    data=data,
+                )
                 same(f"{family} {kind} pattern {p} mask {mask:x} acc {acc}", memory, want)
 
 
@@ -222,11 +256,11 @@ def _aperture_bytes(memory: Array, data: Array, offsets: Array, lane: int) -> Ar
 def test_flat_follows_the_apertures() -> None:
     memory, data = random_bytes(LDS_BYTES, 1), random_data(2)
     offsets = np.random.default_rng(3).integers(0, PRIVATE - 16, LANES)
-    got = _FLAT.run("load", memory, offsets, data=data)
+    actual = _FLAT.run("load", memory, offsets, data=data)
     want = np.full((4, LANES), OLD, np.uint32)
     for lane in range(LANES):
         want[:3, lane] = _aperture_bytes(memory, data, offsets, lane)[:12].copy().view(np.uint32)
-    same("flat_load_dwordx3", got, want)
+    same("flat_load_dwordx3", actual, want)
 
 
 def test_flat_stores_to_every_aperture() -> None:
@@ -235,21 +269,21 @@ def test_flat_stores_to_every_aperture() -> None:
         LANE * 8 % (PRIVATE - 32) // 16 * 16 + LANE // 24 * 512
     )  # aligned pieces, apart in LDS
     offsets = np.where(LANE % 3 == 2, offsets % (PRIVATE - 32), LANE * 16)
-    before = memory.copy()
-    got = _FLAT.run("store", memory, offsets, data=data)
+    previous = memory.copy()
+    actual = _FLAT.run("store", memory, offsets, data=data)
     dwords = data_dwords(data)
     for lane in range(LANES):
-        seen = _aperture_bytes(before, data, offsets, lane)
+        seen = _aperture_bytes(previous, data, offsets, lane)
         want = np.concatenate([dwords[:0:-1, lane], seen[12:16].copy().view(np.uint32)])
-        same(f"lane {lane}", got[:, lane], want)
+        same(f"lane {lane}", actual[:, lane], want)
 
 
 def test_flat_beyond_lds_reads_zero() -> None:
     memory = np.zeros(LDS_BYTES, np.uint8)
     offsets = np.where(LANE % 2, LDS_BYTES - 4 - LANE * 8, LDS_BYTES - 3 + LANE)
-    got = _FLAT.run("beyond LDS", memory, offsets, data=random_data(5))
+    actual = _FLAT.run("beyond LDS", memory, offsets, data=random_data(5))
     want = np.where(LANE % 2, data_dwords(random_data(5))[0], 0).astype(np.uint32)
-    same("flat_load_dword", got[0], want)
+    same("flat_load_dword", actual[0], want)
 
 
 # ------------------------------------------------------------------------------ faults
@@ -301,8 +335,8 @@ def test_fault_names_instruction_and_lane(case: str, lane5: int, text: str) -> N
 
 def test_an_inactive_lane_faults_nothing() -> None:
     memory = np.zeros(LANES * PRIVATE, np.uint8)
-    got = _FAULTS.run("stack", memory, np.where(LANE == 5, 1 << 20, 0), FULL & ~(1 << 5))
-    same("scratch_load_dword", got[0], np.where(active(1 << 5), OLD, 0).astype(np.uint32))
+    actual = _FAULTS.run("stack", memory, np.where(LANE == 5, 1 << 20, 0), FULL & ~(1 << 5))
+    same("scratch_load_dword", actual[0], np.where(active(1 << 5), OLD, 0).astype(np.uint32))
 
 
 # ------------------------------------------------------------------------------ SMEM
@@ -344,37 +378,44 @@ def _smem_cases() -> list[Case]:
                 f"{enter}{fill}\n s_buffer_store_dword{suffix} {data}, s[16:19], 0x20",
             )
         )
-    return out  # fmt: skip
+    return out
 
 
-SMEM = Batch([*_smem_cases(), Case(
-    "clocks",
-    "s_memtime s[32:33]\n s_memrealtime s[34:35]\n s_dcache_inv\n s_dcache_wb\n"
-    "s_waitcnt lgkmcnt(0)\n s_memtime s[36:37]\n s_waitcnt lgkmcnt(0)\n"
-    "s_sub_u32 s36, s36, s32\n s_subb_u32 s37, s37, s33\n"
-    "v_mov_b32 v20, s36\n v_mov_b32 v21, s37\n v_mov_b32 v22, s34\n v_mov_b32 v23, s35"),
-])  # fmt: skip
+SMEM = Batch(
+    [
+        *_smem_cases(),
+        Case(
+            "clocks",
+            "s_memtime s[32:33]\n s_memrealtime s[34:35]\n s_dcache_inv\n s_dcache_wb\n"
+            "s_waitcnt lgkmcnt(0)\n s_memtime s[36:37]\n s_waitcnt lgkmcnt(0)\n"
+            "s_sub_u32 s36, s36, s32\n s_subb_u32 s37, s37, s33\n"
+            "v_mov_b32 v20, s36\n v_mov_b32 v21, s37\n v_mov_b32 v22, s34\n v_mov_b32 v23, s35",
+        ),
+    ]
+)
 
 
 @pytest.mark.parametrize("n", [1, 2, 4, 8, 16])
 @pytest.mark.parametrize(
-    ("form", "at"),
+    ("form", "offset"),
     [("0x10", 80), ("-0x10", 48), ("s11", 104), ("s11 offset:0x8", 112), ("0x13", 80)],
 )
-def test_scalar_load(n: int, form: str, at: int) -> None:
+def test_scalar_load(n: int, form: str, offset: int) -> None:
     memory = random_bytes(1024, n)
-    got = SMEM.run(f"load {n} {form}", memory, np.zeros(LANES))[0]
-    same(f"s_load_dwordx{n} {form}", got[:n], memory[at : at + 4 * n].view(np.uint32))
+    actual = SMEM.run(f"load {n} {form}", memory, np.zeros(LANES))[0]
+    same(f"s_load_dwordx{n} {form}", actual[:n], memory[offset : offset + 4 * n].view(np.uint32))
 
 
 @pytest.mark.parametrize("n", [1, 2, 4, 8, 16])
 def test_scalar_buffer_load_is_range_checked(n: int) -> None:
     memory = random_bytes(1024, n)
-    for at in (0, 64, 100, 116, 120, 124, 400):
-        got = SMEM.run(f"buffer {n}", memory, np.full(LANES, at), size=128)[0]
-        dwords = [int(memory[o : o + 4].view(np.uint32)[0]) if o + 4 <= 128 else 0
-                  for o in range(at + 8, at + 8 + 4 * n, 4)]  # fmt: skip
-        same(f"s_buffer_load x{n} at {at}", got[:n], np.array(dwords, np.uint32))
+    for offset in (0, 64, 100, 116, 120, 124, 400):
+        actual = SMEM.run(f"buffer {n}", memory, np.full(LANES, offset), size=128)[0]
+        dwords = [
+            int(memory[o : o + 4].view(np.uint32)[0]) if o + 4 <= 128 else 0
+            for o in range(offset + 8, offset + 8 + 4 * n, 4)
+        ]
+        same(f"s_buffer_load x{n} at {offset}", actual[:n], np.array(dwords, np.uint32))
 
 
 @pytest.mark.parametrize("n", [1, 2, 4])

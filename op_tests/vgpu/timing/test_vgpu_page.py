@@ -33,7 +33,7 @@ def found(m: int = 16, n: int = 512, k: int = 2048) -> report.Report:
     w, w_scale = rfops.quant_mxfp8(torch.randn(n, k))
     with rfops.vgpu.timing("MI355X", events=50_000), rfops.vgpu.profile() as p:
         rfops.gemm_mxfp8(x, w, x_scale, w_scale)
-    return report.of(p.launches)
+    return report.from_launches(p.launches)
 
 
 @functools.cache
@@ -76,7 +76,7 @@ def read(html: str) -> Reader:
 
 
 def svgs(html: str) -> list[ET.Element]:
-    return [ET.fromstring(one) for one in re.findall(r"<svg.*?</svg>", html, re.S)]
+    return [ET.fromstring(item) for item in re.findall(r"<svg.*?</svg>", html, re.S)]
 
 
 def test_a_page_is_whole_and_alone() -> None:
@@ -87,7 +87,7 @@ def test_a_page_is_whole_and_alone() -> None:
 
 
 def test_it_says_what_the_record_says() -> None:
-    (launch,) = (one.time for one in found().followed)
+    (launch,) = (item.time for item in found().followed)
     cells = read(text()).cells
     assert f"{launch.us:.2f}" in cells and f"{launch.low:.2f} to {launch.high:.2f}" in cells
     total = sum(launch.stalls.values())
@@ -103,19 +103,22 @@ def test_it_says_what_the_record_says() -> None:
 
 def test_each_figure_says_what_part_of_the_gpu_it_is_of() -> None:
     """Bytes and stalls are one XCD's, the timeline is of the CU that the trace names."""
-    (launch,) = (one.time for one in found().followed)
-    place = f"on XCD 0 of {ARCH_SPECS['gfx950'].xcds}"
+    (launch,) = (item.time for item in found().followed)
+    position = f"on XCD 0 of {ARCH_SPECS['gfx950'].xcds}"
     read, written = (launch.memory[name] for name in ("hbm_read_bytes", "written_bytes"))
     for shown in (text(), timed_text.table(launch)):
-        assert f"{read} B read; {written} B written {place}" in shown
+        assert f"{read} B read; {written} B written {position}" in shown
         bytes_shown = re.findall(r"\d+ B (?:written )?(?!read)(.{0,20})", shown)
-        assert bytes_shown and all(after.startswith(place) for after in bytes_shown)
-        assert f"cycles of LDS bank conflicts {place}" in shown or f"cycles {place}" in shown
-    assert f"added up over waves {place}" in timed_text.table(launch)
-    assert place in timed_text.annotate(launch).splitlines()[0]
-    assert f"clk, waves {place}" in text() and f"Counts are of waves {place}." in text()
-    (named,) = (e["args"]["name"] for e in timeline.trace([launch])["traceEvents"]
-                if e["name"] == "process_name" and "mxfp8" in e["args"]["name"])  # fmt: skip
+        assert bytes_shown and all(after.startswith(position) for after in bytes_shown)
+        assert f"cycles of LDS bank conflicts {position}" in shown or f"cycles {position}" in shown
+    assert f"added up over waves {position}" in timed_text.table(launch)
+    assert position in timed_text.annotate(launch).splitlines()[0]
+    assert f"clk, waves {position}" in text() and f"Counts are of waves {position}." in text()
+    (named,) = (
+        e["args"]["name"]
+        for e in timeline.trace([launch])["traceEvents"]
+        if e["name"] == "process_name" and "mxfp8" in e["args"]["name"]
+    )
     assert named.endswith(f"CU {launch.events_cu}")
     assert f"CU {launch.events_cu} of XCD 0: " in text()
 
@@ -123,9 +126,9 @@ def test_each_figure_says_what_part_of_the_gpu_it_is_of() -> None:
 def test_names_are_no_markup() -> None:
     (one,) = found().followed
     evil = TimedLaunch({**one.time.figures, "kernel": EVIL})
-    made = report.Report([""], followed=[report.Followed(evil, one.counted)], failed=[EVIL])
-    made.kernel(EVIL, "MI355X").add_time(evil)
-    reader = read(page.page(made, EVIL))
+    result = report.Report([""], followed=[report.Followed(evil, one.counted)], failed=[EVIL])
+    result.kernel(EVIL, "MI355X").add_time(evil)
+    reader = read(page.page(result, EVIL))
     assert "script" not in reader.tags
     assert [cell for cell in reader.cells if EVIL in cell] == [EVIL, EVIL, f"1. {EVIL}"]
 
@@ -145,11 +148,11 @@ def test_roofline() -> None:
     flops = one.counted["mfma_flops"] + one.counted["valu_flops"]
     lines = one.counted["global_read"]["lines_64B"] + one.counted["global_write"]["lines_64B"]
 
-    def at(places: dict[float, float], value: float) -> float:
+    def at(positions: dict[float, float], value: float) -> float:
         """As the logarithm says, from two ticks."""
         low, high = 1.0, 100.0
         share = torch.log10(torch.tensor(value / low)).item() / 2
-        return places[low] + share * (places[high] - places[low])
+        return positions[low] + share * (positions[high] - positions[low])
 
     circles = [*svg.iter("circle")]
     whole, body = (one.time.us, one.time.us - one.time.floor_us)
@@ -182,7 +185,7 @@ def test_timeline() -> None:
 
 def test_a_long_timeline_says_what_is_left_out() -> None:
     (one,) = found().followed
-    html = page_charts.timeline(one.time, most=100)
+    html = page_charts.timeline(one.time, max_rects=100)
     assert len([*rectangles(svgs(html)[0])]) <= 100
     assert re.search(r"; \d{3,} more slices are left out", html)
     alone = dataclasses.replace(one.time, figures={**one.time.figures, "events": []})
@@ -226,8 +229,13 @@ def test_the_command(tmp_path: Path) -> None:
 
 # ---------------------------------------------------------------------------------- a browser
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable",
-            "chrome-headless-shell")  # fmt: skip
+BROWSERS = (
+    "chromium",
+    "chromium-browser",
+    "google-chrome",
+    "google-chrome-stable",
+    "chrome-headless-shell",
+)
 # Goes into a copy of the page: what a reader would see.
 LOOK = """<script>
 const boxes = selector =>
@@ -260,11 +268,20 @@ def browser() -> str:
 
 
 def chromium(browser: str, folder: Path, *words: str) -> str:
-    flags = ("--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-first-run",
-             "--virtual-time-budget=5000", f"--user-data-dir={folder / 'profile'}")  # fmt: skip
-    done = subprocess.run([browser, *flags, *words], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    flags = (
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--hide-scrollbars",
+        "--no-first-run",
+        "--virtual-time-budget=5000",
+        f"--user-data-dir={folder / 'profile'}",
+    )
+    completed = subprocess.run(
+        [browser, *flags, *words], capture_output=True, text=True, timeout=120
+    )
+    assert completed.returncode == 0, completed.stderr
+    return completed.stdout
 
 
 @pytest.mark.parametrize("width", [1280, 420])
@@ -278,17 +295,17 @@ def test_in_a_browser(browser: str, tmp_path: Path, dark: bool, width: int) -> N
     size = f"--window-size={width},1600"
     dom = chromium(browser, tmp_path, size, "--dump-dom", file.as_uri())
     # The script that writes it comes first.
-    told = json.loads(re.findall(r'<pre id="told">(.*?)</pre>', dom, re.S)[-1])
+    message = json.loads(re.findall(r'<pre id="told">(.*?)</pre>', dom, re.S)[-1])
     light, _, night = page.STYLE.partition("@media")
     v = variables(night if dark else light)
 
     def rgb(color: str) -> str:
         return "rgb({}, {}, {})".format(*(int(color[i : i + 2], 16) for i in (1, 3, 5)))
 
-    assert (told.pop("back"), told.pop("text")) == (rgb(v["back"]), rgb(v["text"]))
-    assert told.pop("stack") == pytest.approx(1, abs=0.02)
-    assert told.pop("wide") <= 0
-    assert told == {"empty": 0, "order": True, "facts": True, "cut": 0, "requests": 0}
+    assert (message.pop("back"), message.pop("text")) == (rgb(v["back"]), rgb(v["text"]))
+    assert message.pop("stack") == pytest.approx(1, abs=0.02)
+    assert message.pop("wide") <= 0
+    assert message == {"empty": 0, "order": True, "facts": True, "cut": 0, "requests": 0}
     picture = tmp_path / "page.png"
     chromium(browser, tmp_path, size, f"--screenshot={picture}", file.as_uri())
     assert picture.stat().st_size > 20_000, "not one colour"

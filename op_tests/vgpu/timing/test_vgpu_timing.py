@@ -81,9 +81,9 @@ def gemm() -> torch.Tensor:
     return rfops.gemm_mxfp8(*operands(), out=OUT.fill_(torch.nan))
 
 
-def timed_gemm(**how: object) -> TimedLaunch:
+def timed_gemm(**options: object) -> TimedLaunch:
     operands()
-    with rfops.vgpu.timing(**how) as t:  # type: ignore[arg-type]
+    with rfops.vgpu.timing(**options) as t:  # type: ignore[arg-type]
         gemm()
     return t.launches[-1]
 
@@ -254,10 +254,10 @@ def test_the_same_for_any_number_of_threads() -> None:
     texts = set()
     for threads in "1", "2", "3":
         env = os.environ | {"RFOPS_VGPU_THREADS": threads, "MALLOC_MMAP_THRESHOLD_": "1024"}
-        done = subprocess.run(
+        completed = subprocess.run(
             [sys.executable, "-c", PAGES], env=env, capture_output=True, text=True, check=True
         )
-        texts.add(done.stdout)
+        texts.add(completed.stdout)
     assert len(texts) == 1
 
 
@@ -340,16 +340,18 @@ def test_a_process_that_only_tells() -> None:
         "rfops.gemm_mxfp8(x, w, xs, ws)\n"
     )
     env = {"RFOPS_VGPU_TIMING": "1", "RFOPS_VGPU_LOG": "1"}
-    done = python(script, **env)
-    assert done.returncode == 0
-    lines = [line for line in done.stderr.splitlines() if "estimated" in line]
+    completed = python(script, **env)
+    assert completed.returncode == 0
+    lines = [line for line in completed.stderr.splitlines() if "estimated" in line]
     assert len(lines) == 3 and sum("quant_mxfp8" in line for line in lines) == 2
     line = lines[-1]
     assert " us (" in line and "on MI355X at 2.40 GHz" in line
     within = script.replace("rfops.gemm", "with rfops.vgpu.timing() as t: rfops.gemm")
     within += "print(len(t.launches))\n"
-    done = python(within, **env)
-    assert done.stdout == "1\n" and done.stderr.count("estimated") == 3, "and to the block"
+    completed = python(within, **env)
+    assert completed.stdout == "1\n" and completed.stderr.count("estimated") == 3, (
+        "and to the block"
+    )
 
 
 def test_calls_after_one_without_results_are_right(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,12 +32,16 @@ class Row(NamedTuple):
 def rows() -> list[Row]:
     text = (TIMING / "gpu_model.cpp").read_text(encoding="utf-8")
     text = re.sub(r"4 << 20", str(4 << 20), text)
-    pattern = (r'(?:\{"(\w+)",\s*)?\{&C::(\w+), "\w+", "[^"]*", \'([A-D])\',\s*"([^"]*)",\s*'
-               r"([-\w.]+)\}")  # fmt: skip
-    found = [Row(part, name, grade, source, float(value.replace("kNoLimit", "1e9")))
-             for part, name, grade, source, value in re.findall(pattern, text)]  # fmt: skip
-    assert len(found) == text.count("&C::"), "a row was not read"
-    return found
+    pattern = (
+        r'(?:\{"(\w+)",\s*)?\{&C::(\w+), "\w+", "[^"]*", \'([A-D])\',\s*"([^"]*)",\s*'
+        r"([-\w.]+)\}"
+    )
+    results = [
+        Row(part, name, grade, source, float(value.replace("kNoLimit", "1e9")))
+        for part, name, grade, source, value in re.findall(pattern, text)
+    ]
+    assert len(results) == text.count("&C::"), "a row was not read"
+    return results
 
 
 ROWS = rows()
@@ -82,10 +86,18 @@ DERIVED: dict[tuple[str, str], tuple[Callable[[], float], int]] = {
 }
 # Chosen so that a microkernel, a case of test_vgpu_timing_micro.py, comes to the published value.
 FITTED = {
-    ("", "hbm_turn_ns"), ("", "hbm_tb_s"), ("", "segment_clk"), ("", "lds_latency"),
-    ("", "lds_write_clk"), ("", "packed_f32_clk"), ("", "branch_clk"), ("", "turnaround_clk"),
-    ("", "floor_graph"), ("MI300A", "hbm_tb_s"), ("MI300A", "hbm_turn_ns"),
-}  # fmt: skip
+    ("", "hbm_turn_ns"),
+    ("", "hbm_tb_s"),
+    ("", "segment_clk"),
+    ("", "lds_latency"),
+    ("", "lds_write_clk"),
+    ("", "packed_f32_clk"),
+    ("", "branch_clk"),
+    ("", "turnaround_clk"),
+    ("", "floor_graph"),
+    ("MI300A", "hbm_tb_s"),
+    ("MI300A", "hbm_turn_ns"),
+}
 LESS = {("", "floor_profiler")}  # the published value less the time of a kernel's body
 
 
@@ -97,8 +109,8 @@ def test_a_constant_equals_the_table(row: Row) -> None:
     assert row.grade >= min(TABLE[id]["grade"] for id in row.ids), "better than its source"
     which = row.part, row.name
     if which in DERIVED:
-        found, decimals = DERIVED[which]
-        assert row.value == pytest.approx(found(), abs=0.5001 * 10**-decimals)
+        result, decimals = DERIVED[which]
+        assert row.value == pytest.approx(result(), abs=0.5001 * 10**-decimals)
     elif which in LESS:
         assert 0 < row.value < min(map(value, row.ids))
     elif which in FITTED:
@@ -121,6 +133,6 @@ def test_a_microkernel_has_the_published_value(id: str) -> None:
     published = [case.published / scale for case in CASES if case.id == id]
     low, high = (float(row[name] or "nan") for name in ("low", "high"))
     assert any(
-        low <= one <= high or any(one == pytest.approx(k, rel=1e-3) for k in known)
-        for one in published
+        low <= item <= high or any(item == pytest.approx(k, rel=1e-3) for k in known)
+        for item in published
     ), published

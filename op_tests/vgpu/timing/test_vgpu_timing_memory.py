@@ -120,7 +120,7 @@ def test_a_load_to_lds_takes_it_as_a_store_does(arch: str, part: str) -> None:
     start = "  s_mov_b32 m0, 0\n  v_lshlrev_b32 v10, 2, v0\n"
     micros = Micros({name: Micro(text, start, lds=256) for name, text in lines.items()}, arch)
     launches = (micros.run(name, part, 8, np.zeros(64, np.uint64), 64, 64) for name in lines)
-    loads, stores = (one.busy["lds"] * one.clocks for one in launches)
+    loads, stores = (item.busy["lds"] * item.clocks for item in launches)
     assert stores > 0 and loads == pytest.approx(stores, rel=1e-6)
 
 
@@ -168,7 +168,7 @@ def test_waiting_for_a_flag_takes_time(micros: Micros, kernel: str) -> None:
     launch = launches[0]
     assert 2 * LONG < launch.clocks < 2.5 * LONG
     assert 0.9 < launch.stalls["flag"] / (7 * LONG) < 1.2  # of XCD 0's eight blocks, but one
-    assert all(one.figures == launch.figures for one in launches)
+    assert all(item.figures == launch.figures for item in launches)
 
 
 def test_a_look_at_a_count_waits_for_nobody(micros: Micros) -> None:

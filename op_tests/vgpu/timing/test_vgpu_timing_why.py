@@ -33,15 +33,15 @@ extern "C" __attribute__((global)) void chase(void** at, int trips) {
 def launches() -> tuple[TimedLaunch, ...]:
     """Two, the second of more workgroups than the compute unit has at once."""
     torch.manual_seed(1)
-    found = []
+    results = []
     for m, n in ((16, 512), (16, 65536)):
         x, x_scale = rfops.quant_mxfp8(torch.randn(m, 256))
         w = torch.randint(0, 100, (n, 256), dtype=torch.uint8).view(torch.float8_e4m3fn)
         w_scale = torch.full((n, 8), 127, dtype=torch.uint8).view(torch.float8_e8m0fnu)
         with rfops.vgpu.timing("MI355X", events=1_000_000) as t:
             rfops.gemm_mxfp8(x, w, x_scale, w_scale)
-        found += t.launches
-    return tuple(found)
+        results += t.launches
+    return tuple(results)
 
 
 def ps(us: float) -> int:
@@ -55,18 +55,20 @@ def check_well_formed(trace: dict[str, Any]) -> Slices:
     slices: Slices = trace["traceEvents"]
     named = [s for s in slices if s["ph"] == "M"]
     assert slices[: len(named)] == named, "names come first"
-    rest = slices[len(named) :]
-    assert {s["ph"] for s in rest} == {"X", "C"}
-    stamps = [s["ts"] for s in rest]
+    remaining = slices[len(named) :]
+    assert {s["ph"] for s in remaining} == {"X", "C"}
+    stamps = [s["ts"] for s in remaining]
     assert stamps == sorted(stamps) and stamps[0] >= 0
-    of = {kind: {(s["pid"], s.get("tid")) for s in named if s["name"] == f"{kind}_name"}
-          for kind in ("process", "thread")}  # fmt: skip
-    assert {(s["pid"], None) for s in rest} == of["process"]
-    assert {(s["pid"], s["tid"]) for s in rest if s["ph"] == "X"} == of["thread"]
-    for at in of["thread"]:
+    of = {
+        kind: {(s["pid"], s.get("tid")) for s in named if s["name"] == f"{kind}_name"}
+        for kind in ("process", "thread")
+    }
+    assert {(s["pid"], None) for s in remaining} == of["process"]
+    assert {(s["pid"], s["tid"]) for s in remaining if s["ph"] == "X"} == of["thread"]
+    for offset in of["thread"]:
         open_ends: list[int] = []
-        for s in rest:
-            if s["ph"] != "X" or (s["pid"], s["tid"]) != at:
+        for s in remaining:
+            if s["ph"] != "X" or (s["pid"], s["tid"]) != offset:
                 continue
             start, end = ps(s["ts"]), ps(s["ts"]) + ps(s["dur"])
             while open_ends and open_ends[-1] <= start:
@@ -75,7 +77,7 @@ def check_well_formed(trace: dict[str, Any]) -> Slices:
             assert not open_ends or end <= open_ends[-1], f"{s} goes on after what it is in"
             open_ends.append(end)
         assert len(open_ends) <= 2
-    for s in rest:
+    for s in remaining:
         if s["ph"] == "C":
             assert s["args"] and all(value >= 0 for value in s["args"].values()), s
     return slices
@@ -87,7 +89,7 @@ def of_category(slices: Slices, cat: str, index: int) -> Slices:
 
 
 def test_a_timeline_is_well_formed_and_has_all() -> None:
-    trace = timeline.trace(launches(), most=1_000_000)
+    trace = timeline.trace(launches(), max_issues=1_000_000)
     slices = check_well_formed(trace)
     start = 0.0
     for index, launch in enumerate(launches()):
@@ -101,15 +103,18 @@ def test_a_timeline_is_well_formed_and_has_all() -> None:
         waited: dict[str, int] = {}
         for s in of_category(slices, "stall", index):
             waited[s["name"]] = waited.get(s["name"], 0) + ps(s["dur"])
-        told = sum(e[4] for e in launch.events if e[5] == "vmcnt" and e[4] > 4)
-        assert waited["vmcnt"] == pytest.approx(told / launch.clock_ghz * 1e3, rel=1e-3)
+        message = sum(e[4] for e in launch.events if e[5] == "vmcnt" and e[4] > 4)
+        assert waited["vmcnt"] == pytest.approx(message / launch.clock_ghz * 1e3, rel=1e-3)
         (whole,) = of_category(slices, "launch", index)
         assert whole["name"] == launch.kernel and whole["ts"] == pytest.approx(start)
         inside = [s for s in slices if s["pid"] // 10 == index and s["ph"] == "X"]
         assert max(s["ts"] + s["dur"] for s in inside) <= start + launch.us + 1e-3
         start += launch.us
-        counted = [s["args"]["waves"] for s in slices if s["ph"] == "C" and s["name"] == "waves"
-                   and s["pid"] == index * 10 + 1]  # fmt: skip
+        counted = [
+            s["args"]["waves"]
+            for s in slices
+            if s["ph"] == "C" and s["name"] == "waves" and s["pid"] == index * 10 + 1
+        ]
         assert max(counted) > 0 and counted[-1] == 0
     told_of = trace["otherData"]["launches"]
     assert [launch["capped"] for launch in told_of] == [False, False]
@@ -127,7 +132,7 @@ def test_matrix_units_are_busy_as_long_as_they_work() -> None:
 
 
 def test_a_timeline_is_capped() -> None:
-    trace = timeline.trace(launches(), most=50)
+    trace = timeline.trace(launches(), max_issues=50)
     issues = of_category(check_well_formed(trace), "issue", 1)
     assert sum(s["args"]["issued"] for s in issues) == 50
     assert [launch["capped"] for launch in trace["otherData"]["launches"]] == [True, True]
@@ -149,7 +154,7 @@ def test_a_listing_marks_what_waits_most() -> None:
     total = sum(launch.stalls.values())
     assert f"{total} clk" in head and len(rows) == len(launch.pcs)
     marked = [row for row in rows if row.startswith("  >")]
-    assert len(marked) == timed_text.MARKED
+    assert len(marked) == timed_text.NUM_MARKED
     worst = max(launch.pcs, key=lambda row: sum(row["stalls"].values()))
     (line,) = [row for row in marked if f"{worst['offset']:#x} " in row]
     clk = sum(worst["stalls"].values())
@@ -186,8 +191,12 @@ def test_source_lines(vgpu_path: Path, tmp_path: Path, flags: tuple[str, ...], h
     memory = (ctypes.c_void_p * 2)()
     memory[0] = ctypes.addressof(memory)
     with rfops.vgpu.timing("MI300X") as t:
-        hip.launch(hip.function(module, "chase"), ctypes.c_void_p(ctypes.addressof(memory)),
-                   ctypes.c_int(8), block=(64,))  # fmt: skip
+        hip.launch(
+            hip.function(module, "chase"),
+            ctypes.c_void_p(ctypes.addressof(memory)),
+            ctypes.c_int(8),
+            block=(64,),
+        )
     text = timed_text.annotate(t.launches[0])
     assert any("source" in row for row in t.launches[0].pcs) == has
     assert ("; " in text) == ("p = (void**)*p;  // here" in text) == has
@@ -203,16 +212,21 @@ def test_source_lines_of_the_engines_code(tmp_path: Path) -> None:
     assert kept.kernel == "lines_kernel"  # which is forgotten with the last that holds it
     header = next(CSRC.glob("include/rfops/**/*.h")).relative_to(CSRC)
     stage = "/cache/v1/gfx950/m/.stage-1a2b-3c4d/"
-    for name, told in (
+    for name, message in (
         (f"{stage}root/deep/m.hip:2", f"{tmp_path}/deep/m.hip:2"),
         ("root/deep/m.hip:2", f"{tmp_path}/deep/m.hip:2"),
         (f"{stage}root/gone.hip:2", "root/gone.hip:2"),
         (f"rfops/{header}:1", f"{CSRC}/{header}:1"),
         ("/home/a/b.py:3", "/home/a/b.py:3"),
     ):
-        assert timed_text.place(name, "lines_kernel") == told
-    row = {"offset": 256, "text": "s_nop 0", "issued": 1, "stalls": {"vmcnt": 4},
-           "source": f"{stage}root/deep/m.hip:2"}  # fmt: skip
+        assert timed_text.source_path(name, "lines_kernel") == message
+    row = {
+        "offset": 256,
+        "text": "s_nop 0",
+        "issued": 1,
+        "stalls": {"vmcnt": 4},
+        "source": f"{stage}root/deep/m.hip:2",
+    }
     one = TimedLaunch({**launches()[0].figures, "kernel": "lines_kernel", "pcs": [row]})
     assert f"  ; {tmp_path}/deep/m.hip:2  line two" in timed_text.annotate(one)
 
@@ -228,6 +242,9 @@ def test_a_timeline_is_of_the_unit_that_is_done_last(monkeypatch: pytest.MonkeyP
     rows = {row["offset"]: row for row in launch.pcs}
     assert max(event[0] for event in launch.events) > 0.8 * launch.clocks
     assert any(rows[event[1]]["unit"] == "mfma" for event in launch.events)
-    (name,) = [s["args"]["name"] for s in timeline.trace([launch])["traceEvents"]
-               if s["name"] == "process_name" and "launch 0: mla" in s["args"]["name"]]  # fmt: skip
+    (name,) = [
+        s["args"]["name"]
+        for s in timeline.trace([launch])["traceEvents"]
+        if s["name"] == "process_name" and "launch 0: mla" in s["args"]["name"]
+    ]
     assert name.endswith(f"CU {launch.events_cu}")

@@ -20,9 +20,9 @@ SCRIPT = Path(bench_vgpu.__file__)
 def test_the_table_of_a_run() -> None:
     """Rows in a process for one core and one for all, in the order of the table."""
     command = [sys.executable, str(SCRIPT), "--scale", "0.01", "--only", "pk_fma"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr  # no row here has a bar
-    rows = done.stdout.splitlines()[2:]
+    completed = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert completed.returncode == 0, completed.stderr  # no row here has a bar
+    rows = completed.stdout.splitlines()[2:]
     assert [row.split(":")[0] for row in rows] == ["VALU packed f32", "VALU packed f16"]
     for row in rows:
         one, every = map(float, re.findall(r"(\d+\.\d\d)", row))

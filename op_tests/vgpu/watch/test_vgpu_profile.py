@@ -35,7 +35,7 @@ SNIPPETS = {
     " global_atomic_add_f32 v2, v8, s[6:7]\n buffer_inv sc1\n"
     " s_sleep 1\n s_nop 1\n s_setprio 0\n s_dcache_inv\n s_waitcnt 0\n",
     "reread": "global_load_dwordx4 v[24:27], v1, s[4:5]\n s_waitcnt vmcnt(0)\n" * 3,
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")
@@ -75,8 +75,10 @@ def test_classes_and_what_is_no_vector_alu(batch: Snippets) -> None:
     plain, rates, atomics = (launch(batch, name) for name in ("reread", "rates", "float_atomics"))
 
     def more(record: LaunchRecord) -> dict[str, int]:
-        return {key: record.classes.get(key, 0) - plain.classes.get(key, 0)
-                for key in ("valu", "trans", "lds", "vmem", "wait", "other", "smem")}  # fmt: skip
+        return {
+            key: record.classes.get(key, 0) - plain.classes.get(key, 0)
+            for key in ("valu", "trans", "lds", "vmem", "wait", "other", "smem")
+        }
 
     reread = {"vmem": -3, "wait": -3}
     none = dict.fromkeys(("valu", "trans", "lds", "vmem", "wait", "other", "smem"), 0)
@@ -96,10 +98,10 @@ def test_global_traffic(batch: Snippets) -> None:
 
 
 def test_a_reread_shows_in_requests_and_not_in_lines(batch: Snippets) -> None:
-    once, again = launch(batch, "fma"), launch(batch, "reread")
-    apart = again.global_read["lines_64B"] - once.global_read["lines_64B"]
+    once, repeated = launch(batch, "fma"), launch(batch, "reread")
+    apart = repeated.global_read["lines_64B"] - once.global_read["lines_64B"]
     assert abs(apart) <= 1  # the two launches' arrays may start at different places in a line
-    assert again.global_read["requests_64B"] > 2 * once.global_read["requests_64B"]
+    assert repeated.global_read["requests_64B"] > 2 * once.global_read["requests_64B"]
 
 
 @pytest.mark.parametrize(
@@ -163,9 +165,9 @@ def test_the_estimate_is_timing_modes(batch: Snippets) -> None:
     inputs = np.zeros((64, 4), np.uint64)
     with rfops.vgpu.timing() as t:
         batch.run(1, inputs)
-    before = rfops.vgpu.modelled_ms()
+    previous = rfops.vgpu.modelled_ms()
     batch.run(0, inputs)  # not timed
-    assert rfops.vgpu.modelled_ms() == before
+    assert rfops.vgpu.modelled_ms() == previous
     with rfops.vgpu.profile() as p:
         for name in (1, 0, 7):
             batch.run(name, inputs)
@@ -175,7 +177,9 @@ def test_the_estimate_is_timing_modes(batch: Snippets) -> None:
     assert estimates[0].us == pytest.approx(t.launches[0].us, abs=0.05)
     assert all(e.low < e.us < e.high and e.us > e.floor_us and e.bound for e in estimates)
     ms = sum(e.us for e in estimates) / 1e3
-    assert rfops.vgpu.modelled_ms() - before == pytest.approx(ms, abs=1e-8)  # of whole picoseconds
+    assert rfops.vgpu.modelled_ms() - previous == pytest.approx(
+        ms, abs=1e-8
+    )  # of whole picoseconds
     with rfops.vgpu.timing("MI350X", kind="event") as t, rfops.vgpu.profile() as p:
         batch.run(1, inputs)
     assert p.launches[0].estimate() is t.launches[0]

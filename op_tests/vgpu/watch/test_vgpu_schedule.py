@@ -60,13 +60,13 @@ def run(module: Module, name: str, schedule: str, check: int = 0) -> np.ndarray:
     out = np.full((2, 256), 0xDEADBEEF, np.uint32)
     assert set_schedule(schedule) == SUCCESS
     arguments = np.array([out.ctypes.data, given.ctypes.data], np.uint64).tobytes()
-    before = library().rfops_vgpu_check(check)
+    previous = library().rfops_vgpu_check(check)
     try:
         module.launch(name, 1, 4 * LANES, arguments)
     finally:
-        library().rfops_vgpu_check(before)
-        found = json.loads(take_findings())
-    assert name.startswith("relying") or not found, found
+        library().rfops_vgpu_check(previous)
+        result = json.loads(take_findings())
+    assert name.startswith("relying") or not result, result
     return out
 
 
@@ -115,11 +115,14 @@ print(out[:, 0].sum())
 
 @pytest.mark.parametrize("text", ["fast", "random:3"])
 def test_the_variable_of_a_process(text: str) -> None:
-    done = python(LAUNCH, cwd=OP_TESTS, RFOPS_VGPU_SCHEDULE=text)
+    completed = python(LAUNCH, cwd=OP_TESTS, RFOPS_VGPU_SCHEDULE=text)
     if text == "fast":
-        assert done.returncode and "RFOPS_VGPU_SCHEDULE=fast: expected hardware" in done.stderr
+        assert (
+            completed.returncode
+            and "RFOPS_VGPU_SCHEDULE=fast: expected hardware" in completed.stderr
+        )
     else:
-        assert done.returncode == 0 and done.stdout == "320\n", done.stderr
+        assert completed.returncode == 0 and completed.stdout == "320\n", completed.stderr
 
 
 def test_random_workgroups_all_run() -> None:

@@ -64,10 +64,10 @@ def variant_text(
 
 def _row(name: str, kernel: Mapping[str, Any]) -> str:
     """Of the table of kernels: an argument is a code of its struct, padding apart."""
-    offsets, at = [], 0
+    offsets, offset = [], 0
     for code in kernel["arguments"].split():
-        offsets += [] if code.endswith("x") else [str(at)]
-        at += struct.calcsize("<" + code)
+        offsets += [] if code.endswith("x") else [str(offset)]
+        offset += struct.calcsize("<" + code)
     function = f"(const void*)variant_{name.rpartition('_')[2]}::{name}"
     return f"    {{{function}, {kernel.get('lds', 0)}, {{{', '.join(offsets)}}}}},"
 
@@ -99,10 +99,10 @@ def builder(
             functions=["launch"],
             extra_cuda_cflags=["-O3", "-std=c++20", *flags],
         )
-        functions |= {name: (built.launch, at) for at, name in enumerate(names)}
+        functions |= {name: (built.launch, index) for index, name in enumerate(names)}
 
     def function_of(name: str) -> Any:
-        launch, at = functions[name]
-        return lambda grid, block, memory: launch(at, grid, block, ctypes.addressof(memory))
+        launch, index = functions[name]
+        return lambda grid, block, memory: launch(index, grid, block, ctypes.addressof(memory))
 
     return function_of

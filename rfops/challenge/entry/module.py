@@ -27,9 +27,9 @@ def loader(kernels: Mapping[str, Any], code: Mapping[str, str]) -> Callable[[str
     hip.hipGetErrorString.restype = ctypes.c_char_p
     modules: dict[str, ctypes.c_void_p] = {}
 
-    def check(what: str, status: int) -> None:
+    def check(action: str, status: int) -> None:
         if status != 0:
-            raise RuntimeError(f"{what}: {hip.hipGetErrorString(status).decode()}")
+            raise RuntimeError(f"{action}: {hip.hipGetErrorString(status).decode()}")
 
     def function_of(name: str) -> Any:
         kernel = kernels[name]

@@ -31,50 +31,50 @@ class Plan:
             for name, size in plan["scratch"].items()
         }
         self.steps = [
-            self.step(function_of(name), kernels[name]["arguments"], *rest)
-            for name, *rest in plan["launches"]
+            self.step(function_of(name), kernels[name]["arguments"], *step_args)
+            for name, *step_args in plan["launches"]
         ]
 
     def step(self, function: Any, layout: str, grid: Any, block: Any, args: Any) -> Any:
-        words: list[Any] = []
-        places: list[tuple[int, str, int]] = []  # of tensors that each call brings
+        arg_words: list[Any] = []
+        tensor_slots: list[tuple[int, str, int]] = []  # of tensors that each call brings
         for arg in args:
             table = isinstance(arg, str) and re.fullmatch(r"(\w+)\[:(\d+)\]", arg)
             if table:
-                places.append((len(words), table[1], -1))
-                words += [0] * int(table[2])
+                tensor_slots.append((len(arg_words), table[1], -1))
+                arg_words += [0] * int(table[2])
             elif isinstance(arg, str):
                 name, _, offset = arg.partition("+")
                 if name in self.scratch:
-                    words.append(self.scratch[name].data_ptr() + int(offset or 0))
+                    arg_words.append(self.scratch[name].data_ptr() + int(offset or 0))
                 else:
-                    places.append((len(words), name, int(offset or 0)))
-                    words.append(0)
+                    tensor_slots.append((len(arg_words), name, int(offset or 0)))
+                    arg_words.append(0)
             else:
-                words.append(arg or 0)
+                arg_words.append(arg or 0)
         packer = struct.Struct("<" + layout)
         memory = ctypes.create_string_buffer(packer.size)
-        return function, grid, block, packer.pack_into, memory, words, places
+        return function, grid, block, packer.pack_into, memory, arg_words, tensor_slots
 
     def run(self, tensors: dict[str, Any]) -> torch.Tensor:
         if self.result is not None:
             shape, dtype = self.result
             dtype = getattr(torch, dtype)
             tensors["out"] = torch.empty(shape, dtype=dtype, device=self.device)
-        for function, grid, block, pack_into, memory, words, places in self.steps:
-            for at, name, offset in places:
+        for function, grid, block, pack, memory, arg_words, tensor_slots in self.steps:
+            for word_idx, name, offset in tensor_slots:
                 if offset >= 0:
-                    words[at] = tensors[name].data_ptr() + offset
+                    arg_words[word_idx] = tensors[name].data_ptr() + offset
                 else:
                     for index, tensor in enumerate(tensors[name]):
-                        words[at + index] = tensor.data_ptr()
-            pack_into(memory, 0, *words)
+                        arg_words[word_idx + index] = tensor.data_ptr()
+            pack(memory, 0, *arg_words)
             function(grid, block, memory)
         out: torch.Tensor = tensors["out"]
         return out
 
 
-_ready: dict[Any, Plan] = {}
+_PLANS: dict[Any, Plan] = {}
 
 
 def plan_of(
@@ -86,9 +86,9 @@ def plan_of(
 ) -> Plan:
     """Made at the first call of its sizes on a device."""
     device = next(t for t in tensors.values() if isinstance(t, torch.Tensor)).device
-    known = _ready.get((sizes, device))
-    if known is not None:
-        return known
+    cached = _PLANS.get((sizes, device))
+    if cached is not None:
+        return cached
     if sizes not in plans:
         known_sizes = ", ".join(map(str, plans))
         raise ValueError(
@@ -96,8 +96,8 @@ def plan_of(
             "`rfops submit --case` makes an entry with others"
         )
     _check_strides(tensors, plans[sizes]["strides"])
-    made = _ready[sizes, device] = Plan(plans[sizes], kernels, function_of, device)
-    return made
+    plan = _PLANS[sizes, device] = Plan(plans[sizes], kernels, function_of, device)
+    return plan
 
 
 def _check_strides(tensors: Mapping[str, Any], expected: Mapping[str, Any]) -> None:

@@ -18,6 +18,7 @@ NAMES = ("local", "ray")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options that choose an executor and its workers."""
     parser.add_argument(
         "--executor",
         choices=NAMES,

@@ -38,8 +38,8 @@ class RayPool:
     ) -> None:
         if ray is None:
             raise ValueError("--executor ray needs Ray: pip install 'rfops[ray]'")
-        self.ours = not ray.is_initialized()
-        if self.ours:
+        self.owns_ray = not ray.is_initialized()
+        if self.owns_ray:
             ray.init(address=address or None, log_to_driver=False, logging_level="warning")
         resource = "GPU" if on_gpus else "CPU"
         have = int(ray.cluster_resources().get(resource, 0))
@@ -50,33 +50,40 @@ class RayPool:
         self.names = [f"actor {i}" for i in range(count)]
         self.brought = ray.put(sources()), ray.put(builds(modules))
         self.actors: list[Any] = [self._actor() for _ in range(count)]
-        self.running: dict[Any, int] = {}
+        self.workers_by_ref: dict[Any, int] = {}
 
     def _actor(self) -> Any:
         actor: Any = ray.remote(max_restarts=0, **self.kind)(_Actor)
         env = {} if "num_gpus" in self.kind else {"RFOPS_VGPU_THREADS": "1", "OMP_NUM_THREADS": "1"}
-        ours = [s.name for s in settings.SETTINGS if s.kind not in ("path", "paths")]
-        env |= {name: os.environ[name] for name in ours if name in os.environ and name not in env}
+        forwarded = [s.name for s in settings.SETTINGS if s.kind not in ("path", "paths")]
+        env |= {
+            name: os.environ[name] for name in forwarded if name in os.environ and name not in env
+        }
         return actor.options(runtime_env={"env_vars": env}).remote(*self.brought)
 
     def start(self, worker: int, task: Task) -> None:
-        self.running[self.actors[worker].run.remote(task)] = worker
+        """Start a task on a worker that is idle."""
+        self.workers_by_ref[self.actors[worker].run.remote(task)] = worker
 
     def wait(self, seconds: float) -> list[tuple[int, Outcome | None]]:
-        ready, _ = ray.wait(list(self.running), num_returns=1, timeout=seconds)
-        return [(self.running.pop(ref), self._outcome(ref)) for ref in ready]
+        """Return (worker, outcome) of the tasks that end within `seconds`; at most one."""
+        done_refs, _ = ray.wait(list(self.workers_by_ref), num_returns=1, timeout=seconds)
+        return [(self.workers_by_ref.pop(ref), self._outcome(ref)) for ref in done_refs]
 
     def _outcome(self, ref: Any) -> Outcome | None:
         try:
-            made: Outcome = ray.get(ref)
+            outcome: Outcome = ray.get(ref)
         except ray.exceptions.RayActorError:
             return None
         except ray.exceptions.RayError as error:
             return Outcome(error=str(error).splitlines()[-1][:400])
-        return made
+        return outcome
 
     def restart(self, worker: int) -> None:
-        self.running = {ref: at for ref, at in self.running.items() if at != worker}
+        """Kill a worker and start a new one in its place."""
+        self.workers_by_ref = {
+            ref: index for ref, index in self.workers_by_ref.items() if index != worker
+        }
         ray.kill(self.actors[worker])
         try:
             self.actors[worker] = self._actor()
@@ -84,9 +91,10 @@ class RayPool:
             raise Died from error
 
     def close(self) -> None:
+        """End all workers, and Ray if this pool started it."""
         for actor in self.actors:
             ray.kill(actor)
-        if self.ours:
+        if self.owns_ray:
             ray.shutdown()
 
 
@@ -118,17 +126,19 @@ class _Actor:
 
 def sources() -> bytes:
     """rfops as a wheel lays it out."""
-    whole = io.BytesIO()
-    with tarfile.open(fileobj=whole, mode="w") as tar:
-        for part, inside in PARTS.items() if (paths.ROOT / "rfops").is_dir() else [("", "rfops")]:
-            root = paths.ROOT / part
+    archive_ = io.BytesIO()
+    with tarfile.open(fileobj=archive_, mode="w") as tar:
+        for source_folder, member_folder in (
+            PARTS.items() if (paths.ROOT / "rfops").is_dir() else [("", "rfops")]
+        ):
+            root = paths.ROOT / source_folder
             for file in sorted(root.rglob("*")):
                 if file.is_file() and "__pycache__" not in file.parts:
-                    member = tarfile.TarInfo(f"{inside}/{file.relative_to(root)}")
+                    member = tarfile.TarInfo(f"{member_folder}/{file.relative_to(root)}")
                     data = file.read_bytes()
                     member.size = len(data)
                     tar.addfile(member, io.BytesIO(data))
-    return whole.getvalue()
+    return archive_.getvalue()
 
 
 def builds(modules: tuple[str, ...]) -> bytes:

@@ -74,9 +74,9 @@ class Run:
 
     pool: Pool
     tasks: Sequence[Task]
-    done: Callable[[int, Outcome, str], None]
+    on_outcome: Callable[[int, Outcome, str], None]
     limit: float
-    said: Callable[[str], None]
+    say: Callable[[str], None]
     begin: float = field(default_factory=time.monotonic)
     finished: float = 0.0
     count: int = 0
@@ -92,9 +92,9 @@ class Run:
                 if not busy:
                     self._give_up()
                     break
-                left = min(w.since for w in busy) + self.limit - time.monotonic()
-                for number, outcome in self.pool.wait(max(0.0, min(left, 5.0))):
-                    self._take(number, outcome)
+                seconds_left = min(w.since for w in busy) + self.limit - time.monotonic()
+                for number, outcome in self.pool.wait(max(0.0, min(seconds_left, 5.0))):
+                    self._record_outcome(number, outcome)
                 self._stop_late()
         finally:
             self.pool.close()
@@ -107,9 +107,9 @@ class Run:
                 try:
                     self.pool.start(number, self.tasks[worker.task])
                 except Died:
-                    self._take(number, None)
+                    self._record_outcome(number, None)
 
-    def _take(self, number: int, outcome: Outcome | None) -> None:
+    def _record_outcome(self, number: int, outcome: Outcome | None) -> None:
         worker = self.workers[number]
         task, worker.task = worker.task, None
         if task is None:
@@ -120,7 +120,7 @@ class Run:
             return
         worker.deaths += 1
         name, label = self.pool.names[number], self.tasks[task].label
-        self.said(f"{name} died at {label}")
+        self.say(f"{name} died at {label}")
         self._restart(number)
         if self.attempts[task] < ATTEMPTS:
             self.waiting.insert(0, task)  # behind the others: another worker may have it then
@@ -135,7 +135,7 @@ class Run:
             self.pool.restart(number)
         except Died:
             worker.is_out = True
-            self.said(f"{self.pool.names[number]} is left out")
+            self.say(f"{self.pool.names[number]} is left out")
 
     def _stop_late(self) -> None:
         for number, worker in enumerate(self.workers):
@@ -147,13 +147,13 @@ class Run:
     def _finish(self, task: int, outcome: Outcome) -> None:
         self.count += 1
         self.finished += self.tasks[task].cost
-        self.done(task, outcome, self._progress())
+        self.on_outcome(task, outcome, self._progress())
 
     def _progress(self) -> str:
-        took = time.monotonic() - self.begin
+        elapsed = time.monotonic() - self.begin
         total = sum(task.cost for task in self.tasks)
-        left = took * (total - self.finished) / self.finished if self.finished else 0.0
-        return f"[{self.count}/{len(self.tasks)}, {took:.0f} s, about {left:.0f} s left]"
+        seconds_left = elapsed * (total - self.finished) / self.finished if self.finished else 0.0
+        return f"[{self.count}/{len(self.tasks)}, {elapsed:.0f} s, about {seconds_left:.0f} s left]"
 
     def _give_up(self) -> None:
         while self.waiting:

@@ -31,71 +31,75 @@ class LocalPool:
         else:
             count = workers or len(os.sched_getaffinity(0))
             self.names = [f"worker {i}" for i in range(count)]
-        self.cores = shares(sorted(os.sched_getaffinity(0)), count)
-        self.at: list[tuple[BaseProcess, Connection] | None] = [None] * count
+        self.cores = split_cores(sorted(os.sched_getaffinity(0)), count)
+        self.workers: list[tuple[BaseProcess, Connection] | None] = [None] * count
         for worker in range(count):
             self._begin(worker)
 
     def _begin(self, worker: int) -> None:
-        ours, theirs = _SPAWN.Pipe()
-        own = self.cores[worker] if self.on_gpus else []  # it compiles beside others
+        own_pipe, worker_pipe = _SPAWN.Pipe()
+        own_cores = self.cores[worker] if self.on_gpus else []  # it compiles beside others
         with ExitStack() as stack:
             for name, value in self._environment(worker).items():
                 stack.enter_context(settings.put(name, value))
-            process = _SPAWN.Process(target=_serve, args=(theirs, own), daemon=False)
+            process = _SPAWN.Process(target=_serve, args=(worker_pipe, own_cores), daemon=False)
             process.start()
-        theirs.close()
-        self.at[worker] = process, ours
+        worker_pipe.close()
+        self.workers[worker] = process, own_pipe
 
     def _environment(self, worker: int) -> dict[str, str]:
         if not self.on_gpus:
             threads = str(len(self.cores[worker]))
             return {"RFOPS_VGPU_THREADS": threads, "OMP_NUM_THREADS": threads}
-        seen = os.environ.get("HIP_VISIBLE_DEVICES") or os.environ.get("CUDA_VISIBLE_DEVICES")
+        visible = os.environ.get("HIP_VISIBLE_DEVICES") or os.environ.get("CUDA_VISIBLE_DEVICES")
         number = self.names[worker].split()[1]
-        one = seen.split(",")[int(number)] if seen else number
-        return {"HIP_VISIBLE_DEVICES": one, "CUDA_VISIBLE_DEVICES": one}
+        device_id = visible.split(",")[int(number)] if visible else number
+        return {"HIP_VISIBLE_DEVICES": device_id, "CUDA_VISIBLE_DEVICES": device_id}
 
     def start(self, worker: int, task: Task) -> None:
-        at = self.at[worker]
+        """Start a task on a worker that is idle; its process starts with its first task."""
+        slot = self.workers[worker]
         try:
-            if at is None:
+            if slot is None:
                 raise Died
-            at[1].send(task)
+            slot[1].send(task)
         except OSError as error:
             raise Died from error
 
     def wait(self, seconds: float) -> list[tuple[int, Outcome | None]]:
-        pipes = {at[1]: i for i, at in enumerate(self.at) if at is not None}
-        found: list[tuple[int, Outcome | None]] = []
+        """Return (worker, outcome) of the tasks that end within `seconds`; None for a process that
+        died."""
+        pipes = {slot[1]: i for i, slot in enumerate(self.workers) if slot is not None}
+        outcomes: list[tuple[int, Outcome | None]] = []
         for pipe in wait(list(pipes), seconds):
             assert isinstance(pipe, Connection)
             try:
-                found.append((pipes[pipe], pipe.recv()))
+                outcomes.append((pipes[pipe], pipe.recv()))
             except (EOFError, OSError):
                 self._stop(pipes[pipe])
-                found.append((pipes[pipe], None))
-        return found
+                outcomes.append((pipes[pipe], None))
+        return outcomes
 
     def _stop(self, worker: int) -> None:
-        at, self.at[worker] = self.at[worker], None
-        if at is not None:
+        slot, self.workers[worker] = self.workers[worker], None
+        if slot is not None:
             with contextlib.suppress(ProcessLookupError):  # compilers that it has begun, too
-                os.killpg(at[0].pid or 0, signal.SIGKILL)
-            at[0].kill()  # it may have no group yet
-            at[0].join()
-            at[1].close()
+                os.killpg(slot[0].pid or 0, signal.SIGKILL)
+            slot[0].kill()  # it may have no group yet
+            slot[0].join()
+            slot[1].close()
 
     def restart(self, worker: int) -> None:
+        """Kill a worker's process and start a new one."""
         self._stop(worker)
         self._begin(worker)
 
     def close(self) -> None:
-        for worker in range(len(self.at)):
+        for worker in range(len(self.workers)):
             self._stop(worker)
 
 
-def shares(cores: Sequence[int], count: int) -> list[Sequence[int]]:
+def split_cores(cores: Sequence[int], count: int) -> list[Sequence[int]]:
     """Each worker's cores, neighbours as far as there are enough, one at least."""
     if count >= len(cores):
         return [[cores[i % len(cores)]] for i in range(count)]

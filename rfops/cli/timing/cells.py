@@ -12,7 +12,7 @@ from typing import Any
 from rfops.jit import paths
 
 Record = dict[str, Any]
-OP, PART = "gemm_mxfp8", "MI355X"
+OP, GPU_MODEL = "gemm_mxfp8", "MI355X"
 TILE = (64, 128, 128, 8)  # M, N, K and warps of their Triton kernel, as the request says
 PARITY = 1.1  # published speedups up to this name no winner
 
@@ -31,7 +31,7 @@ class Cell:
         return {
             "key": f"{OP}|{self.kernel}|{shape}",
             "op": OP,
-            "part": PART,
+            "part": GPU_MODEL,
             "kernel": self.kernel,
             "shape": shape,
             "published_speedup": self.speedup,
@@ -45,13 +45,13 @@ def published() -> list[Cell]:
     with_ops()
     from rfops.dispatch import tuned_table
 
-    found = []
+    cells = []
     for row in tuned_table.read(paths.CONFIGS / f"{OP}.csv", OP):
         sizes, speedup = dict(zip(row.names, row.sizes, strict=True)), dict(row.figures)
         if row.origin == "published" and "speedup" in speedup:
             m, n, k = (int(sizes[name] or 0) for name in "mnk")
-            found.append(Cell(m, n, k, row.kernel, speedup["speedup"]))
-    return found
+            cells.append(Cell(m, n, k, row.kernel, speedup["speedup"]))
+    return cells
 
 
 def predict(cell: Cell) -> Record:
@@ -69,19 +69,21 @@ def predict(cell: Cell) -> Record:
     op = ops()[OP]
     call = op.call_of(M=cell.m, N=cell.n, K=cell.k)
     (problem,) = cost.problems(op, call, torch.device("cpu"))
-    plain = TritonConfig("scaled", *TILE[:3], warps=TILE[3])
+    config_ = TritonConfig("scaled", *TILE[:3], warps=TILE[3])
     us = {}
-    for side, kernel, config in (("hip", cell.kernel, None), ("triton", "triton", plain)):
+    for side, kernel, config in (("hip", cell.kernel, None), ("triton", "triton", config_)):
         launch = problem.launch_by(problem.prepare(kernel, config))
-        us[side] = sum(one["us"] for one in modelled(launch, PART, False, "event", False))
+        us[side] = sum(
+            launch_["us"] for launch_ in modelled(launch, GPU_MODEL, False, "event", False)
+        )
     return {f"{side}_us": time for side, time in us.items()} | {"speedup": us["triton"] / us["hip"]}
 
 
 def text(records: Sequence[Record]) -> list[str]:
     """How often the model names the winner."""
-    told = [r for r in records if "speedup" in r]
-    clear = [r for r in told if r["published_speedup"] > PARITY]
-    right = sum(r["speedup"] > 1 for r in clear)
+    compared = [r for r in records if "speedup" in r]
+    clear = [r for r in compared if r["published_speedup"] > PARITY]
+    num_right = sum(r["speedup"] > 1 for r in clear)
     lines = [
         "",
         f"{'HIP or Triton':32} {'HIP us':>7} {'Triton':>7} {'speedup':>8} {'published':>9}",
@@ -89,7 +91,7 @@ def text(records: Sequence[Record]) -> list[str]:
     lines += [
         f"{r['kernel']:8} {r['shape']:23} {r['hip_us']:7.2f} {r['triton_us']:7.2f} "
         f"{r['speedup']:8.2f} {r['published_speedup']:9.2f}"
-        for r in told
+        for r in compared
     ]
     skipped = [f"{r['kernel']} {r['shape']}: {r['skipped']}" for r in records if "skipped" in r]
-    return [*lines, *skipped, f"the winner is named in {right} of {len(clear)} cells"]
+    return [*lines, *skipped, f"the winner is named in {num_right} of {len(clear)} cells"]

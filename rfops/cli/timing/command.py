@@ -32,6 +32,7 @@ FORMATS = (
 
 
 def arguments() -> argparse.ArgumentParser:
+    """Return the parser of `rfops bench timing`."""
     parser = argparse.ArgumentParser(prog="rfops bench timing", description=__doc__)
     add = parser.add_argument
     add(
@@ -74,27 +75,27 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def main(words: Sequence[str]) -> int:
+def main(arguments_: Sequence[str]) -> int:
     """Exit status: 0 where something was predicted. Raises ValueError."""
-    options = arguments().parse_args(words)
+    options = arguments().parse_args(arguments_)
     check(options)
-    known = earlier(options.json) if options.resume else {}
-    asked = rows.sample(read(options.rows), options.limit, options.seed)
-    records = [record_of(row) for row in asked]
+    earlier_records = earlier(options.json) if options.resume else {}
+    sampled = rows.sample(read(options.rows), options.limit, options.seed)
+    records = [record_of(row) for row in sampled]
     pairs = cells.published() if options.cells else []
     pair_records = [cell.record for cell in pairs]
     save = functools.partial(_write, options, records, pair_records)
     work = functools.partial(predicted, options.aiter)
-    complete(asked, records, work, known, options, save)
-    complete(pairs, pair_records, cells.predict, known, options, save)
-    found = score.summary(records)
+    complete(sampled, records, work, earlier_records, options, save)
+    complete(pairs, pair_records, cells.predict, earlier_records, options, save)
+    scores = score.summary(records)
     constants = micros() if options.micro else []
-    save(found, constants)
-    lines = [*(score.text(found) if records else []), *(cells.text(pair_records) if pairs else [])]
+    save(scores, constants)
+    lines = [*(score.text(scores) if records else []), *(cells.text(pair_records) if pairs else [])]
     if lines:
         print("\n".join(lines))
-    done = any("skipped" not in record for record in (*records, *pair_records))
-    return 0 if done or constants else 1
+    is_done = any("skipped" not in record for record in (*records, *pair_records))
+    return 0 if is_done or constants else 1
 
 
 def check(options: argparse.Namespace) -> None:
@@ -116,36 +117,38 @@ def micros() -> list[Record]:
     from rfops.cli.timing import micro_cases
 
     print(micro_cases.HEAD)
-    found = []
+    records = []
     for record in micro_cases.records():
         print(micro_cases.line(record), flush=True)
-        found.append(record)
-    print(micro_cases.summary(found))
-    return found
+        records.append(record)
+    print(micro_cases.summary(records))
+    return records
 
 
 def read(files: Sequence[Path]) -> list[Row]:
     """The rows of all files; what is wrong with others is printed. Raises ValueError."""
-    found: list[Row] = []
+    rows_read: list[Row] = []
     for file in files:
-        its = rows.read(file, FORMATS)
-        for line in its.wrong:
+        file_rows = rows.read(file, FORMATS)
+        for line in file_rows.wrong:
             print(f"rfops: {file}, {line}", file=sys.stderr)
-        if its.unknown:
-            names = ", ".join(f"{kernel} {count}" for kernel, count in its.unknown.items())
+        if file_rows.unknown:
+            names = ", ".join(f"{kernel} {count}" for kernel, count in file_rows.unknown.items())
             print(f"rfops: {file}: lines of kernels that are not here: {names}", file=sys.stderr)
-        repeated = repeats(its.rows)
-        why = "one time is published for several shapes: not measured"
-        found += [replace(row, doubt=why) if row in repeated else row for row in its.rows]
-    return found
+        repeated = repeats(file_rows.rows)
+        doubt = "one time is published for several shapes: not measured"
+        rows_read += [
+            replace(row, doubt=doubt) if row in repeated else row for row in file_rows.rows
+        ]
+    return rows_read
 
 
-def repeats(found: Sequence[Row]) -> set[Row]:
+def repeats(rows_: Sequence[Row]) -> set[Row]:
     """Rows whose time, to the last digit, is another shape's as well: tables were filled up with
     them, and which shape was measured is not known."""
-    shapes = {(row.op, row.gpu, row.cu, row.us, row.shape) for row in found}
+    shapes = {(row.op, row.gpu, row.cu, row.us, row.shape) for row in rows_}
     times = Counter(shape[:4] for shape in shapes)
-    return {r for r in found if times[r.op, r.gpu, r.cu, r.us] > 1 and _digits(r.us) > 2}
+    return {r for r in rows_ if times[r.op, r.gpu, r.cu, r.us] > 1 and _digits(r.us) > 2}
 
 
 def _digits(us: float) -> int:
@@ -153,6 +156,7 @@ def _digits(us: float) -> int:
 
 
 def record_of(row: Row) -> Record:
+    """Return a row's record before it is predicted; `skipped` says why it will not be."""
     record = {
         "key": row.key,
         "op": row.op,
@@ -172,41 +176,41 @@ def predicted(checkout: Path | None, row: Row) -> Record:
     from rfops.cli.timing.launches import Skip
 
     try:
-        found = predict.predict(checkout, row)
+        prediction = predict.predict(checkout, row)
     except Skip as reason:
         return {"skipped": str(reason)}
-    return {"predicted_us": found.pop("us"), **found}
+    return {"predicted_us": prediction.pop("us"), **prediction}
 
 
 def complete(
     items: Sequence[Any],
     records: Sequence[Record],
     work: pool.Work,
-    known: dict[str, Record],
+    earlier_records: dict[str, Record],
     options: argparse.Namespace,
     save: Save,
 ) -> None:
     """Adds to each item's record what is known of it, or what `work` finds, and tells of it."""
     for record in records:
-        record |= known.get(record["key"], {})
-    todo = [at for at, record in enumerate(records) if not DONE & {*record}]
+        record |= earlier_records.get(record["key"], {})
+    todo = [index for index, record in enumerate(records) if not DONE_KEYS & {*record}]
     jobs = options.jobs or len(os.sched_getaffinity(0))
-    written = time.monotonic()
-    results = pool.run(work, [items[at] for at in todo], jobs, options.seconds)
-    for count, (place, found) in enumerate(results, 1):
-        record = records[todo[place]]
-        record |= found
+    last_save = time.monotonic()
+    results = pool.run(work, [items[index] for index in todo], jobs, options.seconds)
+    for count, (position, result) in enumerate(results, 1):
+        record = records[todo[position]]
+        record |= result
         print(f"[{count}/{len(todo)}] {_line(record)}", flush=True)
-        if time.monotonic() > written + WRITE_S:
+        if time.monotonic() > last_save + WRITE_S:
             save()
-            written = time.monotonic()
+            last_save = time.monotonic()
 
 
-DONE = {"skipped", "predicted_us", "speedup"}
+DONE_KEYS = {"skipped", "predicted_us", "speedup"}
 
 
 def _line(record: Record) -> str:
-    name = f"{record['part']} {score.plain(record['kernel'])} {record['shape']}"
+    name = f"{record['part']} {score.readable_name(record['kernel'])} {record['shape']}"
     if "skipped" in record:
         return f"{name}: skipped: {record['skipped']}"
     if "speedup" in record:
@@ -222,9 +226,9 @@ def earlier(file: Path) -> dict[str, Record]:
     if not file.exists():
         return {}
     try:
-        told = json.loads(file.read_text(encoding="utf-8"))
-        found = [*told["rows"], *told["cells"]]
-        return {r["key"]: r for r in found if "skipped" not in r and DONE & {*r}}
+        saved = json.loads(file.read_text(encoding="utf-8"))
+        records = [*saved["rows"], *saved["cells"]]
+        return {r["key"]: r for r in records if "skipped" not in r and DONE_KEYS & {*r}}
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"--json {file}: expected what this command writes: {error!r}") from error
 
@@ -233,21 +237,21 @@ def _write(
     options: argparse.Namespace,
     records: Sequence[Record],
     pairs: Sequence[Record],
-    found: Record | None = None,
+    scores: Record | None = None,
     constants: Sequence[Record] = (),
 ) -> None:
     """Whole or not at all: a run may be stopped at any time."""
     if options.json is None:
         return
-    told = {
+    content = {
         "rows_files": [f.name for f in options.rows],
         "limit": options.limit,
         "seed": options.seed,
-        "summary": found,
+        "summary": scores,
         "rows": records,
         "cells": pairs,
         "micro": [*constants],
     }
-    aside = options.json.with_name(f"{options.json.name}.part")
-    aside.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
-    aside.replace(options.json)
+    temporary = options.json.with_name(f"{options.json.name}.part")
+    temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    temporary.replace(options.json)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from rfops.cli.timing.launches import Launch, New, Tile, parts, up
+from rfops.cli.timing.launches import Launch, New, Tile, ceil_div, up
 from rfops.cli.timing.rows import Row
 
 A4W4 = (
@@ -47,9 +47,9 @@ def a4w4(row: Row, tile: Tile, new: New) -> Launch:
         "stride_ScaleB0": columns,
         "log2_k_split": split.bit_length() - 1,
     }
-    deep = parts(k, up(k // split, 256))
-    cleared = rows * n * 2 if split > 1 else 0
-    return Launch(A4W4, values, (parts(n, tile.n), parts(m, tile.m), deep), cleared)
+    deep = ceil_div(k, up(k // split, 256))
+    cleared_bytes = rows * n * 2 if split > 1 else 0
+    return Launch(A4W4, values, (ceil_div(n, tile.n), ceil_div(m, tile.m), deep), cleared_bytes)
 
 
 def _a8w8(row: Row, new: New, padding: int = 0) -> dict[str, int]:
@@ -70,14 +70,14 @@ def _a8w8(row: Row, new: New, padding: int = 0) -> dict[str, int]:
 
 
 def _a8w8_grid(row: Row, tile: Tile, split: int) -> tuple[int, int, int]:
-    return row.sizes["N"] // tile.n * split, parts(row.sizes["M"], tile.m), 1
+    return row.sizes["N"] // tile.n * split, ceil_div(row.sizes["M"], tile.m), 1
 
 
 def a8w8_blockscale(row: Row, tile: Tile, new: New) -> Launch:
     """FP8 with a scale for 1 x 128 of x and 128 x 128 of w; a split adds to a cleared output."""
     m, n, k = (row.sizes[name] for name in "MNK")
     values = _a8w8(row, new)
-    scale_n, scale_k = parts(n, 128), parts(k, 128)
+    scale_n, scale_k = ceil_div(n, 128), ceil_div(k, 128)
     values |= {
         "a_scale": new(m * scale_k * 4),
         "b_scale": new(scale_n * scale_k * 4),
@@ -86,8 +86,8 @@ def a8w8_blockscale(row: Row, tile: Tile, new: New) -> Launch:
         "scale_k": scale_k,
     }
     split = values["ks"]
-    cleared = m * n * 2 if tile.split_k and split > 1 else 0
-    return Launch(A8W8_BLOCKSCALE, values, _a8w8_grid(row, tile, split), cleared)
+    cleared_bytes = m * n * 2 if tile.split_k and split > 1 else 0
+    return Launch(A8W8_BLOCKSCALE, values, _a8w8_grid(row, tile, split), cleared_bytes)
 
 
 def a8w8_per_token(row: Row, tile: Tile, new: New) -> Launch:
@@ -96,8 +96,8 @@ def a8w8_per_token(row: Row, tile: Tile, new: New) -> Launch:
     values = _a8w8(row, new, I8_PADDING)
     values |= {"a_scale": new(m * 4), "b_scale": new(n * 4)}
     split = values["ks"]
-    cleared = m * n * 2 if tile.split_k and split > 1 else 0
-    return Launch(A8W8, values, _a8w8_grid(row, tile, split), cleared)
+    cleared_bytes = m * n * 2 if tile.split_k and split > 1 else 0
+    return Launch(A8W8, values, _a8w8_grid(row, tile, split), cleared_bytes)
 
 
 def bf16(row: Row, tile: Tile, new: New) -> Launch:
@@ -122,5 +122,5 @@ def bf16(row: Row, tile: Tile, new: New) -> Launch:
         "is_out_b16": int(size == 2),
         "semaphore": new(SEMAPHORES) if split > 1 else 0,
     }
-    grid = (parts(n, tile.n), parts(m, tile.m), split)
+    grid = (ceil_div(n, tile.n), ceil_div(m, tile.m), split)
     return Launch(BF16, values, grid, waits=split > 1)

@@ -65,11 +65,11 @@ class Launch:
 def pack(layout: str, values: Values, size: int = SLOT) -> bytes:
     """One slot a name of the layout; what has no value is 0. Raises ValueError."""
     names = layout.split()
-    strange = [name for name in values if name not in names]
-    if strange:
-        raise ValueError(f"no argument {', '.join(strange)} in the layout {layout}")
-    slots = [values.get(name, 0) for name in names]
-    packed = (struct.pack("<f" if isinstance(v, float) else "<Q", v) for v in slots)
+    unexpected = [name for name in values if name not in names]
+    if unexpected:
+        raise ValueError(f"no argument {', '.join(unexpected)} in the layout {layout}")
+    values_ = [values.get(name, 0) for name in names]
+    packed = (struct.pack("<f" if isinstance(v, float) else "<Q", v) for v in values_)
     return b"".join(slot.ljust(size, b"\0") for slot in packed)
 
 
@@ -104,6 +104,6 @@ def up(size: int, step: int) -> int:
     return -(-size // step) * step
 
 
-def parts(size: int, step: int) -> int:
+def ceil_div(size: int, step: int) -> int:
     """Tiles that cover `size`."""
     return -(-size // step)

@@ -113,9 +113,9 @@ def _tools(title: str) -> tuple[list[str], list[str]]:
     """clang and lld, ROCm's or the ziglang package's. Raises ToolchainNotFound."""
     rocm, rejected = settings.path("ROCM_PATH"), []
     if rocm is not None:
-        found = [shutil.which(str(rocm / "llvm" / "bin" / tool)) for tool in ("clang", "ld.lld")]
-        if all(found):
-            return [str(found[0])], [str(found[1])]
+        paths = [shutil.which(str(rocm / "llvm" / "bin" / tool)) for tool in ("clang", "ld.lld")]
+        if all(paths):
+            return [str(paths[0])], [str(paths[1])]
         rejected.append(f"ROCM_PATH={rocm}: no llvm/bin/clang and llvm/bin/ld.lld")
     if importlib.util.find_spec("ziglang") is not None:
         zig = [sys.executable, "-m", "ziglang"]
@@ -157,8 +157,8 @@ class Micros:
     ) -> TimedLaunch:
         """One launch of which only the workgroups run that its time is taken from; `apart` bytes
         lie between what the two pointers point at."""
-        at = 0 if data is None else -(-data.ctypes.data // LINE) * LINE
-        arguments = np.array([at, at + apart, trips | threads << 32], np.uint64).tobytes()
+        address = 0 if data is None else -(-data.ctypes.data // LINE) * LINE
+        arguments = np.array([address, address + apart, trips | threads << 32], np.uint64).tobytes()
         size = c_size_t(len(arguments))
         buffer = ctypes.cast(ctypes.create_string_buffer(arguments, len(arguments)), c_void_p)
         extra = (c_void_p * 5)(1, buffer, 2, ctypes.addressof(size), 3)
@@ -171,18 +171,18 @@ class Micros:
         (launch,) = t.launches
         return launch
 
-    def trip_clk(self, name: str, part: str, few: int, many: int, **how: Any) -> float:
+    def trip_clk(self, name: str, part: str, few: int, many: int, **options: Any) -> float:
         """Clocks of a trip of the loop."""
-        first, second = (self.run(name, part, n, **how).clocks for n in (few, many))
-        return float(second - first) / (many - few)
+        few_clk, many_clk = (self.run(name, part, n, **options).clocks for n in (few, many))
+        return float(many_clk - few_clk) / (many - few)
 
 
-def zeros(words: int) -> Array:
+def zeros(num_words: int) -> Array:
     """Words of 8 bytes from a page's start on, as a GPU's allocations lie: where in a page memory
     begins is part of the model. Pages that nobody touches cost the host nothing."""
-    memory = np.zeros(words + PAGE // 8, np.uint64)
-    first = -memory.ctypes.data % PAGE // 8
-    return memory[first : first + words]
+    memory = np.zeros(num_words + PAGE // 8, np.uint64)
+    offset = -memory.ctypes.data % PAGE // 8
+    return memory[offset : offset + num_words]
 
 
 @functools.cache
@@ -191,6 +191,6 @@ def chain(nodes: int, stride: int = 128, seed: int = 0) -> Array:
     memory = zeros(nodes * stride // 8)
     order = np.random.default_rng(seed).permutation(nodes)
     # The chase starts at the head: the memory's first word is the first node.
-    places = order.astype(np.uint64) * np.uint64(stride) + np.uint64(memory.ctypes.data)
-    memory[order * (stride // 8)] = np.roll(places, -1)
+    addresses = order.astype(np.uint64) * np.uint64(stride) + np.uint64(memory.ctypes.data)
+    memory[order * (stride // 8)] = np.roll(addresses, -1)
     return memory

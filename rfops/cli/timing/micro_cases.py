@@ -73,13 +73,13 @@ SAME_APART = """
 READ = "  global_load_dwordx2 v[12:13], v10, s[4:5]\n"
 STORE = "  global_store_dwordx2 v10, v[12:13], s[6:7]\n"
 # Of a second array, as far behind the result as that is behind the first.
-FURTHER = "  s_sub_u32 s10, s6, s4\n  v_add_u32 v14, s10, v10\n"
+SECOND_INDEX = "  s_sub_u32 s10, s6, s4\n  v_add_u32 v14, s10, v10\n"
 READ_TOO = "  global_load_dwordx2 v[16:17], v14, s[6:7]\n"
 WRITE = "  s_waitcnt vmcnt(0)\n" + STORE
 READ_WIDE = "  global_load_dwordx4 v[12:15], v10, s[4:5]\n"
 READ_INDEX = "  s_mul_i32 s9, s2, s9\n  v_add_u32 v10, s9, v0\n  v_lshlrev_b32 v10, 3, v10\n"
 # What a wave of a first launch waits for its scalar loads, in c15's counters: 4609 clk.
-LATE = "  s_sleep 72\n"
+DELAY = "  s_sleep 72\n"
 
 # a=a*b+c, b=b*a+c, a=a*c+b, b=b*c+a, c a literal: instructions of 8 bytes.
 FMA_LOOP = """
@@ -108,7 +108,7 @@ KERNELS_942 = {
     "mad_u64": Micro(independent("v_mad_u64_u32 v[{d}:{d1}], vcc, v{d}, v4, v[6:7]", 4)),
     "fma_loop": Micro(FMA_LOOP),
     "vcopy": Micro(READ + WRITE, READ_INDEX, vgprs=32),
-    "late_vcopy": Micro(READ + WRITE, READ_INDEX + LATE, vgprs=32),
+    "late_vcopy": Micro(READ + WRITE, READ_INDEX + DELAY, vgprs=32),
     "f64_chain": Micro("  v_fma_f64 v[8:9], v[8:9], v[4:5], v[6:7]\n" * 4),
     "atomic": Micro("  global_atomic_add v1, v2, s[4:5]\n", "  v_mov_b32 v2, 1\n"),
     "same_l1": Micro(
@@ -122,7 +122,7 @@ KERNELS_942 = {
     "read": Micro(READ, READ_INDEX, "  s_waitcnt vmcnt(0)\n", 32, 32768),
     "write": Micro(STORE, READ_INDEX, vgprs=32, lds=32768),
     "scale": Micro(READ + WRITE, READ_INDEX, vgprs=32, lds=32768),
-    "triad": Micro(READ + READ_TOO + WRITE, READ_INDEX + FURTHER, vgprs=32, lds=32768),
+    "triad": Micro(READ + READ_TOO + WRITE, READ_INDEX + SECOND_INDEX, vgprs=32, lds=32768),
     "turn": Micro(
         READ, READ_INDEX + "  v_and_b32 v10, 0x3ffff, v10\n", "  s_waitcnt vmcnt(0)\n", 32, 65536
     ),
@@ -199,7 +199,7 @@ def trip(
     many: int = 24,
     nodes: int = 0,
     constants: str = "",
-    **how: Any,
+    **options: Any,
 ) -> Callable[[Micros, str], float]:
     """clk of a trip of the kernel's loop, a `per_trip`-th of it; `nodes` of a chain to follow,
     constants of the model that differ."""
@@ -207,7 +207,7 @@ def trip(
     def measure(micros: Micros, part: str) -> float:
         data = chain(nodes) if nodes else zeros(64)
         with settings.put("RFOPS_VGPU_TIMING_SET", constants):
-            return micros.trip_clk(kernel, part, few, many, **{"data": data, **how}) / per_trip
+            return micros.trip_clk(kernel, part, few, many, **{"data": data, **options}) / per_trip
 
     return measure
 
@@ -239,18 +239,18 @@ def bytes_a_clk(
 
 
 def stream_tb_s(
-    kernel: str, cold: bool, threads: int, most: int = 36, lane_bytes: int = 8
+    kernel: str, cold: bool, threads: int, waves_per_cu: int = 36, lane_bytes: int = 8
 ) -> Callable[[Micros, str], float]:
     """Of a lane that reads (and writes) so many bytes, by two lengths of the stream."""
 
     def measure(micros: Micros, part: str) -> float:
-        few, many = PART_CUS[part] * 8 * most // 3, PART_CUS[part] * 8 * most
+        few, many = PART_CUS[part] * 8 * waves_per_cu // 3, PART_CUS[part] * 8 * waves_per_cu
         data = zeros(3 * many * threads)
-        first, second = (
+        few_us, many_us = (
             micros.run(kernel, part, 1, data, n, threads, cold, apart=8 * many * threads).us
             for n in (few, many)
         )
-        return float((many - few) * threads * lane_bytes / (second - first)) / 1e6
+        return float((many - few) * threads * lane_bytes / (many_us - few_us)) / 1e6
 
     return measure
 
@@ -260,27 +260,27 @@ def mfma_p_s(kernel: str) -> Callable[[Micros, str], float]:
 
     def measure(micros: Micros, part: str) -> float:
         blocks, few, many = 2 * PART_CUS[part], 16, 64
-        first, second = (
+        few_us, many_us = (
             micros.run(kernel, part, n, blocks=blocks, threads=256).us for n in (few, many)
         )
         operations = 2 * LOOPS[kernel][2] * 4 * (many - few) * blocks * 256
-        return float(operations / (second - first)) / 1e9
+        return float(operations / (many_us - few_us)) / 1e9
 
     return measure
 
 
 def clk_a_group(
-    kernel: str, few: int, many: int, share: int, threads: int
+    kernel: str, few: int, many: int, group_size: int, threads: int
 ) -> Callable[[Micros, str], float]:
-    """clk of one more of the workgroups that a `share`-th of the chip has."""
+    """clk of one more of the workgroups that a `group_size`-th of the chip has."""
 
     def measure(micros: Micros, part: str) -> float:
         data = zeros(1 << 16)
-        first, second = (
+        few_us, many_us = (
             micros.run(kernel, part, 1, data=data, blocks=n, threads=threads).clocks
             for n in (few, many)
         )
-        return float(second - first) / ((many - few) / share)
+        return float(many_us - few_us) / ((many - few) / group_size)
 
     return measure
 
@@ -680,14 +680,15 @@ HEAD = (
 
 
 def line(record: Mapping[str, Any]) -> str:
-    off = record["predicted"] / record["published"] - 1
-    mark = "" if abs(off) <= TOLERANCE else f"  beyond 10 %: {record['note']}"
+    """Return a microkernel's record as a line of text; more than 10 % off is marked."""
+    error = record["predicted"] / record["published"] - 1
+    mark = "" if abs(error) <= TOLERANCE else f"  beyond 10 %: {record['note']}"
     return (
         f"{record['id']:5} {record['what']:47} {record['part']:6} {record['published']:8.4g} "
-        f"{record['predicted']:9.4g} {record['unit']:12} {off:+6.1%}{mark}"
+        f"{record['predicted']:9.4g} {record['unit']:12} {error:+6.1%}{mark}"
     )
 
 
-def summary(found: Sequence[Mapping[str, Any]]) -> str:
-    inside = sum(abs(r["predicted"] / r["published"] - 1) <= TOLERANCE for r in found)
-    return f"{inside} of {len(found)} microkernels within {TOLERANCE:.0%}"
+def summary(records: Sequence[Mapping[str, Any]]) -> str:
+    num_inside = sum(abs(r["predicted"] / r["published"] - 1) <= TOLERANCE for r in records)
+    return f"{num_inside} of {len(records)} microkernels within {TOLERANCE:.0%}"

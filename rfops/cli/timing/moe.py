@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rfops.cli.timing.launches import Launch, New, Skip, Tile, parts
+from rfops.cli.timing.launches import Launch, New, Skip, Tile, ceil_div
 from rfops.cli.timing.rows import Row
 
 ONE_STAGE = (
@@ -47,19 +47,19 @@ def route(s: Sizes) -> np.ndarray:
 def sort(ids: np.ndarray, s: Sizes, block: int) -> tuple[np.ndarray, np.ndarray, int]:
     """Routed rows by expert, each expert's padded to blocks: (slot << 24 | token) of each, the
     expert of each block, and how many rows are in use. The grid is for as many as could be."""
-    most = s.tokens * s.topk + s.experts * block - s.topk
-    rows = np.full(parts(most, block) * block, s.topk << 24 | s.tokens, np.int32)
-    experts = np.zeros(parts(most, block), np.int32)
-    at = 0
+    max_rows = s.tokens * s.topk + s.experts * block - s.topk
+    rows = np.full(ceil_div(max_rows, block) * block, s.topk << 24 | s.tokens, np.int32)
+    experts = np.zeros(ceil_div(max_rows, block), np.int32)
+    begin = 0
     order = np.argsort(ids, axis=None, kind="stable")
     bounds = np.searchsorted(ids.ravel()[order], np.arange(s.experts + 1))
     for expert in range(s.experts):
-        its = order[bounds[expert] : bounds[expert + 1]]
-        rows[at : at + len(its)] = its % s.topk << 24 | its // s.topk
-        blocks = parts(len(its), block)
-        experts[at // block : at // block + blocks] = expert
-        at += blocks * block
-    return rows, experts, at
+        expert_rows = order[bounds[expert] : bounds[expert + 1]]
+        rows[begin : begin + len(expert_rows)] = expert_rows % s.topk << 24 | expert_rows // s.topk
+        blocks = ceil_div(len(expert_rows), block)
+        experts[begin // block : begin // block + blocks] = expert
+        begin += blocks * block
+    return rows, experts, begin
 
 
 def _scales(row: Row, s: Sizes, bits: int) -> tuple[int, int, int]:
@@ -79,10 +79,10 @@ def one_stage(row: Row, tile: Tile, new: New) -> Launch:
     """The whole layer. The published test clears the output, to which the kernel adds parts."""
     s = Sizes.of(row)
     bits = 4 if "float4" in row.words.get("qw", "") else 8
-    x_size = 2 if any(word in row.kernel for word in QUANTIZE_X) else 1
+    x_size = 2 if any(name_ in row.kernel for name_ in QUANTIZE_X) else 1
     xq, guq, dq = _scales(row, s, bits)
     gate_up, down = s.dim * s.inter * 2 * bits // 8, s.dim * s.inter * bits // 8
-    steps = parts(s.inter, tile.n)
+    steps = ceil_div(s.inter, tile.n)
     persistent = tile.persistent * row.cu
     values = {
         "O": new(s.tokens * s.dim * 2 + s.tokens * 8),
@@ -110,15 +110,15 @@ def one_stage(row: Row, tile: Tile, new: New) -> Launch:
         "total_tgs": persistent // steps * steps,
     }
     ids = route(s)
-    cleared = s.tokens * s.dim * 2
+    cleared_bytes = s.tokens * s.dim * 2
     if tile.flat:  # such a kernel reads what the router gives
         values |= dict.fromkeys(("STP", "SEP", "XC"), new(ids))
         values["SW"] = new(np.full(ids.size, 1 / s.topk, np.float32))
         grid = (persistent, 1, 1) if tile.flat == 2 else (steps, s.topk, s.tokens)
-        return Launch(ONE_STAGE, values, grid, cleared)
+        return Launch(ONE_STAGE, values, grid, cleared_bytes)
     blocks = _sorted(values, ids, s, tile.m, new)
     grid = (persistent, 1, 1) if values["total_tgs"] else (steps, blocks, 1)
-    return Launch(ONE_STAGE, values, grid, cleared)
+    return Launch(ONE_STAGE, values, grid, cleared_bytes)
 
 
 def stage_1(row: Row, tile: Tile, new: New) -> Launch:
@@ -126,9 +126,9 @@ def stage_1(row: Row, tile: Tile, new: New) -> Launch:
     s = Sizes.of(row)
     xq, guq, _ = _scales(row, s, 8)
     blockscale = row.words["q"] == "per_1x128"  # its output is FP8, its scales behind it
-    rows = s.tokens + parts(s.tokens * 4, 128) if blockscale else s.tokens
+    rows = s.tokens + ceil_div(s.tokens * 4, 128) if blockscale else s.tokens
     out = s.topk * s.inter * (1 if blockscale else 2)
-    activation = next((n for word, n in ACTIVATIONS.items() if word in row.words), None)
+    activation = next((n for name_, n in ACTIVATIONS.items() if name_ in row.words), None)
     if activation is None:
         raise Skip(f"activation: expected one of {', '.join(ACTIVATIONS)} in the shape")
     gate_up = s.dim * s.inter * 2
@@ -154,16 +154,16 @@ def stage_1(row: Row, tile: Tile, new: New) -> Launch:
     blocks = _sorted(values, route(s), s, tile.m, new)
     if "doweight" not in row.kernel:
         values["SW"] = 0
-    return Launch(STAGE_1, values, (parts(s.inter, tile.n), blocks, 1))
+    return Launch(STAGE_1, values, (ceil_div(s.inter, tile.n), blocks, 1))
 
 
 def _sorted(values: dict[str, int], ids: np.ndarray, s: Sizes, block: int, new: New) -> int:
     """Adds the sorted layout's pointers; how many blocks of rows the grid is for."""
-    rows, experts, used = sort(ids, s, block)
+    rows, experts, num_used = sort(ids, s, block)
     values |= {
         "STP": new(rows),
         "SEP": new(experts),
-        "XC": new(np.array([used, s.tokens], np.int32)),
+        "XC": new(np.array([num_used, s.tokens], np.int32)),
         "SW": new(np.full(rows.size, 1 / s.topk, np.float32)),
     }
     return len(experts)

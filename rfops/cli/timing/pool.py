@@ -19,11 +19,11 @@ class Worker:
 
     def __init__(self, work: Work) -> None:
         context = multiprocessing.get_context("spawn")
-        self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, work), daemon=True)
+        self._pipe, worker_pipe = context.Pipe()
+        self._process = context.Process(target=_serve, args=(worker_pipe, work), daemon=True)
         self._process.start()
-        theirs.close()
-        self._ready = False
+        worker_pipe.close()
+        self._is_ready = False
 
     @property
     def alive(self) -> bool:
@@ -32,17 +32,17 @@ class Worker:
     def ask(self, item: object, seconds: float) -> dict[str, Any]:
         """The result; where none comes, the process is ended and `skipped` says why."""
         try:
-            if not self._ready and not self._pipe.poll(START_S):
+            if not self._is_ready and not self._pipe.poll(START_S):
                 raise TimeoutError
-            self._ready = self._ready or self._pipe.recv()
+            self._is_ready = self._is_ready or self._pipe.recv()
             self._pipe.send(item)
             if not self._pipe.poll(seconds):
                 raise TimeoutError
-            found: dict[str, Any] = self._pipe.recv()
-            return found
+            result: dict[str, Any] = self._pipe.recv()
+            return result
         except TimeoutError:
             self.end()
-            return {"skipped": f"took more than {seconds if self._ready else START_S:g} s"}
+            return {"skipped": f"took more than {seconds if self._is_ready else START_S:g} s"}
         except (EOFError, OSError):
             self.end()
             return {"skipped": f"its process ended with {self._process.exitcode}"}
@@ -61,10 +61,10 @@ def _serve(pipe: Connection, work: Work) -> None:
             return
         started = time.monotonic()
         try:
-            done = work(item)
+            result = work(item)
         except Exception as error:
-            done = {"skipped": f"{type(error).__name__}: {error}"}
-        pipe.send(done | {"seconds": round(time.monotonic() - started, 2)})
+            result = {"skipped": f"{type(error).__name__}: {error}"}
+        pipe.send(result | {"seconds": round(time.monotonic() - started, 2)})
 
 
 def run(
@@ -75,20 +75,20 @@ def run(
     team: list[Worker | None] = [None] * workers  # those that are free, to be started when needed
     started: list[Worker] = []
 
-    def one(item: object) -> dict[str, Any]:
+    def run_item(item: object) -> dict[str, Any]:
         worker = team.pop()
         if worker is None:
             worker = Worker(work)
             started.append(worker)
-        done = worker.ask(item, seconds)
+        result = worker.ask(item, seconds)
         team.append(worker if worker.alive else None)
-        return done
+        return result
 
     pool = ThreadPoolExecutor(workers)
     try:
-        places = {pool.submit(one, item): place for place, item in enumerate(items)}
-        for future in as_completed(places):
-            yield places[future], future.result()
+        positions = {pool.submit(run_item, item): position for position, item in enumerate(items)}
+        for future in as_completed(positions):
+            yield positions[future], future.result()
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
         for worker in started:

@@ -60,23 +60,23 @@ def prebuilt(checkout: Path | None, row: Row, new: New) -> tuple[Launch, bytes]:
 def memory() -> Iterator[New]:
     """Device memory that lives as long as the block: pages of it that nobody touches cost none."""
     library = ctypes.CDLL(str(vgpu.library_path()))
-    taken: list[c_void_p] = []
+    allocations: list[c_void_p] = []
 
-    def new(what: int | np.ndarray) -> int:
-        size = what if isinstance(what, int) else what.nbytes
-        at = c_void_p()
-        if library.hipMalloc(byref(at), c_size_t(size)):
+    def new(size_or_data: int | np.ndarray) -> int:
+        size = size_or_data if isinstance(size_or_data, int) else size_or_data.nbytes
+        address = c_void_p()
+        if library.hipMalloc(byref(address), c_size_t(size)):
             raise Skip(f"no memory for a buffer of {size} bytes")
-        taken.append(at)
-        if not isinstance(what, int):
-            ctypes.memmove(at, what.ctypes.data, size)
-        return at.value or 0
+        allocations.append(address)
+        if not isinstance(size_or_data, int):
+            ctypes.memmove(address, size_or_data.ctypes.data, size)
+        return address.value or 0
 
     try:
         yield new
     finally:
-        for at in taken:
-            library.hipFree(at)
+        for address in allocations:
+            library.hipFree(address)
 
 
 def timed(row: Row, launch: Launch, code: bytes) -> dict[str, Any]:
@@ -86,20 +86,22 @@ def timed(row: Row, launch: Launch, code: bytes) -> dict[str, Any]:
     module, function = runtime.load(code, row.kernel, row.gpu)
     start = functools.partial(_start, runtime, function, launch)
     try:
-        found = modelled(start, row.part, launch.cold, launch.kind, launch.waits)[-1]
+        estimate = modelled(start, row.part, launch.cold, launch.kind, launch.waits)[-1]
     finally:
         runtime.call("hipModuleUnload", module)
-    least = found.pop("matrix_clk") / HIGHEST_GHZ[row.gpu] / 1e3
-    if least > IMPOSSIBLE * row.us:
+    matrix_us = estimate.pop("matrix_clk") / HIGHEST_GHZ[row.gpu] / 1e3
+    if matrix_us > IMPOSSIBLE * row.us:
         raise Skip(
-            f"its matrix instructions alone take {least:.0f} us at "
+            f"its matrix instructions alone take {matrix_us:.0f} us at "
             f"{HIGHEST_GHZ[row.gpu]} GHz, {row.us:g} are published"
         )
-    more = launch.extra_us
-    found |= {name: found[name] + more for name in ("us", "low", "high") if name in found}
-    if not math.isfinite(found["us"]):
-        raise Skip(f"the model gives {found['us']} us")
-    return found | {"grid": launch.grid, "cleared_us": more}
+    extra_us = launch.extra_us
+    estimate |= {
+        name: estimate[name] + extra_us for name in ("us", "low", "high") if name in estimate
+    }
+    if not math.isfinite(estimate["us"]):
+        raise Skip(f"the model gives {estimate['us']} us")
+    return estimate | {"grid": launch.grid, "cleared_us": extra_us}
 
 
 def modelled(
@@ -111,9 +113,14 @@ def modelled(
         start()
     names = ("us", "low", "high", "clock_ghz", "bound")
     return [
-        {name: getattr(one, name) for name in names}
-        | {"matrix_clk": 1e3 * one.clock_ghz * one.busy["mfma"] * (one.us - one.floor_us)}
-        for one in t.launches
+        {name: getattr(launch_, name) for name in names}
+        | {
+            "matrix_clk": 1e3
+            * launch_.clock_ghz
+            * launch_.busy["mfma"]
+            * (launch_.us - launch_.floor_us)
+        }
+        for launch_ in t.launches
     ]
 
 

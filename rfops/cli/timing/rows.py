@@ -74,27 +74,28 @@ Format = tuple[Sequence[str], Parse]  # columns that must be there; None: no suc
 
 def read(file: Path, formats: Sequence[Format]) -> Rows:
     """All lines of a file of one of these formats. Raises ValueError for one of another."""
-    found = Rows()
+    rows_read = Rows()
     with file.open(newline="", encoding="utf-8") as stream:
         lines = csv.DictReader(stream)
         names = lines.fieldnames or ()
         parse = next((parse for columns, parse in formats if {*columns} <= {*names}), None)
         if parse is None:
-            known = "; or ".join(", ".join(columns) for columns, _ in formats)
+            known_columns = "; or ".join(", ".join(columns) for columns, _ in formats)
             raise ValueError(
-                f"--rows {file}: expected a CSV file with columns {known}; got {', '.join(names)}"
+                f"--rows {file}: expected a CSV file with columns {known_columns}; "
+                f"got {', '.join(names)}"
             )
         for line in lines:
             try:
                 row = parse(line)
             except (ValueError, TypeError) as error:  # None where a line is cut short
-                found.wrong.append(f"line {lines.line_num}: {error}")
+                rows_read.wrong.append(f"line {lines.line_num}: {error}")
                 continue
             if row is None:
-                found.unknown[line.get("kernel") or line["bench"]] += 1
+                rows_read.unknown[line.get("kernel") or line["bench"]] += 1
             else:
-                found.rows.append(row)
-    return found
+                rows_read.rows.append(row)
+    return rows_read
 
 
 def parse(line: dict[str, str]) -> Row:
@@ -102,7 +103,7 @@ def parse(line: dict[str, str]) -> Row:
     empty = [name for name in COLUMNS if not line.get(name)]
     if empty:
         raise ValueError(f"{', '.join(empty)}: empty")
-    sizes, words = sizes_of(line["shape"])
+    sizes, options = sizes_of(line["shape"])
     row = Row(
         line["op"],
         line["gpu"],
@@ -114,7 +115,7 @@ def parse(line: dict[str, str]) -> Row:
         us_of(line["us"]),
         line.get("src") or "",
         sizes,
-        words,
+        options,
     )
     part_of(row.gpu, row.cu)
     return row
@@ -123,31 +124,33 @@ def parse(line: dict[str, str]) -> Row:
 def part_of(gpu: str, cu: int) -> str:
     """Raises ValueError where there is none."""
     if (gpu, cu) not in PARTS:
-        known = ", ".join(f"{gpu} with {cu}" for gpu, cu in PARTS)
-        raise ValueError(f"no part is {gpu} with {cu} compute units; known: {known}")
+        known_parts = ", ".join(f"{gpu} with {cu}" for gpu, cu in PARTS)
+        raise ValueError(f"no part is {gpu} with {cu} compute units; known: {known_parts}")
     return PARTS[gpu, cu]
 
 
 def sizes_of(shape: str) -> tuple[dict[str, int], dict[str, str]]:
     """Sizes and words of a shape's text."""
     sizes: dict[str, int] = {}
-    words: dict[str, str] = {}
-    for word in shape.split():
-        name, _, value = word.partition("=")
+    options: dict[str, str] = {}
+    for token in shape.split():
+        name, _, value = token.partition("=")
         if value.isdigit():
             sizes[name] = int(value)
         else:
-            words[name] = value
-    return sizes, words
+            options[name] = value
+    return sizes, options
 
 
 def number(name: str, text: str) -> int:
+    """Return a column's whole number. Raises ValueError."""
     if not text.isdigit():
         raise ValueError(f"{name}: expected a whole number, got {text!r}")
     return int(text)
 
 
 def us_of(text: str) -> float:
+    """Return a column's time in microseconds. Raises ValueError unless it is above 0 and finite."""
     try:
         us = float(text)
     except ValueError:
@@ -164,10 +167,15 @@ def sample(rows: Sequence[Row], limit: int, seed: int) -> list[Row]:
     for row in sorted(rows, key=lambda row: row.key):
         kernels.setdefault(row.variant, []).append(row)
     chance = random.Random(seed)
-    for its in kernels.values():
-        chance.shuffle(its)
+    for kernel_rows in kernels.values():
+        chance.shuffle(kernel_rows)
     order = [*kernels.values()]
     chance.shuffle(order)
-    turns = range(max(map(len, order), default=0))
-    picked = [its[turn] for turn in turns for its in order if turn < len(its)]
+    rounds = range(max(map(len, order), default=0))
+    picked = [
+        kernel_rows[round_idx]
+        for round_idx in rounds
+        for kernel_rows in order
+        if round_idx < len(kernel_rows)
+    ]
     return picked[:limit] if limit else picked

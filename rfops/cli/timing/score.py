@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 Record = dict[str, Any]
 FROM_US = 15.0  # below, two published measurements of one kernel differ by 20 to 30 %
-OFF = 0.4  # a kernel's median error that is no noise
+MAX_NOISE = 0.4  # a kernel's median error that is no noise
 CLEAR = 1.25  # published times of a pair of variants that differ by so much have an order
 RANKED = 3  # variants of one problem that a rank correlation needs
 KERNEL = ["op", "part", "kernel"]
@@ -29,15 +29,15 @@ def error(record: Record) -> float:
 
 def table(records: Sequence[Record]) -> pd.DataFrame:
     """The predicted records, with `ratio` predicted / published, the absolute `error`, and whether
-    the published time is `inside` the prediction's error interval."""
+    the published time is `is_inside` the prediction's error interval."""
     import pandas as pd
 
     columns = [*KERNEL, "shape", "split_k", "predicted_us", "published_us", "low", "high"]
     rows = pd.DataFrame([r for r in records if "predicted_us" in r], columns=columns)
     ratio = (rows["predicted_us"] / rows["published_us"]).astype(float)
     interval = rows[["low", "high"]].astype(float).fillna(0)
-    inside = rows["published_us"].between(interval["low"], interval["high"])
-    return rows.assign(ratio=ratio, error=(ratio - 1).abs(), inside=inside.astype(float))
+    is_inside = rows["published_us"].between(interval["low"], interval["high"])
+    return rows.assign(ratio=ratio, error=(ratio - 1).abs(), inside=is_inside.astype(float))
 
 
 def p90(values: pd.Series[float]) -> float:
@@ -45,10 +45,10 @@ def p90(values: pd.Series[float]) -> float:
     return float(values.sort_values().iloc[-(-9 * len(values) // 10) - 1])
 
 
-def figures(rows: pd.DataFrame, by: list[str]) -> pd.DataFrame:
+def figures(rows: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
     """Per group: rows, median and 90th percentile of the error, the geometric mean of predicted /
     published (`bias`), the share of published times inside the error interval."""
-    return rows.groupby(by).agg(
+    return rows.groupby(keys).agg(
         rows=("error", "size"),
         median=("error", "median"),
         p90=("error", p90),
@@ -62,16 +62,18 @@ def classes(rows: pd.DataFrame) -> pd.DataFrame:
     that over kernels of the median error, `off` how many kernels' medians are above OFF."""
     import pandas as pd
 
-    above = rows[rows["published_us"] >= FROM_US]
-    whole = "all " + above["op"].astype(str).str.replace("_.*", "", regex=True)
-    both = pd.concat(
-        [above.assign(of=above["op"], on=above["part"]), above.assign(of=whole, on="all")]
+    timed = rows[rows["published_us"] >= FROM_US]
+    family = "all " + timed["op"].astype(str).str.replace("_.*", "", regex=True)
+    grouped = pd.concat(
+        [timed.assign(of=timed["op"], on=timed["part"]), timed.assign(of=family, on="all")]
     )
-    medians = both.groupby(["of", "on", *KERNEL])["error"].median().groupby(level=["of", "on"])
-    found = figures(both, ["of", "on"]).assign(
-        kernels=medians.size(), median=medians.median(), off=medians.agg(lambda m: (m > OFF).sum())
+    medians = grouped.groupby(["of", "on", *KERNEL])["error"].median().groupby(level=["of", "on"])
+    class_figures = figures(grouped, ["of", "on"]).assign(
+        kernels=medians.size(),
+        median=medians.median(),
+        off=medians.agg(lambda m: (m > MAX_NOISE).sum()),
     )
-    return found.rename_axis(["op", "part"])
+    return class_figures.rename_axis(["op", "part"])
 
 
 def order(rows: pd.DataFrame) -> dict[str, float | int | None]:
@@ -79,21 +81,21 @@ def order(rows: pd.DataFrame) -> dict[str, float | int | None]:
     share of pairs, CLEAR in their published times, that are predicted in that order."""
     variants = rows.drop_duplicates([*PROBLEM, "kernel", "split_k"])
     times = ["predicted_us", "published_us"]
-    ranked = variants.groupby(PROBLEM).filter(lambda its: len(its) >= RANKED)
+    ranked = variants.groupby(PROBLEM).filter(lambda variants_: len(variants_) >= RANKED)
     ranks = ranked[PROBLEM].join(ranked.groupby(PROBLEM)[times].rank())
-    found = [
-        its["predicted_us"].corr(its["published_us"])
-        for _, its in ranks.groupby(PROBLEM)
-        if its[times].nunique().min() > 1
+    correlations = [
+        variants_["predicted_us"].corr(variants_["published_us"])
+        for _, variants_ in ranks.groupby(PROBLEM)
+        if variants_[times].nunique().min() > 1
     ]
     pairs = variants.merge(variants, on=PROBLEM, suffixes=("", "_slower"))
     pairs = pairs[pairs["published_us_slower"] >= CLEAR * pairs["published_us"]]
-    right = pairs["predicted_us"] < pairs["predicted_us_slower"]
+    is_right = pairs["predicted_us"] < pairs["predicted_us_slower"]
     return {
-        "problems": len(found),
-        "rank_correlation": statistics.mean(found) if found else None,
+        "problems": len(correlations),
+        "rank_correlation": statistics.mean(correlations) if correlations else None,
         "pairs": len(pairs),
-        "pairs_right": float(right.mean()) if len(pairs) else None,
+        "pairs_right": float(is_right.mean()) if len(pairs) else None,
     }
 
 
@@ -127,26 +129,28 @@ def _aligned(rows: Sequence[Record], name: str, title: str) -> list[str]:
 
     if not rows:
         return []
-    shown = pd.DataFrame(rows)
-    figures = [column for column in FORMATS if column in shown]
-    width = max(map(len, (title, *shown[name].map(plain))))
-    formats = {name: lambda text: plain(text).ljust(width)}
+    frame = pd.DataFrame(rows)
+    figures = [column for column in FORMATS if column in frame]
+    width = max(map(len, (title, *frame[name].map(readable_name))))
+    formats = {name: lambda text: readable_name(text).ljust(width)}
     formats |= {column: FORMATS[column].format for column in figures}
     heads = [title.ljust(width), "part", *figures]
-    heads = [{"inside": "in band", "off": f"over {OFF:.0%}"}.get(head, head) for head in heads]
+    heads = [
+        {"inside": "in band", "off": f"over {MAX_NOISE:.0%}"}.get(head, head) for head in heads
+    ]
     return [
         "",
-        *shown.to_string(
+        *frame.to_string(
             columns=[name, "part", *figures], index=False, header=heads, formatters=formats
         ).splitlines(),
     ]
 
 
-def text(found: dict[str, Any]) -> list[str]:
+def text(scores: dict[str, Any]) -> list[str]:
     """A summary as aligned lines."""
-    lines = _aligned(found["kernels"], "kernel", "kernel")
-    lines += _aligned(found["classes"], "op", f"above {FROM_US:g} us, median over kernels")
-    ordered = found["order"]
+    lines = _aligned(scores["kernels"], "kernel", "kernel")
+    lines += _aligned(scores["classes"], "op", f"above {FROM_US:g} us, median over kernels")
+    ordered = scores["order"]
     if ordered["pairs"]:
         lines += [
             "",
@@ -158,11 +162,11 @@ def text(found: dict[str, Any]) -> list[str]:
             f"rank correlation {ordered['rank_correlation']:.2f}, mean of "
             f"{ordered['problems']} problems with {RANKED} variants and more"
         )
-    lines += [f"skipped {count}: {why}" for why, count in found["skipped"].items()]
+    lines += [f"skipped {count}: {reason}" for reason, count in scores["skipped"].items()]
     return lines
 
 
-def plain(kernel: str) -> str:
+def readable_name(kernel: str) -> str:
     """A mangled name of one namespace without it: `_ZN5aiter3abcE` is abc."""
-    found = re.fullmatch(r"_ZN\d+[a-z]+?(\d+)(\w+)E", kernel)
-    return found[2] if found and int(found[1]) == len(found[2]) else kernel
+    match = re.fullmatch(r"_ZN\d+[a-z]+?(\d+)(\w+)E", kernel)
+    return match[2] if match and int(match[1]) == len(match[2]) else kernel

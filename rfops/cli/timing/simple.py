@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Mapping
 
-from rfops.cli.timing.launches import Launch, New, parts
+from rfops.cli.timing.launches import Launch, New, ceil_div
 from rfops.cli.timing.rows import Row, number, sizes_of, us_of
 from rfops.jit import paths
 
@@ -18,7 +18,7 @@ CONFIG = paths.CSRC / "bench" / "config.json"
 THREADS, TILE = 256, 16
 F32 = 4  # bytes
 # Of a published kernel: ours, and where the table has no names, the name of its size.
-OURS = {
+OP_NAMES = {
     "vectoradd": "vectoradd",
     "relu": "relu",
     "matrixtranspose": "transpose",
@@ -42,39 +42,41 @@ STEADY = 1.1  # ratio of the minima of two runs, above which neither is trusted
 def suite_row(line: Mapping[str, str]) -> Row | None:
     """A line of the suite; None for a kernel that we have no equivalent of. Raises ValueError."""
     size = line["problem"].split("x")[0]
-    if line["kernel"] not in OURS:
+    if line["kernel"] not in OP_NAMES:
         return None
     doubt = "" if float(line["spread"]) < STEADY else "two runs of it differ by more than 10 %"
     if line["cls"] != "single":
         doubt = f"its time is of more than a launch: {line['cls']}"
     name = line["kernel"]
     shape = f"N={number('problem', size)}"
-    return _row(line["gpu"], OURS[name], name, shape, line["us_min"], doubt)
+    return _row(line["gpu"], OP_NAMES[name], name, shape, line["us_min"], doubt)
 
 
 def stream_row(line: Mapping[str, str]) -> Row | None:
     """A line of the microbenchmarks'; None as above. Raises ValueError."""
     if line["bench"] not in STREAMS:
         return None
-    ours, unit = STREAMS[line["bench"]]
+    op_name, unit = STREAMS[line["bench"]]
     elements = number("value", line["value"]) // unit
-    return _row(line["gpu"], ours, line["bench"], f"N={elements}", line["us"], "")
+    return _row(line["gpu"], op_name, line["bench"], f"N={elements}", line["us"], "")
 
 
 def point_row(line: Mapping[str, str]) -> Row | None:
     """A line of the other table; None as above. Raises ValueError."""
-    if line["kernel"] not in OURS:
+    if line["kernel"] not in OP_NAMES:
         return None
-    shape = " ".join(word for word in line["config"].split() if word.partition("=")[2].isdigit())
+    shape = " ".join(token for token in line["config"].split() if token.partition("=")[2].isdigit())
     doubt = "" if line["grade"] in ("A", "B") else f"its grade is {line['grade']}"
     name = line["kernel"]
-    return _row(line["gpu"], OURS[name], name, shape, line["us"], doubt)
+    return _row(line["gpu"], OP_NAMES[name], name, shape, line["us"], doubt)
 
 
-def _row(gpu: str, ours: str, name: str, shape: str, us: str, doubt: str) -> Row:
+def _row(gpu: str, op_name: str, name: str, shape: str, us: str, doubt: str) -> Row:
     if gpu not in PARTS:
         raise ValueError(f"gpu: expected one of {', '.join(PARTS)}, got {gpu!r}")
-    return Row(OP, *PARTS[gpu], ours, "", shape, 1, us_of(us), name, sizes_of(shape)[0], {}, doubt)
+    return Row(
+        OP, *PARTS[gpu], op_name, "", shape, 1, us_of(us), name, sizes_of(shape)[0], {}, doubt
+    )
 
 
 def code(arch: str) -> bytes:
@@ -100,16 +102,18 @@ def _of(
 
 
 def _elements(count: int, values: Mapping[str, int]) -> Launch:
-    return _of(values, (parts(count, THREADS), 1, 1), (THREADS, 1, 1))
+    return _of(values, (ceil_div(count, THREADS), 1, 1), (THREADS, 1, 1))
 
 
-def _map(inputs: int, more: Mapping[str, int] | None = None) -> Callable[[Sizes, New], Launch]:
+def _map(
+    inputs: int, extra_values: Mapping[str, int] | None = None
+) -> Callable[[Sizes, New], Launch]:
     """A kernel of so many inputs, one element a thread."""
 
     def launch(s: Sizes, new: New) -> Launch:
         n = s["N"] if "N" in s else s["n"]
         values = {f"array{i}": new(n * F32) for i in range(1 + inputs)}
-        return _elements(n, {**values, "count": n, **(more or {})})
+        return _elements(n, {**values, "count": n, **(extra_values or {})})
 
     return launch
 
@@ -159,7 +163,7 @@ def _gemm(s: Sizes, new: New) -> Launch:
         "alpha": bits(1.0),
         "beta": bits(0.0),
     }
-    return _of(values, (parts(n, TILE), parts(m, TILE), 1), (TILE, TILE, 1))
+    return _of(values, (ceil_div(n, TILE), ceil_div(m, TILE), 1), (TILE, TILE, 1))
 
 
 def _transpose(s: Sizes, new: New) -> Launch:
@@ -170,8 +174,8 @@ def _transpose(s: Sizes, new: New) -> Launch:
 
 def bits(value: float) -> int:
     """Of a float32, as an argument takes it."""
-    found: int = struct.unpack("<I", struct.pack("<f", value))[0]
-    return found
+    word: int = struct.unpack("<I", struct.pack("<f", value))[0]
+    return word
 
 
 LAUNCHES: Mapping[str, Callable[[Sizes, New], Launch]] = {

@@ -12,6 +12,7 @@ from rfops.cli.trace import gaps, picture, read, text
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `rfops trace` to the command line."""
     parser = commands.add_parser("trace", help="kernels and launch gaps in a profiler's trace")
     parser.add_argument(
         "file",
@@ -32,6 +33,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    """Report the gaps of a trace; return the exit status."""
     if options.plot:
         picture.check()
     trace = read.trace(options.file)

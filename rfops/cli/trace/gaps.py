@@ -28,7 +28,7 @@ NO_CAPTURE = re.compile(
     r"Synchronize|^(cuda|hip|cu)(Malloc|Free|MemAlloc|MemFree|HostAlloc|HostRegister)(?!.*Async)"
     r"|^(cuda|hip|cu)Mem(cpy|set)(?!.*Async)|(Event|Stream)Query|ModuleLoad|ModuleUnload"
 )
-NOTHING = "(no call in the trace: Python, or another thread)"
+NO_CALL = "(no call in the trace: Python, or another thread)"
 
 
 class KernelRow(msgspec.Struct):
@@ -45,6 +45,7 @@ class Cause(msgspec.Struct):
     longest: float = 0.0
 
     def add(self, us: float) -> None:
+        """Count one more gap of `us` microseconds."""
         self.gaps, self.us, self.longest = self.gaps + 1, self.us + us, max(self.longest, us)
 
 
@@ -88,6 +89,7 @@ class Gap(msgspec.Struct):
 
 
 def reports(trace: Trace) -> list[Report]:
+    """Return one report per GPU of the trace."""
     host = Host(trace.calls)
     by_device: dict[str, list[Activity]] = defaultdict(list)
     for activity in trace.activities:
@@ -97,13 +99,13 @@ def reports(trace: Trace) -> list[Report]:
 
 def gaps_of(activities: list[Activity]) -> list[Gap]:
     """Of one device, in order of time; activities by start. Streams count as one."""
-    found, last = [], activities[0]
+    gaps, previous = [], activities[0]
     for activity in activities[1:]:
-        if activity.start > last.end:
-            found.append(Gap(last.end, activity.start, last, activity))
-        if activity.end > last.end:
-            last = activity
-    return found
+        if activity.start > previous.end:
+            gaps.append(Gap(previous.end, activity.start, previous, activity))
+        if activity.end > previous.end:
+            previous = activity
+    return gaps
 
 
 class Host:
@@ -114,10 +116,12 @@ class Host:
         threads: dict[str, list[HostCall]] = defaultdict(list)
         for call in calls:
             threads[call.thread].append(call)
-        self._innermost = {name: _innermost(of) for name, of in threads.items()}
+        self._innermost = {name: _innermost(its_calls) for name, its_calls in threads.items()}
         self._blocking: dict[str, tuple[list[float], list[str]]] = {}
-        for name, of in threads.items():
-            ends = sorted((c.end, c.name) for c in of if c.runtime and NO_CAPTURE.search(c.name))
+        for name, its_calls in threads.items():
+            ends = sorted(
+                (c.end, c.name) for c in its_calls if c.runtime and NO_CAPTURE.search(c.name)
+            )
             self._blocking[name] = [e for e, _ in ends], [n for _, n in ends]
 
     def launch(self, activity: Activity) -> HostCall | None:
@@ -125,52 +129,52 @@ class Host:
 
     def doing(self, thread: str, start: float, end: float) -> dict[str, float]:
         """us by the innermost call that the thread was in."""
-        starts, pieces = self._innermost[thread]
+        starts, stretches_ = self._innermost[thread]
         spent: dict[str, float] = defaultdict(float)
-        at = max(bisect_right(starts, start) - 1, 0)
-        for piece_start, piece_end, name in pieces[at : bisect_left(starts, end)]:
+        index = max(bisect_right(starts, start) - 1, 0)
+        for piece_start, piece_end, name in stretches_[index : bisect_left(starts, end)]:
             spent[name] += max(0.0, min(end, piece_end) - max(start, piece_start))
-        spent[NOTHING] += max(0.0, end - start - sum(spent.values()))
+        spent[NO_CALL] += max(0.0, end - start - sum(spent.values()))
         return spent
 
-    def blocker(self, first: HostCall, then: HostCall) -> str | None:
+    def blocker(self, earlier: HostCall, later: HostCall) -> str | None:
         """A call between two launches that a capture refuses; or that they are of two threads."""
-        if first.thread != then.thread:
+        if earlier.thread != later.thread:
             return "(launched by two threads)"
-        ends, names = self._blocking[first.thread]
-        at = bisect_right(ends, first.start)
-        return names[at] if at < len(ends) and ends[at] <= then.end else None
+        ends, names = self._blocking[earlier.thread]
+        index = bisect_right(ends, earlier.start)
+        return names[index] if index < len(ends) and ends[index] <= later.end else None
 
 
 def _innermost(calls: list[HostCall]) -> tuple[list[float], list[tuple[float, float, str]]]:
     """A thread's time in pieces, each with the innermost call it lies in; and their starts."""
-    pieces: list[tuple[float, float, str]] = []
+    stretches_: list[tuple[float, float, str]] = []
     stack: list[HostCall] = []
-    at = 0.0
+    time_from = 0.0
 
     def upto(time: float) -> None:
-        nonlocal at
-        if stack and time > at:
-            pieces.append((at, time, stack[-1].name))
-        at = max(at, time)
+        nonlocal time_from
+        if stack and time > time_from:
+            stretches_.append((time_from, time, stack[-1].name))
+        time_from = max(time_from, time)
 
     for call in sorted(calls, key=lambda c: (c.start, -c.end)):
         while stack and stack[-1].end <= call.start:
             upto(stack[-1].end)
             stack.pop()
         upto(call.start)
-        at = call.start
+        time_from = call.start
         stack.append(call)
     while stack:
         upto(stack[-1].end)
         stack.pop()
-    return [p[0] for p in pieces], pieces
+    return [p[0] for p in stretches_], stretches_
 
 
 def _report(trace: Trace, device: str, activities: list[Activity], host: Host) -> Report:
     span = max(a.end for a in activities) - activities[0].start
     causes: dict[str, Cause] = defaultdict(Cause)
-    waited: dict[str, float] = defaultdict(float)
+    waited_us: dict[str, float] = defaultdict(float)
     gaps = gaps_of(activities)
     for gap in gaps:
         cause = cause_of(gap, host)
@@ -178,7 +182,7 @@ def _report(trace: Trace, device: str, activities: list[Activity], host: Host) -
         launch = host.launch(gap.after)
         if cause == "host" and launch:
             for name, us in host.doing(launch.thread, gap.start, min(gap.end, launch.end)).items():
-                waited[name] += us
+                waited_us[name] += us
     idle = sum(gap.us for gap in gaps)
     return Report(
         device=device,
@@ -189,13 +193,15 @@ def _report(trace: Trace, device: str, activities: list[Activity], host: Host) -
         idle=idle,
         kernels=_kernels(activities),
         causes=dict(causes),
-        host={n: us for n, us in sorted(waited.items(), key=lambda item: -item[1]) if us > 0},
+        host={n: us for n, us in sorted(waited_us.items(), key=lambda item: -item[1]) if us > 0},
         graph=_graph(gaps, host),
         left_out=trace.left_out,
     )
 
 
 def cause_of(gap: Gap, host: Host) -> str:
+    """Return why the GPU was idle: within a graph, for the host's launch, or in the queue after
+    it."""
     launch = host.launch(gap.after)
     if launch is None:
         return "unknown"
@@ -217,20 +223,20 @@ def _kernels(activities: list[Activity]) -> list[KernelRow]:
 
 def _graph(gaps: list[Gap], host: Host) -> Graph:
     closable, blocked = Cause(), dict[str, Cause]()
-    inside, stretches, open_stretch = [], 0, False
+    inside_us, stretches, open_stretch = [], 0, False
     for gap in gaps:
         cause = cause_of(gap, host)
         if cause == "graph":
-            inside.append(gap.us)
+            inside_us.append(gap.us)
             continue
-        first, then = host.launch(gap.before), host.launch(gap.after)
-        name = host.blocker(first, then) if first and then else "(no launch in the trace)"
+        earlier, later = host.launch(gap.before), host.launch(gap.after)
+        name = host.blocker(earlier, later) if earlier and later else "(no launch in the trace)"
         if name:
             blocked.setdefault(name, Cause()).add(gap.us)
         else:
             closable.add(gap.us)
             stretches += not open_stretch
         open_stretch = name is None
-    typical = median(inside) if inside else 0.0
+    typical = median(inside_us) if inside_us else 0.0
     saved = max(0.0, closable.us - typical * closable.gaps)
     return Graph(closable, stretches, typical, saved, blocked)

@@ -13,7 +13,7 @@ from rfops.cli.trace.text import short
 
 SLICES = 200
 COLOURS = 9
-OTHERS = "others"
+OTHER_KERNELS = "others"
 
 
 def check() -> None:
@@ -22,6 +22,7 @@ def check() -> None:
 
 
 def draw(file: Path, trace: Trace, reports: list[Report]) -> None:
+    """Write a picture of the trace: busy time over time, and each kernel's fraction."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -31,9 +32,9 @@ def draw(file: Path, trace: Trace, reports: list[Report]) -> None:
     figure, axes = pyplot.subplots(
         len(reports), 2, figsize=size, squeeze=False, width_ratios=(2, 1), layout="constrained"
     )
-    for (left, right), report in zip(axes, reports, strict=True):
-        _busy(left, trace, report)
-        _shares(right, report)
+    for (busy_axes, share_axes), report in zip(axes, reports, strict=True):
+        _busy(busy_axes, trace, report)
+        _shares(share_axes, report)
     figure.savefig(file)
     pyplot.close(figure)
 
@@ -43,21 +44,21 @@ def _busy(axes: Any, trace: Trace, report: Report) -> None:
     activities = [a for a in trace.activities if a.device == report.device]
     zero, width = activities[0].start, (report.span or 1.0) / SLICES
     names = [row.name for row in report.kernels[:COLOURS]]
-    rows = {name: [0.0] * SLICES for name in [*names, OTHERS]}
+    rows = {name: [0.0] * SLICES for name in [*names, OTHER_KERNELS]}
     for a in activities:
-        row = rows.get(a.name, rows[OTHERS])
-        first, last = ((t - zero) / width for t in (a.start, a.end))
-        for at in range(int(first), min(math.ceil(last), SLICES)):
-            row[at] += max(0.0, min(last, at + 1) - max(first, at))
-    edges = [at * width / 1e3 for at in range(SLICES)]
-    colours = [f"C{at}" for at in range(len(names))] + ["0.6"]
+        row = rows.get(a.name, rows[OTHER_KERNELS])
+        begin, end = ((t - zero) / width for t in (a.start, a.end))
+        for slice_idx in range(int(begin), min(math.ceil(end), SLICES)):
+            row[slice_idx] += max(0.0, min(end, slice_idx + 1) - max(begin, slice_idx))
+    edges = [slice_idx * width / 1e3 for slice_idx in range(SLICES)]
+    colours = [f"C{slice_idx}" for slice_idx in range(len(names))] + ["0.6"]
     axes.stackplot(edges, *rows.values(), colors=colours, step="post")
     title = f"GPU {report.device} {report.name}: busy {report.busy / (report.span or 1):.0%}"
     axes.set(xlabel="ms", ylabel="busy, streams added", title=title, ylim=(0, None))
 
 
 def _shares(axes: Any, report: Report) -> None:
-    rows = [(short(row.name, 36), row.us, f"C{at}") for at, row in enumerate(report.kernels)]
+    rows = [(short(row.name, 36), row.us, f"C{index}") for index, row in enumerate(report.kernels)]
     rows = [*rows[:COLOURS], ("(idle)", report.idle, "0.85")][::-1]
     axes.barh(range(len(rows)), [us / 1e3 for _, us, _ in rows], color=[c for _, _, c in rows])
     axes.set_yticks(range(len(rows)), [name for name, _, _ in rows], fontsize=7)

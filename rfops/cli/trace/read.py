@@ -55,10 +55,10 @@ class Trace(msgspec.Struct):
     def between(self, start: float, end: float) -> Trace:
         """What starts in these us, counted from the GPU's first activity. Raises TraceError."""
         zero = min((a.start for a in self.activities), default=0.0)
-        kept = [a for a in self.activities if start <= a.start - zero < end]
-        if not kept:
+        selected = [a for a in self.activities if start <= a.start - zero < end]
+        if not selected:
             raise TraceError(f"--range {start / 1e3:g} {end / 1e3:g}: no GPU activity in these ms")
-        return msgspec.structs.replace(self, activities=kept)
+        return msgspec.structs.replace(self, activities=selected)
 
 
 def trace(file: Path) -> Trace:
@@ -66,19 +66,19 @@ def trace(file: Path) -> Trace:
     data = _bytes(file)
     # Names of kernels may hold bytes that are no UTF-8.
     try:
-        found = msgspec.json.decode(data.decode("utf-8", "replace"))
+        content = msgspec.json.decode(data.decode("utf-8", "replace"))
     except msgspec.DecodeError as error:
         kind = "a database (rocpd)" if data.startswith(b"SQLite format 3") else f"no JSON: {error}"
         raise _no_trace(file, kind) from None
-    if isinstance(found, list):
-        found = {"traceEvents": found}
+    if isinstance(content, list):
+        content = {"traceEvents": content}
     try:
-        if "traceEvents" in found:
-            result = _kineto(found)
-        elif "rocprofiler-sdk-tool" in found:
-            result = _rocprofv3(found["rocprofiler-sdk-tool"])
+        if "traceEvents" in content:
+            result = _kineto(content)
+        elif "rocprofiler-sdk-tool" in content:
+            result = _rocprofv3(content["rocprofiler-sdk-tool"])
         else:
-            raise _no_trace(file, f"an object of {', '.join(list(found)[:5]) or 'nothing'}")
+            raise _no_trace(file, f"an object of {', '.join(list(content)[:5]) or 'nothing'}")
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         raise _no_trace(file, f"records of another form ({error!r})") from None
     if not result.activities:
@@ -98,10 +98,10 @@ def _bytes(file: Path) -> bytes:
         raise _no_trace(file, f"damaged gzip ({error})") from None
 
 
-def _no_trace(file: Path, what: str) -> TraceError:
+def _no_trace(file: Path, problem: str) -> TraceError:
     return TraceError(
         f"{file}: expected a trace of torch.profiler (export_chrome_trace) or of rocprofv3 "
-        f"--output-format json, got {what}"
+        f"--output-format json, got {problem}"
     )
 
 
@@ -112,10 +112,10 @@ _HOST = {"cpu_op", "user_annotation", "python_function"}
 _RUNTIME = re.compile(r"(runtime|driver)$")
 
 
-def _kineto(found: dict[str, Any]) -> Trace:
-    names = {str(d.get("id")): str(d.get("name")) for d in found.get("deviceProperties") or ()}
+def _kineto(content: dict[str, Any]) -> Trace:
+    names = {str(d.get("id")): str(d.get("name")) for d in content.get("deviceProperties") or ()}
     result = Trace("torch.profiler", {}, [], [])
-    for event in found["traceEvents"]:
+    for event in content["traceEvents"]:
         if not isinstance(event, dict):
             continue
         category = str(event.get("cat", "")).lower()
@@ -127,7 +127,7 @@ def _kineto(found: dict[str, Any]) -> Trace:
             result.left_out += 1
             continue
         arguments = event.get("args") or {}
-        name, correlation = str(event.get("name")), _whole(arguments.get("correlation"))
+        name, correlation = str(event.get("name")), _as_int(arguments.get("correlation"))
         if kind:
             device = str(arguments.get("device", event.get("pid")))
             result.devices.setdefault(device, names.get(device, ""))
@@ -147,7 +147,7 @@ def _times(event: dict[str, Any]) -> tuple[float, float] | None:
     return (start, start + length) if length >= 0 else None
 
 
-def _whole(value: Any) -> int | None:
+def _as_int(value: Any) -> int | None:
     return value if isinstance(value, int) and value > 0 else None
 
 
@@ -166,7 +166,7 @@ def _process(process: dict[str, Any], result: Trace) -> None:
     pid = (process.get("metadata") or {}).get("pid", 0)
     agents = {a["id"]["handle"]: a for a in process.get("agents") or ()}
     names = {k["kernel_id"]: _kernel_name(k) for k in process.get("kernel_symbols") or ()}
-    said = (process.get("strings") or {}).get("buffer_records") or []
+    operations = (process.get("strings") or {}).get("buffer_records") or []
 
     def add(record: dict[str, Any], name: str, kind: str, agent: int, queue: Any) -> None:
         device = str(agents.get(agent, {}).get("node_id", agent))
@@ -182,13 +182,13 @@ def _process(process: dict[str, Any], result: Trace) -> None:
         # The GPU's side of a copy: agents of type 2 are GPUs.
         ends = [record[side]["handle"] for side in ("dst_agent_id", "src_agent_id")]
         gpu = next((e for e in ends if agents.get(e, {}).get("type") == 2), ends[0])
-        add(record, _operation(said, record), "memcpy", gpu, "copy")
+        add(record, _operation(operations, record), "memcpy", gpu, "copy")
     for name in ("hip_api", "hsa_api", "marker_api"):
         for record in records[name]:
             times, correlation = _stamps(record)
             thread = f"{pid}/{record.get('thread_id')}"
             call = HostCall(
-                _operation(said, record), thread, *times, correlation, name == "hip_api"
+                _operation(operations, record), thread, *times, correlation, name == "hip_api"
             )
             result.calls.append(call)
 
@@ -199,13 +199,13 @@ def _kernel_name(symbol: dict[str, Any]) -> str:
 
 def _stamps(record: dict[str, Any]) -> tuple[tuple[float, float], int | None]:
     """Start and end, of ns in us, and what joins a call and what came of it."""
-    correlation = _whole((record.get("correlation_id") or {}).get("internal"))
+    correlation = _as_int((record.get("correlation_id") or {}).get("internal"))
     return (record["start_timestamp"] / 1e3, record["end_timestamp"] / 1e3), correlation
 
 
-def _operation(said: list[dict[str, Any]], record: dict[str, Any]) -> str:
+def _operation(operations: list[dict[str, Any]], record: dict[str, Any]) -> str:
     """The name of a record's operation: strings are lists by kind and operation."""
     try:
-        return str(said[record["kind"]]["operations"][record["operation"]])
+        return str(operations[record["kind"]]["operations"][record["operation"]])
     except (IndexError, KeyError, TypeError):
         return f"operation {record.get('kind')}/{record.get('operation')}"

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from rfops.cli.trace.gaps import Cause, Report
 
-WHY = {
+CAUSES = {
     "host": "the host had not launched yet",
     "queue": "launched in time: the GPU's own start, or an event",
     "graph": "within one graph launch",
@@ -16,6 +16,7 @@ WHY = {
 
 
 def table(report: Report, top: int) -> str:
+    """Return the report as text, with at most `top` kernels."""
     sections = [_head(report), _kernels(report, top), _gaps(report), _host(report, top)]
     return "\n\n".join(filter(None, [*sections, _graph(report)])) + "\n"
 
@@ -25,17 +26,18 @@ def _head(report: Report) -> str:
     text = (
         f"GPU {report.device} {report.name}".rstrip() + f" ({report.source}): {calls} activities "
         f"of {len(report.kernels)} names in {_ms(report.span)}; busy {_ms(report.busy)} "
-        f"({_share(report.busy, report)}), idle {_ms(report.idle)} ({_share(report.idle, report)})"
+        f"({_percent(report.busy, report)}), "
+        f"idle {_ms(report.idle)} ({_percent(report.idle, report)})"
     )
     if report.left_out:
         text += f"\n{report.left_out} records without a time were left out"
     return text
 
 
-def short(name: str, most: int = 100) -> str:
+def short(name: str, max_chars: int = 100) -> str:
     """A kernel's name without what torch's all begin with."""
     name = re.sub(r"^void |at::native::|\(anonymous namespace\)::", "", name)
-    return name if len(name) <= most else name[: most - 3] + "..."
+    return name if len(name) <= max_chars else name[: max_chars - 3] + "..."
 
 
 def _kernels(report: Report, top: int) -> str:
@@ -46,8 +48,8 @@ def _kernels(report: Report, top: int) -> str:
         rows.append(
             (str(row.calls), f"{row.us:.1f}", f"{mean:.2f}", f"{row.share:.1%}", name[:100])
         )
-    more = len(report.kernels) - top
-    return _columns(rows) + (f"\n... and {more} more names (--top)" if more > 0 else "")
+    num_more = len(report.kernels) - top
+    return _columns(rows) + (f"\n... and {num_more} more names (--top)" if num_more > 0 else "")
 
 
 def _gaps(report: Report) -> str:
@@ -55,7 +57,7 @@ def _gaps(report: Report) -> str:
         return "No gap: the GPU was never idle."
     rows = [("gaps", "total us", "mean us", "longest", "share", "idle, because")]
     for name, cause in sorted(report.causes.items(), key=lambda item: -item[1].us):
-        rows.append((*_figures(cause, report), f"{name}: {WHY[name]}"))
+        rows.append((*_figures(cause, report), f"{name}: {CAUSES[name]}"))
     return _columns(rows)
 
 
@@ -64,7 +66,7 @@ def _host(report: Report, top: int) -> str:
         return ""
     rows = [("us", "share", "the host meanwhile, innermost call")]
     for name, us in list(report.host.items())[:top]:
-        rows.append((f"{us:.1f}", _share(us, report), name[:100]))
+        rows.append((f"{us:.1f}", _percent(us, report), name[:100]))
     return _columns(rows)
 
 
@@ -77,7 +79,7 @@ def _graph(report: Report) -> str:
         text = (
             f"A graph would close {graph.closable.gaps} gaps of {_ms(graph.closable.us)} in "
             f"{graph.stretches} stretches: at most {_ms(graph.saved)} "
-            f"({_share(graph.saved, report)}) saved{', ' + than if graph.inside else ''}"
+            f"({_percent(graph.saved, report)}) saved{', ' + than if graph.inside else ''}"
         )
     if not graph.blocked:
         return text + "."
@@ -89,15 +91,15 @@ def _graph(report: Report) -> str:
 
 def _figures(cause: Cause, report: Report) -> tuple[str, str, str, str, str]:
     mean = f"{cause.us / cause.gaps:.2f}"
-    share = _share(cause.us, report)
-    return str(cause.gaps), f"{cause.us:.1f}", mean, f"{cause.longest:.1f}", share
+    percent = _percent(cause.us, report)
+    return str(cause.gaps), f"{cause.us:.1f}", mean, f"{cause.longest:.1f}", percent
 
 
 def _ms(us: float) -> str:
     return f"{us / 1e3:.3f} ms" if us >= 1e3 else f"{us:.1f} us"
 
 
-def _share(us: float, report: Report) -> str:
+def _percent(us: float, report: Report) -> str:
     return f"{us / report.span:.1%}" if report.span else "-"
 
 

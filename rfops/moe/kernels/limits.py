@@ -19,7 +19,7 @@ def refuses_weights(c: Call, bits: int) -> str | None:
 def refuses_slots(c: Call) -> str | None:
     """moe_align_block_size gives each routed row a slot of 4 bytes, padded to blocks per expert;
     its offsets are signed 32-bit."""
-    slots = c.M * (c.K + c.E - c.R) + c.E * MAX_BLOCK
-    if 4 * slots >= MAX_BYTES:
-        return f"{slots} slots of routed rows are beyond signed 32-bit offsets (2 GiB)"
+    num_slots = c.M * (c.K + c.E - c.R) + c.E * MAX_BLOCK
+    if 4 * num_slots >= MAX_BYTES:
+        return f"{num_slots} slots of routed rows are beyond signed 32-bit offsets (2 GiB)"
     return None

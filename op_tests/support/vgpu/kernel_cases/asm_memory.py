@@ -18,9 +18,9 @@ M32, M64 = (1 << 32) - 1, (1 << 64) - 1
 def d16_row(raw: Array, lane: int, limit: int) -> list[int]:
     """With SRAM ECC, which these chips have, the half that is not loaded becomes 0."""
 
-    def forms(at: int, guarded: bool) -> list[int]:
-        byte = 0 if guarded and at + 1 > limit else int(raw[at])
-        half = 0 if guarded and at + 2 > limit else int(raw[at]) | int(raw[at + 1]) << 8
+    def forms(offset: int, guarded: bool) -> list[int]:
+        byte = 0 if guarded and offset + 1 > limit else int(raw[offset])
+        half = 0 if guarded and offset + 2 > limit else int(raw[offset]) | int(raw[offset + 1]) << 8
         out = []
         for value in (byte, signed(byte, 8) & 0xFFFF, half):
             out += [value, value << 16]

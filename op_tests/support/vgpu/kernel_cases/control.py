@@ -84,14 +84,14 @@ def switch_uniform(rng: Rng) -> Made:
 
 
 def interpret_one(program: list[int], self: int) -> int:
-    stack, depth, at = [0] * 8, 0, 0
-    while at < len(program) and depth >= 0:
-        code = program[at]
-        at += 1
+    stack, depth, offset = [0] * 8, 0, 0
+    while offset < len(program) and depth >= 0:
+        code = program[offset]
+        offset += 1
         top = (depth - 1) & 7
         if code == 0:
-            stack[depth & 7] = program[at]
-            at, depth = at + 1, depth + 1
+            stack[depth & 7] = program[offset]
+            offset, depth = offset + 1, depth + 1
         elif code == 1:
             stack[depth & 7] = self
             depth += 1
@@ -103,11 +103,11 @@ def interpret_one(program: list[int], self: int) -> int:
             stack[depth & 7] = stack[top]
             depth += 1
         elif code == 5:
-            by = program[at]
-            at += 1
+            by = program[offset]
+            offset += 1
             stack[top] = (stack[top] & 0x7FFFFFFF) >> 1
             if stack[top] & 1:
-                at -= by
+                offset -= by
         else:
             depth = -1
     return stack[(depth - 1) & 7] if depth > 0 else -1

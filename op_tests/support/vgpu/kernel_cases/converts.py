@@ -248,8 +248,8 @@ def narrow_stochastic(rng: Rng, arch: str) -> Made:
             expect(actual & u32(keep), np.full(n, 0x01020304 & keep, u32))
             got = np.abs(table[(actual >> u32(8 * byte)) & u32(0xFF)])
             grid = np.sort(table[:128][np.isfinite(table[:128])])
-            at = np.searchsorted(grid, np.abs(a), side="right").clip(1, grid.size - 1)
-            wrong = (got != grid[at - 1]) & (got != grid[at])
+            offset = np.searchsorted(grid, np.abs(a), side="right").clip(1, grid.size - 1)
+            wrong = (got != grid[offset - 1]) & (got != grid[offset])
             first = int(np.argmax(wrong))
             assert not wrong.any(), f"{a[first]} became {got[first]}, no neighbour"
 

@@ -127,16 +127,16 @@ def record_indices(rng: Rng) -> Made:
     ):
         grid = tuple(blocks(n, b) for n, b in zip((nx, ny, nz), block, strict=True))
         z, y, x = np.meshgrid(np.arange(nz), np.arange(ny), np.arange(nx), indexing="ij")
-        at, size = np.stack([x, y, z], -1), np.array(block)
+        offset, size = np.stack([x, y, z], -1), np.array(block)
         fixed = np.broadcast_to(np.concatenate([block, grid]), (*x.shape, 6))
-        seen = np.concatenate([at % size, at // size, fixed], -1).astype(u16)
+        recorded_calls = np.concatenate([offset % size, offset // size, fixed], -1).astype(u16)
         launches.append(
             Launch(
                 "record_indices",
                 grid,
                 block,
                 [poisoned((nz, ny, nx, 12), u16), u32(nx), u32(ny), u32(nz)],
-                {0: seen},
+                {0: recorded_calls},
             )
         )
     return launches

@@ -57,11 +57,23 @@ def double_operations(rng: Rng) -> Made:
     a, b = tame_floats(rng, n, f64, 30), tame_floats(rng, n, f64, 30)
     a[:4] = [0.5, 1.5, -2.5, 1e300]
     rows = [
-        a + b, a - b, a * b, a / b, np.sqrt(np.abs(a)), fma64(a, b, np.ones(n)), np.floor(a),
-        np.ceil(a), np.trunc(a), np.rint(a), np.minimum(a, b), np.maximum(a, b),
-        np.copysign(a, b), np.ldexp(a, np.arange(n) % 41 - 20), np.where(a < b, -a, np.abs(b)),
+        a + b,
+        a - b,
+        a * b,
+        a / b,
+        np.sqrt(np.abs(a)),
+        fma64(a, b, np.ones(n)),
+        np.floor(a),
+        np.ceil(a),
+        np.trunc(a),
+        np.rint(a),
+        np.minimum(a, b),
+        np.maximum(a, b),
+        np.copysign(a, b),
+        np.ldexp(a, np.arange(n) % 41 - 20),
+        np.where(a < b, -a, np.abs(b)),
         1 / b,
-    ]  # fmt: skip
+    ]
     return Launch(
         "double_operations",
         (2,),
@@ -120,11 +132,23 @@ def float_operations(rng: Rng) -> Made:
     b[:8] = [1e-42, 1e38, -0.5, 2.0, 0.1, -1.0, 1e-41, 3e-39]
     with np.errstate(all="ignore"):
         rows = [
-            a + b, a - b, a * b, fma32(a, b, -a), a * b + f32(1), np.floor(a), np.ceil(a),
-            np.trunc(a), np.rint(a), c_round(a), np.abs(a) + b, np.copysign(a, b),
-            a - np.floor(a), f32(2) * (a + b), np.clip(a, 0, 1),
+            a + b,
+            a - b,
+            a * b,
+            fma32(a, b, -a),
+            a * b + f32(1),
+            np.floor(a),
+            np.ceil(a),
+            np.trunc(a),
+            np.rint(a),
+            c_round(a),
+            np.abs(a) + b,
+            np.copysign(a, b),
+            a - np.floor(a),
+            f32(2) * (a + b),
+            np.clip(a, 0, 1),
             np.minimum(np.maximum(a, -b), f32(3.5)),
-        ]  # fmt: skip
+        ]
     return Launch(
         "float_operations",
         (3,),
@@ -162,9 +186,9 @@ def min_max(rng: Rng) -> Made:
 
     def check(actual: Array) -> None:
         same = (actual[:, :2] == numbers) | (np.isnan(actual[:, :2]) & np.isnan(numbers))
-        at = int(np.argmax(~same.all(1)))
-        text = f"got {actual[at, :2]}, expected {numbers[at]}"
-        assert same.all(), f"fmin/fmax({a[at]}, {b[at]}): {text}"
+        offset = int(np.argmax(~same.all(1)))
+        text = f"got {actual[offset, :2]}, expected {numbers[offset]}"
+        assert same.all(), f"fmin/fmax({a[offset]}, {b[offset]}): {text}"
         expect(actual[:, 2:4], selects)
         expect(np.where(unordered, median, actual[:, 4]), Close(median))
 

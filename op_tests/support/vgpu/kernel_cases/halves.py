@@ -34,10 +34,19 @@ def half_operations(rng: Rng) -> Made:
     a, b = tame_floats(rng, n, f16, 5), tame_floats(rng, n, f16, 5)
     fused = (a.astype(f64) * b + 0.5).astype(f16)
     rows = [
-        a + b, a - b, a * b, fused, np.minimum(a, b), np.maximum(a, b), np.floor(a), np.rint(a),
-        np.abs(a), np.where(a < b, a, -b), a.astype(i16).astype(f16),
+        a + b,
+        a - b,
+        a * b,
+        fused,
+        np.minimum(a, b),
+        np.maximum(a, b),
+        np.floor(a),
+        np.rint(a),
+        np.abs(a),
+        np.where(a < b, a, -b),
+        a.astype(i16).astype(f16),
         np.arange(n).astype(u16).astype(f16),
-    ]  # fmt: skip
+    ]
     return Launch(
         "half_operations",
         (3,),
@@ -98,10 +107,17 @@ def packed_shorts(rng: Rng) -> Made:
     wa, wb = a.astype(i64), b.astype(i64)
     low, high = -32768, 32767
     rows = [
-        wa + wb, wa - wb, wa * wb, np.minimum(a, b), np.maximum(a, b), wa << (wb & 15),
-        wa >> (wb & 15), wa * wb + wa[:, ::-1], np.clip(wa + wb, low, high),
+        wa + wb,
+        wa - wb,
+        wa * wb,
+        np.minimum(a, b),
+        np.maximum(a, b),
+        wa << (wb & 15),
+        wa >> (wb & 15),
+        wa * wb + wa[:, ::-1],
+        np.clip(wa + wb, low, high),
         np.clip(wa - wb[:, ::-1], low, high),
-    ]  # fmt: skip
+    ]
     return Launch(
         "packed_shorts",
         (2,),
@@ -167,7 +183,7 @@ dot_halves_case("dots", "dot_halves")
 
 
 def parts(value: int, bits: int, signed: bool) -> list[int]:
-    out = [value >> at & ((1 << bits) - 1) for at in range(0, 32, bits)]
+    out = [value >> index & ((1 << bits) - 1) for index in range(0, 32, bits)]
     return [v - (1 << bits) if signed and v >> (bits - 1) else v for v in out]
 
 

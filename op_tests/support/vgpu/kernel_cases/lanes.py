@@ -117,36 +117,36 @@ def shuffles_wide(rng: Rng) -> Made:
 
 
 def dpp_rows(w: Array) -> Array:
-    row, at = LANES & 48, LANES & 15
+    row, offset = LANES & 48, LANES & 15
 
     def take(source: Array, valid: Array, otherwise: int = -1) -> Array:
         return np.where(valid, w[np.asarray(source) & 63], otherwise)
 
     always = LANES >= 0
-    shr1 = take(LANES - 1, at >= 1)
+    shr1 = take(LANES - 1, offset >= 1)
     odd = LANES & 1 == 1
     return np.stack(
         [
             take(LANES ^ 3, always),
-            take(LANES + 1, at < 15),
-            take(LANES + 15, at < 1),
-            take(LANES - 3, at >= 3),
-            take(row + ((at - 5) & 15), always),
+            take(LANES + 1, offset < 15),
+            take(LANES + 15, offset < 1),
+            take(LANES - 3, offset >= 3),
+            take(row + ((offset - 5) & 15), always),
             take(LANES + 1, LANES < 63),
             take(LANES + 1, always),
             take(LANES - 1, LANES > 0),
             take(LANES - 1, always),
-            take(row + 15 - at, always),
+            take(row + 15 - offset, always),
             take((LANES & 56) + 7 - (LANES & 7), always),
             take(row - 1, LANES >= 16),
             take(np.full(64, 31), LANES >= 32),
             take(row + 3, always),
             np.where((LANES // 16) % 2 == 0, shr1, -1),
-            np.where((at // 4 == 1) | (at // 4 == 2), shr1, -1),
-            take(LANES - 2, at >= 2, 0),
+            np.where((offset // 4 == 1) | (offset // 4 == 2), shr1, -1),
+            take(LANES - 2, offset >= 2, 0),
             np.where(odd, -1, -2),
             np.where(odd, 0, -2),
-            1 + take(LANES - 8, at >= 8, 0),
+            1 + take(LANES - 8, offset >= 8, 0),
         ],
         1,
     )
@@ -161,15 +161,15 @@ def dpp_controls(rng: Rng) -> Made:
 
 @case("votes")
 def lane_writes(rng: Rng) -> Made:
-    a, at = integers(rng, 128, i32, -1000, 1000), 60
+    a, offset = integers(rng, 128, i32, -1000, 1000), 60
     w = waves(a).copy()
     w[:, 5], w[:, 60] = a[0] * 3, 17
-    expected = w + w[:, [(at + 9) & 63]] * 1000
+    expected = w + w[:, [(offset + 9) & 63]] * 1000
     return Launch(
         "lane_writes",
         (1,),
         (128,),
-        [poisoned(128, i32), a, i32(at)],
+        [poisoned(128, i32), a, i32(offset)],
         {0: expected.reshape(-1).astype(i32)},
     )
 

@@ -118,11 +118,11 @@ def reverse_block(rng: Rng) -> Made:
 def carve(rng: Rng) -> Made:
     size, grid = 192, 3
     a = integers(rng, (grid, size), u32)
-    at = np.arange(size)
-    other = (at + 7) % size
+    offset = np.arange(size)
+    other = (offset + 7) % size
     expected = (
         a[:, other] * 0.5
-        + (a[:, size - 1 - at] ^ 0xFF)
+        + (a[:, size - 1 - offset] ^ 0xFF)
         + (a[:, other] & 0xFF)
         + ((other % 64) ** 2)
     )
@@ -224,8 +224,8 @@ def clocks_advance(rng: Rng) -> Made:
         state = state * u32(1664525) + u32(1013904223)
 
     def check(actual: Array) -> None:
-        before, after, real, real_after = map(int, actual)
-        assert after > before and real_after >= real, f"clocks do not advance: {actual}"
+        previous, after, real, real_after = map(int, actual)
+        assert after > previous and real_after >= real, f"clocks do not advance: {actual}"
 
     return Launch(
         "clocks_advance", (1,), (64,), [poisoned(4, u64), poisoned(64, u32)], {0: check, 1: state}

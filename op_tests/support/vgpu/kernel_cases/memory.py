@@ -15,8 +15,8 @@ def dwords_within(a: Array, lanes: int, width: int, limit: int, shift: int = 0) 
     flat = np.zeros((lanes * width + 64), u32)
     live = min(limit // 4, a.size)
     flat[:live] = a[:live]
-    at = np.arange(lanes * width) + shift
-    return flat[at].reshape(lanes, width)
+    offset = np.arange(lanes * width) + shift
+    return flat[offset].reshape(lanes, width)
 
 
 @case("buffers")
@@ -82,9 +82,9 @@ def guarded_narrow(rng: Rng) -> Made:
     live = np.where(np.arange(1024) < limit, np.resize(raw, 1024), 0).astype(u8)
     i = np.arange(lanes)
     got_byte = live[i + base].astype(i32)
-    at = 2 * i + 64 + base
-    whole = at + 2 <= limit
-    half = np.where(whole, live[at] | live[at + 1].astype(u32) << 8, 0)
+    offset = 2 * i + 64 + base
+    whole = offset + 2 <= limit
+    half = np.where(whole, live[offset] | live[offset + 1].astype(u32) << 8, 0)
     first = got_byte + (got_byte.astype(i8).astype(i32) << 8)
     out_bytes, out_shorts = poisoned(512, u8), poisoned(256, u16)
     want_bytes, want_shorts = out_bytes.copy(), out_shorts.copy()
@@ -122,8 +122,8 @@ def unaligned_loads(rng: Rng) -> Made:
     n = 130
     raw = integers(rng, 3 * n + 64, u8)
 
-    def take(at: int, size: int) -> int:
-        return int.from_bytes(raw[at : at + size].tobytes(), "little")
+    def take(offset: int, size: int) -> int:
+        return int.from_bytes(raw[offset : offset + size].tobytes(), "little")
 
     rows = []
     for i in range(n):
@@ -235,8 +235,8 @@ def direct_to_lds(rng: Rng) -> Made:
 @case("memory")
 def far_offsets(rng: Rng) -> Made:
     a, index = integers(rng, 9000, u32), -3333
-    at = 4096 + np.arange(64)
-    total = sum(a[at + k] for k in (-4096, -1000, 1000, 2000, 4000, index))
+    offset = 4096 + np.arange(64)
+    total = sum(a[offset + k] for k in (-4096, -1000, 1000, 2000, 4000, index))
     return Launch(
         "far_offsets", (1,), (64,), [poisoned(64, u32), a, i64(index)], {0: total.astype(u32)}
     )

@@ -32,8 +32,8 @@ def reverse_wide(rng: Rng) -> Made:
     a, order = integers(rng, (64, 16), u64), rng.permutation(16).astype(u32)
     local = np.empty_like(a)
     local[:, order] = a
-    at = np.arange(16)
-    expected = local[:, 15 - at] + local[:, at & int(order[3])]
+    offset = np.arange(16)
+    expected = local[:, 15 - offset] + local[:, offset & int(order[3])]
     return Launch("reverse_wide", (1,), (64,), [poisoned(a.shape, u64), a, order], {0: expected})
 
 
@@ -73,10 +73,10 @@ def packed_records(rng: Rng) -> Made:
     expected = []
     for i in range(n):
         records = raw[i : i + 90].copy().view(record)
-        chosen = records[pick[i] % 6].copy()
+        selected = records[pick[i] % 6].copy()
         records[pick[i + 1] % 6] = records[0]
-        narrow = (int(chosen["tag"]) + int(chosen["key"])) & M32
-        first = ((narrow + int(chosen["weight"])) & M32) + int(chosen["payload"])
+        narrow = (int(selected["tag"]) + int(selected["key"])) & M32
+        first = ((narrow + int(selected["weight"])) & M32) + int(selected["payload"])
         expected.append([first, int(records[5]["payload"]) ^ int(records[1]["key"])])
     return Launch(
         "packed_records",

@@ -109,7 +109,7 @@ def sum_1024(rng: Rng) -> Made:
 def scan_block(rng: Rng) -> Made:
     n = 700
     a = integers(rng, n, i32, -1000, 1000)
-    expected = np.concatenate([np.cumsum(a[at : at + 256]) for at in range(0, n, 256)])
+    expected = np.concatenate([np.cumsum(a[index : index + 256]) for index in range(0, n, 256)])
     return Launch(
         "scan_block", (3,), (256,), [poisoned(n, i32), a, i32(n)], {0: expected.astype(i32)}
     )

@@ -57,12 +57,12 @@ def permuted(high: int, low: int, selector: int) -> int:
     for i in range(4):
         pick = byte(selector, i)
         if pick < 8:
-            chosen = byte(both, pick)
+            selected = byte(both, pick)
         elif pick < 12:
-            chosen = 0xFF if both >> (16 * (pick - 8) + 15) & 1 else 0
+            selected = 0xFF if both >> (16 * (pick - 8) + 15) & 1 else 0
         else:
-            chosen = 0 if pick == 12 else 0xFF
-        out |= chosen << 8 * i
+            selected = 0 if pick == 12 else 0xFF
+        out |= selected << 8 * i
     return out
 
 

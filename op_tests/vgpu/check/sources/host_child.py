@@ -31,28 +31,28 @@ for name in ("poke", "peek"):
 
 
 @compile_ops("pokes", config=FOLDER / "config.json")
-def poke(to: torch.Tensor, at: i64, n: i32) -> None: ...
+def poke(to: torch.Tensor, offset: i64, n: i32) -> None: ...
 
 
-def run(kernel: str, *pointers: int, at: int = 0, n: int = 1) -> int:
-    arguments = [*map(ctypes.c_void_p, pointers), ctypes.c_int64(at), ctypes.c_int(n)]
+def run(kernel: str, *pointers: int, offset: int = 0, n: int = 1) -> int:
+    arguments = [*map(ctypes.c_void_p, pointers), ctypes.c_int64(offset), ctypes.c_int(n)]
     params = (ctypes.c_void_p * len(arguments))(*map(ctypes.addressof, arguments))
     return hip.hipModuleLaunchKernel(functions[kernel], *GRID, *BLOCK, 0, None, params, None)
 
 
-def launch(tensor: torch.Tensor, at: int, n: int) -> str:
+def launch(tensor: torch.Tensor, offset: int, n: int) -> str:
     """The same as an op of rfops: the error, if any."""
     try:
-        poke.bind("cpu").launch(GRID, BLOCK, (tensor, at, n))
+        poke.bind("cpu").launch(GRID, BLOCK, (tensor, offset, n))
     except rfops.HipError as error:
         return str(error)
     return ""
 
 
-def say(name: str, status: int, **more: object) -> None:
-    found = json.loads(hip.rfops_vgpu_check_take())
+def say(name: str, status: int, **kwargs: object) -> None:
+    result = json.loads(hip.rfops_vgpu_check_take())
     error = hip.rfops_vgpu_last_error().decode()
-    print(json.dumps([name, {"status": status, "found": found, "error": error, **more}]))
+    print(json.dumps([name, {"status": status, "found": result, "error": error, **kwargs}]))
 
 
 def tight() -> torch.Tensor:
@@ -73,14 +73,14 @@ def bare_pointers() -> None:
     for more in (1, 2, 25):
         others = [torch.zeros(FLOATS) for _ in range(40)]
         x = tight()
-        assert run("poke", x.data_ptr(), at=FLOATS - 10, n=10) == 0 and x[-1] == 9
-        status = run("poke", x.data_ptr(), at=FLOATS - 10, n=10 + more)
+        assert run("poke", x.data_ptr(), offset=FLOATS - 10, n=10) == 0 and x[-1] == 9
+        status = run("poke", x.data_ptr(), offset=FLOATS - 10, n=10 + more)
         say(f"behind_{more}", status, rest=sum(float(t.sum()) for t in others))
         del others, x
         assert all(float(torch.zeros(FLOATS).sum()) == 0 for _ in range(400))  # the heap is whole
     x, out, source = np.zeros(100, np.float32), torch.full((64,), -1.0), tight()
-    say("front", run("poke", x.ctypes.data, at=-2, n=2))
-    status = run("peek", out.data_ptr(), source.data_ptr(), at=FLOATS)
+    say("front", run("poke", x.ctypes.data, offset=-2, n=2))
+    status = run("peek", out.data_ptr(), source.data_ptr(), offset=FLOATS)
     say("read", status, wrote=bool(out[0] != -1))
 
 
@@ -90,14 +90,14 @@ def foreign_memory() -> None:
     )  # 8 MB of the heap, more than anybody takes again
     x, gone = torch.zeros(100), torch.zeros(2 << 20)
     _keep = torch.zeros(1 << 20)  # behind it, so that it does not fall back to the heap's end
-    at = elements(x, gone.data_ptr()) + (1 << 20)
+    offset = elements(x, gone.data_ptr()) + (1 << 20)
     del gone
-    say("freed", run("poke", x.data_ptr(), at=at))
+    say("freed", run("poke", x.data_ptr(), offset=offset))
     assert libc.mallopt(M_MMAP_THRESHOLD, 1 << 17)
     for name, pattern in {"stack": r"\[stack\]", "libc": r"libc\.so\.6|libc-.*\.so"}.items():
         lines = Path("/proc/self/maps").read_text().splitlines()
         line = next(s for s in lines if re.search(pattern, s) and s.split()[1] == "rw-p")
-        say(name, run("poke", x.data_ptr(), at=elements(x, int(line.split("-")[0], 16))))
+        say(name, run("poke", x.data_ptr(), offset=elements(x, int(line.split("-")[0], 16))))
 
 
 def mapped_blocks() -> None:
@@ -105,22 +105,22 @@ def mapped_blocks() -> None:
     tensors = sorted((torch.zeros(size) for _ in range(6)), key=torch.Tensor.data_ptr)
     pages = [t.data_ptr() >> 12 for t in tensors]
     low = next(i for i in range(5) if pages[i + 1] - pages[i] == (4 * size >> 12) + 1)
-    at = elements(tensors[low], pages[low + 1] << 12) - 10
-    first = run("poke", tensors[low].data_ptr(), at=at, n=10)
-    say("mapped", run("poke", tensors[low].data_ptr(), at=at, n=11), first=first)
+    offset = elements(tensors[low], pages[low + 1] << 12) - 10
+    first = run("poke", tensors[low].data_ptr(), offset=offset, n=10)
+    say("mapped", run("poke", tensors[low].data_ptr(), offset=offset, n=11), first=first)
 
 
 def blocks() -> None:
     x, other = torch.full((1000,), 33, dtype=torch.int64), torch.zeros(1000)
     array = np.zeros(500, np.float32)
-    status = run("poke", x[500:].data_ptr(), at=300, n=64)
-    status |= run("poke", x.data_ptr() + 4, at=60, n=64)
-    status |= run("poke", x.data_ptr(), at=elements(x, other.data_ptr()), n=64)
-    status |= run("poke", array.ctypes.data, at=400, n=64)
+    status = run("poke", x[500:].data_ptr(), offset=300, n=64)
+    status |= run("poke", x.data_ptr() + 4, offset=60, n=64)
+    status |= run("poke", x.data_ptr(), offset=elements(x, other.data_ptr()), n=64)
+    status |= run("poke", array.ctypes.data, offset=400, n=64)
     say("blocks", status, sums=[float(other.sum()), float(array.sum())])
     # Not the block's first address, so that the other words of the arguments are tried: at = 0.
     middle = torch.zeros(1000)
-    say("zero", run("poke", middle[500:].data_ptr(), at=0, n=64), sums=[float(middle.sum())])
+    say("zero", run("poke", middle[500:].data_ptr(), offset=0, n=64), sums=[float(middle.sum())])
 
 
 def tensors_of_ops() -> None:

@@ -37,9 +37,9 @@ class TritonAlign(Kernel):
             run_count = count.prepare("counts ids row_map")(grid, **sizes)
             constants = {"ROWS": ROWS, "BINS": max(bins, 2)}
             place = BoundTriton(_KERNELS, "place", c.device, constants, WARPS)
-            slots, blocks = layout_sizes(rows, c.block_size, experts, c.pad_sorted_ids)
+            num_slots, blocks = layout_sizes(rows, c.block_size, experts, c.pad_sorted_ids)
             run_place = place.prepare(_PLACED)(
-                grid, block=c.block_size, slots=slots, blocks=blocks, **sizes
+                grid, block=c.block_size, slots=num_slots, blocks=blocks, **sizes
             )
             scratch = Workspace(c.device, (experts, torch.int32))
             ignores = c.ignore_invalid_experts

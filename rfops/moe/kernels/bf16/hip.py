@@ -162,8 +162,8 @@ class FusedMoeHipConfig:
     def __post_init__(self) -> None:
         check_config_ints(self)
         if self.rows not in self.heights:
-            *others, last = map(str, self.heights)
-            raise ValueError(f"{self}: rows are {', '.join(others)} or {last}")
+            *all_but_last, last_height = map(str, self.heights)
+            raise ValueError(f"{self}: rows are {', '.join(all_but_last)} or {last_height}")
 
 
 class HipMoe(Kernel):
@@ -182,10 +182,10 @@ class HipMoe(Kernel):
     def unsupported_reason(self, c: Call) -> str | None:
         if reason := self.unsupported_arch_reason(c):
             return reason
-        most = TABLE if self.is_table else MAX_EXPERTS
-        if c.E > most or c.K > MAX_TOP_K or (c.E - c.R) > MAX_SHARED:
-            chosen = f"{c.K} + {(c.E - c.R)} of {c.E} experts"
-            return f"{chosen} are more than {MAX_TOP_K} + {MAX_SHARED} of {most}"
+        max_experts = TABLE if self.is_table else MAX_EXPERTS
+        if c.E > max_experts or c.K > MAX_TOP_K or (c.E - c.R) > MAX_SHARED:
+            requested = f"{c.K} + {(c.E - c.R)} of {c.E} experts"
+            return f"{requested} are more than {MAX_TOP_K} + {MAX_SHARED} of {max_experts}"
         if c.D % VEC or c.I % VEC or c.D == 0 or c.I == 0:
             return f"D={c.D}, I={c.I}: no multiples of {VEC}"
         row, column = matrix_strides(c, "x", c.D)
@@ -230,9 +230,9 @@ class HipMoe(Kernel):
 
     def variant(self, c: Call, config: Any) -> RunOf:
         def run_of(*sizes: int) -> Run:
-            of = c.with_sizes(**dict(zip(c.sizes, sizes, strict=True)))
-            run = self.launches(of, config)
-            return _padded(run, TABLE - of.E) if self.is_table else run
+            sized_call = c.with_sizes(**dict(zip(c.sizes, sizes, strict=True)))
+            run = self.launches(sized_call, config)
+            return _padded(run, TABLE - sized_call.E) if self.is_table else run
 
         return run_of
 
@@ -288,12 +288,12 @@ class HipMoe(Kernel):
 
 def _padded(run: Run, missing: int) -> Run:
     """The launches on tables of fewer experts than TABLE."""
-    nothing = (None,) * missing
+    padding = (None,) * missing
 
     def run_on_tables(
-        out: Tensor, x: Tensor, gate: Any, up: Any, down: Any, *others: Tensor | None
+        out: Tensor, x: Tensor, gate: Any, up: Any, down: Any, *args: Tensor | None
     ) -> None:
-        run(out, x, (*gate, *nothing), (*up, *nothing), (*down, *nothing), *others)
+        run(out, x, (*gate, *padding), (*up, *padding), (*down, *padding), *args)
 
     return run_on_tables
 

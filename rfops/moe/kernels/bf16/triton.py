@@ -82,18 +82,18 @@ class TritonMoe(TritonKernel):
         return FusedMoeTritonConfig(block_m, 128, 64, 8, 4, 4)
 
     def candidates(self, c: Call) -> list[FusedMoeTritonConfig]:
-        first = self.default(c)
-        made = [
+        default = self.default(c)
+        configs = [
             FusedMoeTritonConfig(m, n, k, 8, warps, stages)
             for m in sorted(
-                {max(16, first.block_m // 2), first.block_m, min(256, 2 * first.block_m)}
+                {max(16, default.block_m // 2), default.block_m, min(256, 2 * default.block_m)}
             )
             for n, k in self.blocks
             for warps in (4, 8)
             for stages in ((2,) if c.arch.startswith("gfx") else (3, 4))
         ]
-        fit = (config for config in made if self.unsupported_config_reason(c, config) is None)
-        return [first, *(config for config in fit if config != first)]
+        fit = (config for config in configs if self.unsupported_config_reason(c, config) is None)
+        return [default, *(config for config in fit if config != default)]
 
     def variant(self, c: Call, config: FusedMoeTritonConfig) -> RunOf:
         return lambda *sizes: self.launches(c.resized(sizes), config)
@@ -153,8 +153,8 @@ class _Launches:
         )
         self.add = add_rows(c)
 
-    def __call__(self, out: Tensor, x: Tensor, *rest: Any) -> None:
-        *weights, topk_weights, topk_ids, router = rest
+    def __call__(self, out: Tensor, x: Tensor, *args: Any) -> None:
+        *weights, topk_weights, topk_ids, router = args
         c, config = self.c, self.config
         if router is not None:
             topk_weights, topk_ids = moe_router(
@@ -168,7 +168,7 @@ class _Launches:
         y = torch.empty((self.num_ids, c.D), dtype=x.dtype, device=x.device)
         x = x if x.stride(1) == 1 else x.contiguous()
         gate, up, down, tables, stacks = self._weights(weights)
-        with tensor_memory.pointed_to(c.device, weights if self.is_table else ()):
+        with tensor_memory.registered_tensors(c.device, weights if self.is_table else ()):
             self.gate_up(h, x, gate, up, *tables[:2], *layout, stacks[0])
             self.down(y, h, down, tables[2], *layout, stacks[1])
         self.add(out, y, topk_weights, topk_ids)
@@ -178,8 +178,8 @@ class _Launches:
         if self.is_table:
             return *(w[0] for w in weights), [_addresses(w) for w in weights], (None, None)
         w1, w2 = weights
-        first, i = w1[0].T, self.c.I
-        return first[:, :i], first[:, i:], w2[0].T, (None, None, None), (w1, w2)
+        w1_t, i = w1[0].T, self.c.I
+        return w1_t[:, :i], w1_t[:, i:], w2[0].T, (None, None, None), (w1, w2)
 
 
 def _stack(name: str, is_table: bool) -> dict[str, str]:

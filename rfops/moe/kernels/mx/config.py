@@ -12,10 +12,10 @@ TALLEST_M_TILES = 9  # of MXFP4 with D in 1024s: what fits in LDS
 PREFETCHED = 3  # K-steps of weights in flight, with `prefetch`
 
 
-def _must_be(config: Any, name: str, allowed: Container[int], known: str) -> None:
+def _must_be(config: Any, name: str, allowed: Container[int], condition: str) -> None:
     value = getattr(config, name)
     if value not in allowed:
-        raise ValueError(f"{name} must be {known}, got {value}")
+        raise ValueError(f"{name} must be {condition}, got {value}")
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ class ExpertTiles:
         _must_be(self, "k_waves", (1, 2, 4), "1, 2 or 4")
         _must_be(self, "per_cu", range(1, 9), "1 to 8")
         _must_be(self, "prefetch", (1, PREFETCHED), f"1 or {PREFETCHED}")
-        if waves > (most := 4 if self.m_tiles >= 8 or self.prefetch > 1 else 8):
-            raise ValueError(f"n_waves * k_waves must be at most {most} here, got {waves}")
+        if waves > (max_waves := 4 if self.m_tiles >= 8 or self.prefetch > 1 else 8):
+            raise ValueError(f"n_waves * k_waves must be at most {max_waves} here, got {waves}")
         if self.k_waves > 1 and self.m_tiles > 2:
             raise ValueError(f"m_tiles must be 1 or 2 with k_waves > 1, got {self.m_tiles}")
         if self.prefetch == 1 and (self.m_tiles == TALLEST_M_TILES or self.n_waves == 3):

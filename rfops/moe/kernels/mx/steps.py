@@ -43,6 +43,7 @@ class Product:
     max_chunk: int  # K-steps of rows in LDS at a time, at most
 
     def steps(self, fmt: Format) -> int:
+        """Return the number of K-steps."""
         return int(ceil(self.k, fmt.step))
 
     def chunk(self, fmt: Format) -> int:
@@ -63,10 +64,12 @@ class Product:
 
 
 def gate_up_product(c: Call, config: MxMoeConfig) -> Product:
+    """Return the first product of an expert: x by gate and up."""
     return Product(1, c.I, c.D, 1 if config.ring else 4)
 
 
 def down_product(c: Call, config: MxMoeConfig) -> Product:
+    """Return the second product of an expert: h by down."""
     return Product(2, c.D, c.I, 8 if isinstance(config.down, DeepDown) else 4)
 
 
@@ -74,6 +77,7 @@ def down_product(c: Call, config: MxMoeConfig) -> Product:
 
 
 def workspace(c: Call, fmt: Format) -> dict[str, Any]:
+    """Return size and dtype of the buffers that all configs use: token lists and quantised x."""
     steps = int(ceil(c.D, fmt.step))
     return {
         "lists": (c.R * c.M, torch.int32),
@@ -90,11 +94,11 @@ def temporaries(c: Call, fmt: Format, config: MxMoeConfig) -> dict[str, Any]:
     own."""
     steps, is_separate = int(ceil(c.I, fmt.step)), isinstance(config.down, ExpertTiles)
     rows = num_rows(c) if is_separate else num_rows(c) + (TILE - 1) * c.E
-    made: dict[str, Any] = {
+    buffers: dict[str, Any] = {
         "h_q": ((rows, steps * STEP_BYTES), torch.uint8),
         "h_scale": ((rows, steps * fmt.step // BLOCK), torch.uint8),
     }
-    return {**made, "y": ((rows, c.D), c.x_dtype)} if is_separate else made
+    return {**buffers, "y": ((rows, c.D), c.x_dtype)} if is_separate else buffers
 
 
 # ---------------------------------------------------------------- the steps
@@ -137,8 +141,8 @@ def gate_up(c: Call, fmt: Format, config: MxMoeConfig) -> Step:
     tensors = {"x": "x_q", "w": "w1", "w_scale": "w1_scale", "out": "h_q", "out_scale": "h_scale"}
     if isinstance(tiles, ExpertTiles):
         return _expert_tiles(c, fmt, config, product, tiles, tensors)
-    every = experts_defines(c, fmt, config, product, config.expert_tiles)
-    defines = {name: every[name] for name in kernels.RING}
+    all_defines = experts_defines(c, fmt, config, product, config.expert_tiles)
+    defines = {name: all_defines[name] for name in kernels.RING}
     groups = _groups(c, fmt, product, RingGateUp.m_tiles, config.up_n, per_cu=1)
     return Step(
         kernels.moe_mx_gate_up_kernel,
@@ -304,8 +308,8 @@ def lds_bytes(c: Call, fmt: Format, config: MxMoeConfig, kind: Down) -> int:
         return int(staging + num_rows(c) * kind.columns * 2 + table)
     table = (row_tiles(c, kind.waves * kind.row_tiles * TILE) + 1) * 16
     tiles, steps = kind.columns // TILE, min(2, down_product(c, config).chunk(fmt))
-    words = ceil(tiles, 2) if c.scale_layout != RAW else tiles * fmt.step // BLOCK // 4
-    stage = steps * (tiles * TILE * STEP_BYTES + words * WAVE * 4)
+    scale_words = ceil(tiles, 2) if c.scale_layout != RAW else tiles * fmt.step // BLOCK // 4
+    stage = steps * (tiles * TILE * STEP_BYTES + scale_words * WAVE * 4)
     weights = ceil(c.M * c.K, 4) * 16
     unread = WAVE * 4 if isinstance(kind, DeepDown) else 0
     return int(kind.stages * stage + c.M * kind.columns * 4 + weights + table + unread)

@@ -74,8 +74,8 @@ class _Launches:
         )
         self.add = add_rows(c)
 
-    def __call__(self, out: Tensor, x: Tensor, *rest: Any) -> None:
-        w1, w2, s1, s2, *choice = rest
+    def __call__(self, out: Tensor, x: Tensor, *args: Any) -> None:
+        w1, w2, s1, s2, *choice = args
         c = self.c
         topk_weights, topk_ids = chosen(c, x, *choice)
         ids = topk_ids

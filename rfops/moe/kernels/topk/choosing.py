@@ -16,6 +16,8 @@ LARGEST = torch.finfo(torch.float32).max
 
 
 def refuses_choosing(c: Call) -> str | None:
+    """Return why the top-k kernels do not take these numbers of experts or groups; None if they
+    do."""
     if c.E > MAX_EXPERTS or c.K > MAX_TOP_K:
         return f"{c.K} of {c.E} experts are more than {MAX_TOP_K} of {MAX_EXPERTS}"
     if c.values.get("num_groups", 1) > MAX_GROUPS:
@@ -23,7 +25,7 @@ def refuses_choosing(c: Call) -> str | None:
     return None
 
 
-def chosen_by(values: Mapping[str, Any]) -> dict[str, Any]:
+def choice_options(values: Mapping[str, Any]) -> dict[str, Any]:
     """The keywords of `choose` among a call's values."""
     names = ("num_groups", "topk_groups", "renormalize", "score", "scale", "round_scores")
     return {name: values[name] for name in names if name in values}
@@ -51,11 +53,13 @@ def choose(
         keys = torch.nan_to_num(scores + bias.to(torch.float32), -LARGEST, LARGEST, -LARGEST)
     if num_groups > 1:
         grouped = keys.unflatten(1, (num_groups, -1))
-        most = min(2 if bias is not None else 1, grouped.shape[2])
-        of_group = torch.nan_to_num(grouped.topk(most, -1).values.sum(-1), 0.0, LARGEST, -LARGEST)
+        num_per_group = min(2 if bias is not None else 1, grouped.shape[2])
+        of_group = torch.nan_to_num(
+            grouped.topk(num_per_group, -1).values.sum(-1), 0.0, LARGEST, -LARGEST
+        )
         best = of_group.sort(dim=1, descending=True, stable=True).indices[:, :topk_groups]
-        taken = torch.zeros_like(of_group, dtype=torch.bool).scatter_(1, best, True)
-        keys = grouped.masked_fill(~taken[:, :, None], -torch.inf).flatten(1)
+        in_best_group = torch.zeros_like(of_group, dtype=torch.bool).scatter_(1, best, True)
+        keys = grouped.masked_fill(~in_best_group[:, :, None], -torch.inf).flatten(1)
     ids = keys.sort(dim=1, descending=True, stable=True).indices[:, :top_k]
     weights = scores.gather(1, ids)
     if renormalize:

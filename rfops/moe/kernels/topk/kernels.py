@@ -20,10 +20,10 @@ from rfops.dispatch.strided import matrix_strides
 from rfops.jit import compile_ops, f32, u32, u64
 from rfops.jit.arch import WAVE
 
-from .choosing import IN_TYPES, choose, chosen_by, refuses_choosing
+from .choosing import IN_TYPES, choice_options, choose, refuses_choosing
 
 THREADS = 256
-FEW = 4  # experts of a lane, where a wave has lanes enough
+MIN_EXPERTS_PER_LANE = 4  # experts of a lane, where a wave has lanes enough
 
 
 @compile_ops(
@@ -45,7 +45,7 @@ def moe_topk_kernel(
 
 def choosing_defines(call: Mapping[str, Any]) -> dict[str, int | str]:
     """Return the defines for a call's sizes and values by name; absent ones take defaults."""
-    lanes = min(WAVE, 1 << (ceil(call["E"], FEW) - 1).bit_length())
+    lanes = min(WAVE, 1 << (ceil(call["E"], MIN_EXPERTS_PER_LANE) - 1).bit_length())
     bias = call.get("bias_dtype")
     return {
         "IN": IN_TYPES[call.get("logits_dtype", torch.float32)],
@@ -103,8 +103,8 @@ class Torch(Kernel):
 
         def run_of(_m: int, _experts: int, k: int) -> Run:
             def run(results: Any, logits: torch.Tensor, bias: torch.Tensor | None = None) -> None:
-                made = choose(logits, bias, k, **chosen_by(values))
-                for result, tensor in zip(results, made, strict=True):
+                chosen_pair = choose(logits, bias, k, **choice_options(values))
+                for result, tensor in zip(results, chosen_pair, strict=True):
                     result.copy_(tensor)
 
             return run
@@ -117,15 +117,15 @@ class Choose(Op):
 
     def unsupported_reason(self, c: Call, *sizes: int) -> tuple[str, str, str, str] | None:
         _m, experts, k = sizes
-        groups, taken = c.values.get("num_groups", 1), c.values.get("topk_groups", 1)
+        groups, num_taken = c.values.get("num_groups", 1), c.values.get("topk_groups", 1)
         if experts % groups:
             return "num_groups", f"a divisor of E={experts}", str(groups), "pass 1 for no groups"
-        if taken > groups:
-            return "topk_groups", f"at most num_groups={groups}", str(taken), "pass fewer"
-        most = experts // groups * taken
-        if k > most:
-            wanted = f"at most {most}, the experts that may be chosen"
-            return "top_k", wanted, str(k), "pass fewer"
+        if num_taken > groups:
+            return "topk_groups", f"at most num_groups={groups}", str(num_taken), "pass fewer"
+        max_top_k = experts // groups * num_taken
+        if k > max_top_k:
+            expected = f"at most {max_top_k}, the experts that may be chosen"
+            return "top_k", expected, str(k), "pass fewer"
         return None
 
     def is_empty(self, c: Call) -> bool:
