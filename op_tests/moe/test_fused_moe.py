@@ -48,6 +48,7 @@ def assert_by(kernel: tuple[str, Any], problem: Problem, is_table: bool = False)
     return got
 
 
+@pytest.mark.thin(5)
 @pytest.mark.parametrize("is_table", [False, True])
 @pytest.mark.parametrize(
     ("m", "d", "i", "e", "k", "shared", "dtype"),
