@@ -182,8 +182,8 @@ std::atomic<CheckLevel>& level() {
   return now;
 }
 
-std::mutex records_mutex;
-std::vector<std::string> records;  // a JSON object a finding
+std::mutex finding_records_mutex;
+std::vector<std::string> finding_records;  // a JSON object a finding
 
 // A finding with the names of what it is about.
 struct Named {
@@ -274,8 +274,8 @@ std::string LaunchChecks::finish() {
     report("finding", json.back());
   }
   {
-    const std::lock_guard lock(records_mutex);
-    records.insert(records.end(), json.begin(), json.end());
+    const std::lock_guard lock(finding_records_mutex);
+    finding_records.insert(finding_records.end(), json.begin(), json.end());
   }
   if (check_level() != CheckLevel::kFail) return "";
   return std::to_string(json.size()) + " findings of the checking mode; " + first;
@@ -296,8 +296,8 @@ VGPU_EXPORT int rfops_vgpu_check(int on) {
 // call.
 VGPU_EXPORT const char* rfops_vgpu_check_take() {
   thread_local std::string text;
-  const std::lock_guard lock(vgpu::records_mutex);
-  text = vgpu::json_array(vgpu::records);
-  vgpu::records.clear();
+  const std::lock_guard lock(vgpu::finding_records_mutex);
+  text = vgpu::json_array(vgpu::finding_records);
+  vgpu::finding_records.clear();
   return text.c_str();
 }

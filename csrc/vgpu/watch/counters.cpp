@@ -16,8 +16,8 @@ namespace vgpu {
 namespace {
 
 std::atomic<bool> enabled{false};
-std::mutex records_mutex;
-std::vector<std::string> records;
+std::mutex launch_records_mutex;
+std::vector<std::string> launch_records;
 
 // Which 64-byte lines of memory were touched: a bit a line, a word a 4 KiB page.
 class LineSet {
@@ -241,25 +241,19 @@ void write_resources(Json& json, const Launch& launch) {
 
 bool profiling() { return enabled || reporting(); }
 
-struct LaunchCounters::Totals : Counters {
-  using Counters::Counters;
-};
-
-LaunchCounters::LaunchCounters(const Launch& launch)
-    : launch_(launch), totals_(std::make_unique<Totals>(*launch.kernel->object->program)) {}
-LaunchCounters::~LaunchCounters() = default;
+LaunchCounters::LaunchCounters(const Launch& launch) : launch_(launch), totals_(observer()) {}
 
 std::unique_ptr<Observer> LaunchCounters::observer() {
   return std::make_unique<Counters>(*launch_.kernel->object->program);
 }
 
 void LaunchCounters::add(const Observer& counted) {
-  totals_->add(static_cast<const Counters&>(counted));
+  static_cast<Counters&>(*totals_).add(static_cast<const Counters&>(counted));
 }
 
 void LaunchCounters::finish(u64 number, double seconds, const std::string& error) {
   const Kernel& kernel = *launch_.kernel;
-  const Counters& c = *totals_;
+  const auto& c = static_cast<const Counters&>(*totals_);
   const Mix mix(*kernel.object->program, c);
   const u64 groups = u64{launch_.grid[0]} * launch_.grid[1] * launch_.grid[2];
   const u64 threads = u64{launch_.block[0]} * launch_.block[1] * launch_.block[2];
@@ -301,8 +295,8 @@ void LaunchCounters::finish(u64 number, double seconds, const std::string& error
   std::string record = json.take();
   report("counted", record);
   if (!enabled) return;
-  const std::lock_guard lock(records_mutex);
-  records.push_back(std::move(record));
+  const std::lock_guard lock(launch_records_mutex);
+  launch_records.push_back(std::move(record));
 }
 
 }  // namespace vgpu
@@ -316,8 +310,8 @@ VGPU_EXPORT int rfops_vgpu_profile(int on) { return vgpu::enabled.exchange(on !=
 // call.
 VGPU_EXPORT const char* rfops_vgpu_profile_take() {
   thread_local std::string text;
-  const std::lock_guard lock(vgpu::records_mutex);
-  text = vgpu::json_array(vgpu::records);
-  vgpu::records.clear();
+  const std::lock_guard lock(vgpu::launch_records_mutex);
+  text = vgpu::json_array(vgpu::launch_records);
+  vgpu::launch_records.clear();
   return text.c_str();
 }
