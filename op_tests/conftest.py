@@ -8,11 +8,15 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import pytest
-import torch
+# The tests are as many processes as there are cores. Threads of OpenMP spin while they wait for one
+# that has no core: two in each of two processes take up to forty times the CPU time of one.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from rfops.jit import vgpu_library
-from rfops.later import import_ops
+import pytest  # noqa: E402
+import torch  # noqa: E402
+
+from rfops.jit import vgpu_library  # noqa: E402
+from rfops.later import import_ops  # noqa: E402
 
 _BEGIN = time.monotonic()
 import_ops()  # tests have cases by op and by table, whatever file is run
