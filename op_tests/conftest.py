@@ -12,11 +12,11 @@ from pathlib import Path
 # that has no core: two in each of two processes take up to forty times the CPU time of one.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-import pytest  # noqa: E402
-import torch  # noqa: E402
+import pytest
+import torch
 
-from rfops.jit import vgpu_library  # noqa: E402
-from rfops.later import import_ops  # noqa: E402
+from rfops.jit import vgpu_library
+from rfops.later import import_ops
 
 _BEGIN = time.monotonic()
 import_ops()  # tests have cases by op and by table, whatever file is run

@@ -214,7 +214,7 @@ def test_no_spills_in_bfloat16(stage: int, experts: int, is_table: bool, arch: s
     assert found["vgpr_spills"] == found["sgpr_spills"] == found["scratch"] == 0, (defines, found)
 
 
-@pytest.mark.thin(3)
+@pytest.mark.thin(11)
 @pytest.mark.parametrize("seed", range(36))
 def test_fuzz(seed: int, arch: str) -> None:
     """Sizes, ids and weights of any kind: no memory is touched that is not the call's, and what is
