@@ -330,6 +330,7 @@ def test_kernels_of_its_attention(arch: str) -> None:
     assert kernel is None and "keys of FP8 are not turned" in reason
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("arch", ["gfx942", "gfx950"])
 def test_resources_of_its_attention(arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What turns keys has registers enough."""

@@ -57,11 +57,11 @@ struct Inputs {
 };
 
 // Conversion of a tile of sums to the result.
-enum class Result { kFloat, kInt };
+enum class ResultKind { kFloat, kInt };
 
-template <u32 kDim, Result kResult>
+template <u32 kDim, ResultKind kResult>
 void load_tile(Tile<kDim>& tile, const Accumulator& acc, u32 block, u32 i0) {
-  if (kResult == Result::kInt) return tile.clear();
+  if (kResult == ResultKind::kInt) return tile.clear();
   for (u32 r = 0; r < kTileRows; ++r) {
     const u32* c = acc.c(result_row(kDim, block, i0 + r));
     for (u32 v = 0; v < tile.kVectors; ++v) tile.row[r][v] = as_vector<Floats>(c + 16 * v);
@@ -69,12 +69,12 @@ void load_tile(Tile<kDim>& tile, const Accumulator& acc, u32 block, u32 i0) {
 }
 
 // Integer sums are exact in float (at most 128 products of 14 bits); C is added modulo 2^32.
-template <u32 kDim, Result kResult>
+template <u32 kDim, ResultKind kResult>
 void store_tile(const Tile<kDim>& tile, const Accumulator& acc, u32 block, u32 i0) {
   for (u32 r = 0; r < kTileRows; ++r) {
     const u32 index = result_row(kDim, block, i0 + r);
     for (u32 v = 0; v < tile.kVectors; ++v) {
-      if constexpr (kResult == Result::kInt) {
+      if constexpr (kResult == ResultKind::kInt) {
         for (u32 j = 0; j < 16; ++j) {
           const u32 sum = static_cast<u32>(static_cast<i32>(tile.row[r][v][j]));
           acc.d[index + 16 * v + j] = acc.c(index)[16 * v + j] + sum;
@@ -86,7 +86,7 @@ void store_tile(const Tile<kDim>& tile, const Accumulator& acc, u32 block, u32 i
   }
 }
 
-template <u32 kDim, Result kResult>
+template <u32 kDim, ResultKind kResult>
 void multiply(const Inputs& inputs, const MatrixShape& shape, const Accumulator& acc) {
   for (u32 block = 0; block < shape.blocks; ++block) {
     const f32* a = inputs.a.rows() + block * kDim;
@@ -103,7 +103,7 @@ void multiply(const Inputs& inputs, const MatrixShape& shape, const Accumulator&
   }
 }
 
-template <Result kResult>
+template <ResultKind kResult>
 void exec_dense(Wave& wave, const Inst& inst) {
   const NearestScope scope;
   const MatrixShape& shape = *matrix_shape(inst);
@@ -179,7 +179,7 @@ void multiply_scaled(const Inputs& inputs, const MatrixShape& shape, const Accum
                      const Scales& a_scale, const Scales& b_scale, bool scaled) {
   for (u32 i0 = 0; i0 < kDim; i0 += kTileRows) {
     Tile<kDim> tile;
-    load_tile<kDim, Result::kFloat>(tile, acc, 0, i0);
+    load_tile<kDim, ResultKind::kFloat>(tile, acc, 0, i0);
     for (u32 block = 0; block < shape.k / kScaleBlock; ++block) {
       Tile<kDim> sums;
       sum_block(sums, inputs, i0, block);
@@ -191,7 +191,7 @@ void multiply_scaled(const Inputs& inputs, const MatrixShape& shape, const Accum
         }
       }
     }
-    store_tile<kDim, Result::kFloat>(tile, acc, 0, i0);
+    store_tile<kDim, ResultKind::kFloat>(tile, acc, 0, i0);
   }
 }
 
@@ -226,8 +226,8 @@ void spread_nan_scales(const MatrixShape& shape, const Accumulator& acc, const S
 
 }  // namespace
 
-void exec_mfma_f32(Wave& wave, const Inst& inst) { exec_dense<Result::kFloat>(wave, inst); }
-void exec_mfma_i32(Wave& wave, const Inst& inst) { exec_dense<Result::kInt>(wave, inst); }
+void exec_mfma_f32(Wave& wave, const Inst& inst) { exec_dense<ResultKind::kFloat>(wave, inst); }
+void exec_mfma_i32(Wave& wave, const Inst& inst) { exec_dense<ResultKind::kInt>(wave, inst); }
 
 void exec_mfma_f8f6f4(Wave& wave, const Inst& inst) {
   const NearestScope scope;

@@ -182,7 +182,7 @@ std::atomic<CheckLevel>& level() {
   return level;
 }
 
-Records records;  // one JSON object per finding
+Records finding_records;  // one JSON object per finding
 
 // A finding with the names to report.
 struct NamedFinding {
@@ -272,7 +272,7 @@ std::string LaunchChecks::finish() {
     json.push_back(as_json(finding_record));
     report("finding", json.back());
   }
-  records.add(json);
+  finding_records.add(json);
   if (check_level() != CheckLevel::kFail) return "";
   return std::to_string(json.size()) + " findings of the checking mode; " + first;
 }
@@ -294,5 +294,5 @@ VGPU_EXPORT int rfops_vgpu_check(int requested) {
 // thread's next call.
 VGPU_EXPORT const char* rfops_vgpu_check_take() {
   thread_local std::string text;
-  return vgpu::records.take(text);
+  return vgpu::finding_records.take(text);
 }

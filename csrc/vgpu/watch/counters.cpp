@@ -15,7 +15,7 @@ namespace vgpu {
 namespace {
 
 std::atomic<bool> enabled{false};
-Records records;
+Records launch_records;
 
 // A set of 64-byte lines of memory: one bit per line, one word per 4 KiB page.
 class LineSet {
@@ -240,25 +240,19 @@ void write_resources(Json& json, const Launch& launch) {
 
 bool profiling() { return enabled || reporting(); }
 
-struct LaunchCounters::Totals : Counters {
-  using Counters::Counters;
-};
-
-LaunchCounters::LaunchCounters(const Launch& launch)
-    : launch_(launch), totals_(std::make_unique<Totals>(*launch.kernel->object->program)) {}
-LaunchCounters::~LaunchCounters() = default;
+LaunchCounters::LaunchCounters(const Launch& launch) : launch_(launch), totals_(observer()) {}
 
 std::unique_ptr<Observer> LaunchCounters::observer() {
   return std::make_unique<Counters>(*launch_.kernel->object->program);
 }
 
 void LaunchCounters::add(const Observer& counted) {
-  totals_->add(static_cast<const Counters&>(counted));
+  static_cast<Counters&>(*totals_).add(static_cast<const Counters&>(counted));
 }
 
 void LaunchCounters::finish(u64 number, double seconds, const std::string& error) {
   const Kernel& kernel = *launch_.kernel;
-  const Counters& c = *totals_;
+  const auto& c = static_cast<const Counters&>(*totals_);
   const Mix mix(*kernel.object->program, c);
   const u64 groups = u64{launch_.grid[0]} * launch_.grid[1] * launch_.grid[2];
   const u64 threads = u64{launch_.block[0]} * launch_.block[1] * launch_.block[2];
@@ -300,7 +294,7 @@ void LaunchCounters::finish(u64 number, double seconds, const std::string& error
   std::string record = json.take();
   report("counted", record);
   if (!enabled) return;
-  records.add(std::move(record));
+  launch_records.add(std::move(record));
 }
 
 }  // namespace vgpu
@@ -314,5 +308,5 @@ VGPU_EXPORT int rfops_vgpu_profile(int enable) { return vgpu::enabled.exchange(e
 // thread's next call.
 VGPU_EXPORT const char* rfops_vgpu_profile_take() {
   thread_local std::string text;
-  return vgpu::records.take(text);
+  return vgpu::launch_records.take(text);
 }

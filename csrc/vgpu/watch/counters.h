@@ -16,7 +16,6 @@ bool profiling();
 class LaunchCounters {
  public:
   explicit LaunchCounters(const Launch& launch);
-  ~LaunchCounters();
   LaunchCounters(const LaunchCounters&) = delete;
   LaunchCounters& operator=(const LaunchCounters&) = delete;
 
@@ -27,9 +26,8 @@ class LaunchCounters {
   void finish(u64 number, double seconds, const std::string& error);
 
  private:
-  struct Totals;
   const Launch& launch_;
-  std::unique_ptr<Totals> totals_;
+  std::unique_ptr<Observer> totals_;  // of all threads
 };
 
 }  // namespace vgpu

@@ -280,6 +280,7 @@ def alone_fixture(vgpu_path: Path, arch: str, tmp_path: Path) -> Alone:
     return Alone(vgpu_path, image, arch)
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("steps", [3000, 200000])
 @pytest.mark.parametrize(
     ("kernel", "grid", "block"),
