@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+
+# The tests are as many processes as there are cores. Threads of OpenMP spin while they wait for one
+# that has no core: two in each of two processes take up to forty times the CPU time of one.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 import torch
@@ -12,6 +18,7 @@ import torch
 from rfops.jit import vgpu_library
 from rfops.later import import_ops
 
+_BEGIN = time.monotonic()
 import_ops()  # tests have cases by op and by table, whatever file is run
 pytest.register_assert_rewrite("support")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -72,6 +79,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section("figures")
         for line in sorted(set(lines)):
             terminalreporter.line(line)
+    used = os.times()  # of the workers too, which have ended
+    seconds = used.user + used.system + used.children_user + used.children_system
+    terminalreporter.line(
+        f"CPU time of all processes {seconds:.0f} s, wall time {time.monotonic() - _BEGIN:.0f} s"
+    )
 
 
 @pytest.fixture(scope="session")

@@ -38,6 +38,14 @@ __device__ inline u32 upper_halves(u32 low, u32 high) {
   return __builtin_amdgcn_perm(high, low, 0x07060302);
 }
 
+// Returns element kElement, of four, of four rows of bf16.
+__device__ inline Bf16x4 transposed_bf16(const U32x2 (&rows)[4], u32 element) {
+  const u32 halves = element % 2 ? 0x07060302 : 0x05040100, word = element / 2;
+  return __builtin_bit_cast(Bf16x4,
+                            U32x2{__builtin_amdgcn_perm(rows[1][word], rows[0][word], halves),
+                                  __builtin_amdgcn_perm(rows[3][word], rows[2][word], halves)});
+}
+
 // Converts two of the four FP8 elements of a word to bf16, exactly.
 template <bool kHigh>
 __device__ inline u32 widen_pair(u32 fp8) {
@@ -56,10 +64,12 @@ __device__ inline Bf16x8 fp8x8_to_bf16x8(u32 low, u32 high) {
                                           widen_pair<false>(high), widen_pair<true>(high)});
 }
 
-// Reduces with `op` over the four lanes of a query row.
-template <class Op>
-__device__ inline f32 reduce_row_lanes(f32 value, Op op) {
-  return reduce_lanes<kWaveSize, 16>(value, op);
+// Reductions over the four lanes of a query row.
+__device__ __attribute__((always_inline)) inline f32 sum_over_row_lanes(f32 value) {
+  return reduce_lanes<kWaveSize, 16>(value, [](f32 a, f32 b) { return a + b; });
+}
+__device__ __attribute__((always_inline)) inline f32 max_over_row_lanes(f32 value) {
+  return reduce_lanes<kWaveSize, 16>(value, [](f32 a, f32 b) { return __builtin_fmaxf(a, b); });
 }
 
 }  // namespace rfops

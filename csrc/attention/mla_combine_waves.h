@@ -59,23 +59,15 @@ __device__ inline void combine_waves(WaveState& state, LdsBytes* lds, Fn fn) {
         kFitsLds ? src_wave * Tiles::kLds + kSlicesPerPass * kMlaSliceBytes : src_wave * kTotals;
     return reinterpret_cast<RFOPS_LDS F32x2*>(lds + offset) + lane % kQRowsPerTile;
   };
-  SoftmaxStats total = {kMinScore, 0.0f};
+  SoftmaxStats total;
   f32 weights[kWaves];
   const auto weigh = [&] {
     SoftmaxStats totals[kWaves];
 #pragma unroll
-    for (u32 w = 0; w < kWaves; ++w) {
-      const F32x2 loaded = *totals_of(w);
-      totals[w] = {loaded[0], loaded[1]};
-      total.row_max = __builtin_fmaxf(total.row_max, totals[w].row_max);
-    }
-#pragma unroll
-    for (u32 w = 0; w < kWaves; ++w) {
-      weights[w] = __builtin_amdgcn_exp2f(totals[w].row_max - total.row_max);
-      total.sum += totals[w].sum * weights[w];
-    }
+    for (u32 w = 0; w < kWaves; ++w) totals[w] = {(*totals_of(w))[0], (*totals_of(w))[1]};
+    total = combine_stats(totals, weights);
   };
-  state.sum = reduce_row_lanes(state.sum, [](f32 a, f32 b) { return a + b; });
+  state.sum = sum_over_row_lanes(state.sum);
   if constexpr (!kFitsLds) workgroup_barrier();  // all tiles are done with
   if (lane < kQRowsPerTile) *totals_of(wave) = F32x2{state.row_max, state.sum};
 #pragma unroll

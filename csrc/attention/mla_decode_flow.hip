@@ -80,32 +80,40 @@ __device__ inline u32 scale_scores(F32x4 (&s)[Row::kHalves], f32 scale, u32 toke
   return static_cast<u32>(tokens_of_lanes<Row::kHalves * 4, 16>(not_finite, token_of));
 }
 
-// Turns the scores of a tile into P, updates the statistics, and rescales the output if row_max
-// grew.
-__device__ inline void exp_scores(const F32x4 (&s)[Row::kHalves], Bf16x4 (&p)[Row::kHalves],
-                                  WaveState& state) {
+// Returns the maximum of a tile's scores for the lane's query row. Inlined first, as it is
+// optimised with its caller.
+__device__ __attribute__((always_inline)) inline f32 max_score(const F32x4 (&s)[Row::kHalves]) {
   f32 row_max = kMinScore;
 #pragma unroll
   for (const F32x4& four : s) {
 #pragma unroll
     for (u32 r = 0; r < 4; ++r) row_max = __builtin_fmaxf(row_max, four[r]);
   }
-  row_max = reduce_row_lanes(row_max, [](f32 a, f32 b) { return __builtin_fmaxf(a, b); });
-  row_max = __builtin_fmaxf(row_max, state.row_max);
+  return max_over_row_lanes(row_max);
+}
+
+// Returns P = exp2(S - row_max) of four tokens, and adds it to `sum`.
+__device__ __attribute__((always_inline)) inline Bf16x4 exp_four(F32x4 s, f32 row_max, f32& sum) {
+  F32x4 weight;
+#pragma unroll
+  for (u32 r = 0; r < 4; ++r) {
+    weight[r] = __builtin_amdgcn_exp2f(s[r] - row_max);
+    sum += weight[r];
+  }
+  return __builtin_convertvector(weight, Bf16x4);
+}
+
+// Turns the scores of a tile into P, updates the statistics, and rescales the output if row_max
+// grew.
+__device__ inline void exp_scores(const F32x4 (&s)[Row::kHalves], Bf16x4 (&p)[Row::kHalves],
+                                  WaveState& state) {
+  const f32 row_max = __builtin_fmaxf(max_score(s), state.row_max);
   const bool is_first = state.row_max == kMinScore;  // nothing to be scaled
   const f32 rescale_factor = __builtin_amdgcn_exp2f(state.row_max - row_max);
   state.row_max = row_max;
   state.sum *= rescale_factor;
 #pragma unroll
-  for (u32 h = 0; h < Row::kHalves; ++h) {
-    F32x4 weight;
-#pragma unroll
-    for (u32 r = 0; r < 4; ++r) {
-      weight[r] = __builtin_amdgcn_exp2f(s[h][r] - row_max);
-      state.sum += weight[r];
-    }
-    p[h] = __builtin_convertvector(weight, Bf16x4);
-  }
+  for (u32 h = 0; h < Row::kHalves; ++h) p[h] = exp_four(s[h], row_max, state.sum);
   if (__builtin_amdgcn_ballot_w64(rescale_factor != 1.0f && !is_first) != 0) {
 #pragma unroll
     for (u32 d = 0; d < kMlaValueTiles; ++d) state.o[d] *= rescale_factor;
@@ -128,13 +136,7 @@ __device__ inline void exp_scores_shared(const F32x4 (&s)[Row::kHalves],
   const auto totals_of = [&](u32 w) {
     return reinterpret_cast<RFOPS_LDS f32*>(lds + w * Sharing::kLds + Sharing::kTotals);
   };
-  f32 row_max = kMinScore, sum = 0.0f;
-#pragma unroll
-  for (const F32x4& four : s) {
-#pragma unroll
-    for (u32 r = 0; r < 4; ++r) row_max = __builtin_fmaxf(row_max, four[r]);
-  }
-  row_max = reduce_row_lanes(row_max, [](f32 a, f32 b) { return __builtin_fmaxf(a, b); });
+  const f32 row_max = max_score(s);
   if (lane < kQRowsPerTile) totals_of(wave)[column] = row_max;
   workgroup_barrier();
   fn();
@@ -142,17 +144,10 @@ __device__ inline void exp_scores_shared(const F32x4 (&s)[Row::kHalves],
 #pragma unroll
   for (u32 w = 0; w < kWaves; ++w)
     stats.row_max = __builtin_fmaxf(stats.row_max, totals_of(w)[column]);
+  f32 sum = 0.0f;
 #pragma unroll
-  for (u32 h = 0; h < Row::kHalves; ++h) {
-    F32x4 weight;
-#pragma unroll
-    for (u32 r = 0; r < 4; ++r) {
-      weight[r] = __builtin_amdgcn_exp2f(s[h][r] - stats.row_max);
-      sum += weight[r];
-    }
-    weights_of(wave)[h] = __builtin_convertvector(weight, Bf16x4);
-  }
-  sum = reduce_row_lanes(sum, [](f32 a, f32 b) { return a + b; });
+  for (u32 h = 0; h < Row::kHalves; ++h) weights_of(wave)[h] = exp_four(s[h], stats.row_max, sum);
+  sum = sum_over_row_lanes(sum);
   if (lane < kQRowsPerTile) totals_of(wave)[kQRowsPerTile + column] = sum;
   workgroup_barrier();
 #pragma unroll

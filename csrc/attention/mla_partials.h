@@ -33,6 +33,21 @@ struct SoftmaxStats {
   f32 row_max, sum;
 };
 
+// Combines the statistics of kCount parts of a query row; the sums of part i get weights[i].
+template <u32 kCount>
+__device__ inline SoftmaxStats combine_stats(const SoftmaxStats (&parts)[kCount],
+                                             f32 (&weights)[kCount]) {
+  SoftmaxStats total = {kMinScore, 0.0f};
+#pragma unroll
+  for (const SoftmaxStats& part : parts) total.row_max = max_of(total.row_max, part.row_max);
+#pragma unroll
+  for (u32 i = 0; i < kCount; ++i) {
+    weights[i] = __builtin_amdgcn_exp2f(parts[i].row_max - total.row_max);
+    total.sum += weights[i] * parts[i].sum;
+  }
+  return total;
+}
+
 // Fields of the arrival counter of a sequence's partials: arrivals, slices or workgroups that are
 // finished with the partials, and one bit per abandoned output slice.
 struct ArrivalWord {

@@ -47,11 +47,7 @@ class TransposedValues {
   // Returns element u % 4 of four tokens.
   template <u32 u>
   __device__ Bf16x4 transposed() const {
-    constexpr u32 kHalves = u % 2 ? 0x07060302 : 0x05040100, kWord = u % 4 / 2;
-    const U32x2(&v)[4] = v_[u / 4 % kPrefetch];
-    return __builtin_bit_cast(Bf16x4,
-                              U32x2{__builtin_amdgcn_perm(v[1][kWord], v[0][kWord], kHalves),
-                                    __builtin_amdgcn_perm(v[3][kWord], v[2][kWord], kHalves)});
+    return transposed_bf16(v_[u / 4 % kPrefetch], u % 4);
   }
 
  private:

@@ -1,13 +1,14 @@
 """Libraries of the host, the virtual GPU and the launcher, built by the same engine: objects in
-parallel, each cached by content, so that an edit of one file compiles that file and links."""
+parallel, each cached by content, so that an edit of one file compiles its object and links."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import shutil
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,10 +24,20 @@ from .spec import ModuleSpec
 from .toolchain import HOST_TARGET, Toolchain
 
 
+def _batches(spec: ModuleSpec) -> Iterator[list[Path]]:
+    """The sources that are compiled as one: neighbours of a folder, in parts as equal as can be."""
+    for _, group in itertools.groupby(dict.fromkeys(spec.sources()), lambda source: source.parent):
+        sources = list(group)
+        count = -(-len(sources) // spec.unity_batch)
+        ends = [len(sources) * i // count for i in range(count + 1)]
+        yield from (sources[begin:end] for begin, end in itertools.pairwise(ends))
+
+
 def _object_commands(spec: ModuleSpec, toolchain: Toolchain) -> dict[str, Command]:
-    """The compile of each source, by the name of its object without the suffix."""
-    paths = {s.relative_to(spec.root).as_posix(): s for s in spec.sources()}
-    names = {path: path.replace("/", "_").removesuffix(".cpp") for path in paths}
+    """The compile of each batch of sources, by the name of its object without the suffix. A batch
+    is its last source, which includes the others before its first line."""
+    batches = {batch[-1].relative_to(spec.root).as_posix(): batch for batch in _batches(spec)}
+    names = {path: path.replace("/", "_").removesuffix(".cpp") for path in batches}
     count = Counter(names.values())
     for path, name in names.items():
         if count[name] > 1:  # a/b.cpp and a_b.cpp
@@ -36,9 +47,11 @@ def _object_commands(spec: ModuleSpec, toolchain: Toolchain) -> dict[str, Comman
     flags += include_flags(roots)
     commands: dict[str, Command] = {}
     for path, name in names.items():
-        source = template(roots, paths[path])
-        argv = ("{cc}", *flags, "-MMD", "-MF", f"{name}.d", "-c", source, "-o", f"{name}.o")
-        commands[name] = Command(argv, (source,), f"{name}.o")
+        sources = tuple(template(roots, source) for source in batches[path])
+        *before, last = sources
+        includes = [word for source in before for word in ("-include", source)]
+        argv = ("{cc}", *flags, "-MMD", "-MF", f"{name}.d", *includes, "-c", last)
+        commands[name] = Command((*argv, "-o", f"{name}.o"), sources, f"{name}.o")
     return commands
 
 

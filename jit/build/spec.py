@@ -33,6 +33,9 @@ class Entry(records.WrittenRecord, frozen=True):
     archs: tuple[str, ...] = ARCHS
     flags: tuple[str, ...] = ()  # in order, after the engine's own
     link_flags: tuple[str, ...] = ()  # host only
+    # Host only: how many sources of one folder are compiled as one at most, because most of a small
+    # source's time goes to headers. Their anonymous namespaces then are one.
+    unity_batch: int = 1
     output: str = "module.hsaco"
     title: str = ""  # what progress calls it; empty: the name
     # Device only: names that each build must define, without RFOPS_ (null: any); how many of a
@@ -107,6 +110,8 @@ def _make_spec(location: str, name: str, entry: object, root: Path, config: Path
     if not 0 <= spec.preload_arguments <= MAX_PRELOAD:
         count = spec.preload_arguments
         raise ConfigError(f"{location}.preload_arguments: expected 0 to {MAX_PRELOAD}, got {count}")
+    if spec.unity_batch < 1:
+        raise ConfigError(f"{location}.unity_batch: expected 1 or more, got {spec.unity_batch}")
     if spec.kind not in ("device", "host"):
         raise ConfigError(f"{location}.kind: expected device or host, got {spec.kind!r}")
     if spec.kind == "device" and (len(spec.srcs) != 1 or "*" in spec.srcs[0]):

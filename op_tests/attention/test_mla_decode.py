@@ -66,7 +66,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.thin(5)
+@pytest.mark.thin(8)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_values(kernel: str, arch: str, shape: str) -> None:
     """Against float64 of the inputs as they are; what is not named is NaN."""

@@ -17,7 +17,16 @@ from rfops.attention.mla_decode_flow import CUT, LEAST, SHORT, FlowConfig
 from rfops.attention.mla_decode_shared import LEAST as LEAST_SHARED
 from rfops.attention.mla_decode_shared import SharedConfig
 from rfops.jit.arch import ARCH_SPECS
-from support.mla_problems import BF16, Problem, assert_correct, needle, problem, run
+from support.mla_problems import (
+    ARCH_WAITS,
+    BF16,
+    WAITS,
+    Problem,
+    assert_correct,
+    needle,
+    problem,
+    run,
+)
 
 ARCHS = ("gfx942", "gfx950")
 
@@ -92,6 +101,7 @@ def test_short_parts(arch: str, name: str, fp8: bool) -> None:
         assert not c.findings, "\n".join(str(finding) for finding in c.findings)
 
 
+@pytest.mark.thin(4)
 @pytest.mark.parametrize("form", [{}, {"page": 16}, {"page": 64, "table": True}], ids=str)
 def test_the_same_bits_again(
     arch: str, form: dict[str, Any], monkeypatch: pytest.MonkeyPatch
@@ -114,16 +124,17 @@ PARTS: list[tuple[list[int], int]] = [
 
 
 @pytest.mark.thin(5)
+@pytest.mark.parametrize(("arch", "waits"), ARCH_WAITS, indirect=["arch"])
 @pytest.mark.parametrize(("lens", "workers"), PARTS, ids=lambda v: str(v))
 def test_who_waits_and_who_goes(
-    arch: str, lens: list[int], workers: int, monkeypatch: pytest.MonkeyPatch
+    arch: str, waits: str, lens: list[int], workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same bits, whether parts wait for each other, or the last one finds nobody."""
     parts = [part for own in shares(lens, workers, LEAST) for part in own]
     assert len(parts) == workers if len(lens) == 1 else len(parts) > workers
     p = problem(lens, 4, arch=arch, spread=6.0)
     found = []
-    for turns, schedule in ((256, "hardware"), (0, "hardware"), (1, "random:1"), (1, "random:2")):
+    for turns, schedule in ((256, "hardware"), *WAITS[waits]):
         monkeypatch.setattr(mla_decode_flow, "TURNS", turns)
         monkeypatch.setenv("RFOPS_VGPU_SCHEDULE", schedule)
         found += [run("flow", p, FlowConfig(workers, LEAST)) for _ in range(2)]
@@ -220,7 +231,7 @@ def test_resources_of_ragged_queries(arch: str, name: str, config: FlowConfig) -
     assert launch.sgpr_spills == 0 or name == "shared"
 
 
-@pytest.mark.thin(3)
+@pytest.mark.thin(9)
 @pytest.mark.parametrize("page", [1, 16])
 @pytest.mark.parametrize(("fp8", "q_fp8"), [(False, False), (True, False), (True, True)])
 def test_resources(arch: str, fp8: bool, q_fp8: bool, page: int) -> None:

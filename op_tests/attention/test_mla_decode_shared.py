@@ -13,7 +13,16 @@ from rfops.attention import mla_decode_flow
 from rfops.attention.mla_decode import D_V, OP
 from rfops.attention.mla_decode_shared import LEAST, SharedConfig
 from rfops.dispatch.heuristic import coarse
-from support.mla_problems import BF16, Problem, assert_correct, needle, problem, run
+from support.mla_problems import (
+    ARCH_WAITS,
+    BF16,
+    WAITS,
+    Problem,
+    assert_correct,
+    needle,
+    problem,
+    run,
+)
 
 ARCHS = ("gfx942", "gfx950")
 
@@ -96,16 +105,17 @@ PARTS: list[Any] = [
 
 
 @pytest.mark.thin(3)
+@pytest.mark.parametrize(("arch", "waits"), ARCH_WAITS, indirect=["arch"])
 @pytest.mark.parametrize(("lens", "workers"), PARTS, ids=str)
 def test_who_waits_and_who_goes(
-    arch: str, lens: list[int], workers: int, monkeypatch: pytest.MonkeyPatch
+    arch: str, waits: str, lens: list[int], workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same bits, whether parts wait for each other, or the last one finds nobody; and counts
     that are zero again. Rounding P and the result to bf16 is 1.04e-3 and 1.66e-3 where there are 20
     parts in float64, up to 2.6e-3 together in the worst head."""
     p = problem(lens, 40, arch=arch)
     first = checked(p, workers, 3e-3 if min(n for n in lens if n) >= 1000 else 4e-3)
-    for turns, schedule in ((256, "hardware"), (0, "hardware"), (1, "random:1"), (1, "random:2")):
+    for turns, schedule in WAITS[waits]:
         monkeypatch.setattr(mla_decode_flow, "TURNS", turns)
         monkeypatch.setenv("RFOPS_VGPU_SCHEDULE", schedule)
         for _ in range(2):

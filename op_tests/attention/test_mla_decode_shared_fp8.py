@@ -59,12 +59,13 @@ def checked(p: Problem, workers: int, bound: float = ROUNDED) -> tuple[torch.Ten
     return got
 
 
-# Columns of some waves, of two workgroups; tails of tiles; each form of a cache.
+# Columns of some waves, of two workgroups; tails of tiles; each form of a cache. Ragged queries on
+# pages are test_mla_ragged.py's.
 FEW: dict[str, dict[str, Any]] = {
     "ragged": {"lens": [0, 65, 1, 130, 0], "heads": 36},
-    "queries": {"lens": [70, 3, 0, 64], "heads": 33, "qo_len": 4, "page": 16},
 }
 MORE: dict[str, dict[str, Any]] = {
+    "queries": {"lens": [70, 3, 0, 64], "heads": 33, "qo_len": 4, "page": 16},
     "all": {"lens": [64, 7, 129], "heads": 128},
     "many_columns": {"lens": [40, 7], "heads": 128, "qo_len": 3},
     "not_causal": {"lens": [35, 3, 64], "heads": 40, "qo_len": 2, "causal": False},
@@ -173,6 +174,11 @@ def test_who_takes_it() -> None:
         c = OP.call_of(arch, **shape, **form)
         assert reason in str(OP.kernels["shared_fp8"].unsupported_reason(c))
         assert OP.route(c).backend == "shared"
+
+
+@pytest.mark.sweep
+def test_weights_of_bf16_for_who_asks() -> None:
+    """The other kernel takes q and cache of FP8 too."""
     p = fp8_problem([90], 40)
     wide = run("shared", p, SharedConfig(1, LEAST))[0]
     assert relative_errors(wide, p).max() <= 4e-3

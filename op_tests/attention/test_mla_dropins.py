@@ -32,6 +32,7 @@ def aiter_args(p: Problem, o: torch.Tensor) -> list[Any]:
     return [p.q, kv, o, qo_indptr, p.kv_indptr, p.kv_indices, last, p.qo_len]
 
 
+@pytest.mark.thin(7)
 @pytest.mark.parametrize("page", [1, 16])
 @pytest.mark.parametrize("fp8", [False, True])
 @pytest.mark.parametrize("qo_len", [1, 2])
@@ -93,6 +94,7 @@ def test_what_of_aiters_is_not_taken(change: dict[str, Any], message: str) -> No
         compat.mla_decode_fwd(*aiter_args(p, result(p)), **change)
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("page", [1, 16])
 def test_aiters_ragged_queries(page: int) -> None:
     """Of padded q, whose other rows keep what they hold; qo_indptr says which rows are whose."""

@@ -34,8 +34,10 @@ from support.sequences import (
 
 LAUNCHERS = "native", "ctypes"
 NAMES = sorted(name for name, op in ops().items() if op.modules and "." not in name)
-# A call of these takes the virtual GPU 0.2 s and more: they are drawn less often.
+# A call of these takes the virtual GPU 0.2 s and more, and their kernels the compiler seconds: they
+# are drawn less often, and by default not at all.
 SLOW = {"fused_moe", "fused_moe_mxfp4", "fused_moe_mxfp8", "fused_moe_tables", "mla_decode"}
+QUICK_NAMES = [pytest.param(name, marks=[pytest.mark.sweep] * (name in SLOW)) for name in NAMES]
 OFTEN = [name for name in NAMES for _ in range(1 if name in SLOW else 3)]
 _LAST = 6  # calls of the op that a failure prints
 
@@ -86,9 +88,10 @@ def _least(before: list[Recipe], recipe: Recipe) -> str:
     [
         (["topk_softmax", "moe_router", "grouped_topk"], 6, 60),
         (["mla_decode"], 3, 20),
-        (OFTEN, 1, 60),
+        ([name for name in NAMES if name not in SLOW], 1, 60),
+        pytest.param(OFTEN, 1, 60, marks=pytest.mark.sweep),
     ],
-    ids=["choosing", "mla_decode", "all"],
+    ids=["choosing", "mla_decode", "quick", "all"],
 )
 def test_a_call_in_a_sequence_is_what_it_is_alone(
     names: list[str], seed: int, length: int, through: str
@@ -107,8 +110,8 @@ def test_long_sequences(through: str, seed: int) -> None:
 # ---------------------------------------------------------------- what is kept
 
 
-@pytest.mark.thin(3)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.thin(4)
+@pytest.mark.parametrize("name", QUICK_NAMES)
 def test_a_call_keeps_nothing(name: str, through: str) -> None:
     """Of several calls no tensor lives on: neither a family's first one nor a plan's."""
     rng, op = random.Random(name), ops()[name]

@@ -126,6 +126,10 @@ WRONG = {
         {"m": {"srcs": ["m.hip"], "preload_arguments": 17}},
         r"m\.preload_arguments: expected 0 to 16, got 17",
     ),
+    "no batch": (
+        {"m": {"srcs": ["m.cpp"], "kind": "host", "unity_batch": 0}},
+        r"m\.unity_batch: expected 1 or more, got 0",
+    ),
     "unknown kind": ({"m": {"srcs": ["m.hip"], "kind": "torch"}}, r"m\.kind: .* got 'torch'"),
     "path as output": ({"m": {"srcs": ["m.hip"], "output": "../x"}}, r"'\.\./x' cannot be a file"),
     "path as name": ({"../m": {"srcs": ["m.hip"]}}, r"'\.\./m' cannot be a file name"),

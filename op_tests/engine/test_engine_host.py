@@ -87,6 +87,21 @@ def test_only_what_changed_is_compiled(folder: Path, compiled: Callable[[], list
     assert compiled() == ["more"], "a new source is in the glob, and in the key"
 
 
+def test_sources_that_are_compiled_as_one(folder: Path, compiled: Callable[[], list[str]]) -> None:
+    """An object for at most two sources, named by the last; an edit of either compiles it."""
+    (folder / "config.json").write_text(json.dumps({"small": {**ENTRY, "unity_batch": 2}}))
+    assert compiled() == ["half", "two"]
+    (folder / "lib/one.cpp").write_text(SOURCES["lib/one.cpp"].replace("kOne", "kOne + 10"))
+    assert compiled() == ["two"]
+    (folder / "lib/one.cpp").write_text(SOURCES["lib/one.cpp"])
+    assert compiled() == []
+    (folder / "lib/shared.h").write_text(SOURCES["lib/shared.h"].replace("= 1", "= 11"))
+    assert compiled() == ["two"]
+    (folder / "lib/two.cpp").write_text("int two() { return nothing; }\n")
+    with pytest.raises(rfops.BuildError, match=r"lib/two\.cpp"):
+        compiled()
+
+
 def test_sources_of_alike_names(folder: Path, compiled: Callable[[], list[str]]) -> None:
     """`lib/one.cpp` and `lib_one.cpp`, folder or not: two objects."""
     (folder / "lib_one.cpp").write_text('extern "C" int three() { return 3; }\n')

@@ -52,7 +52,12 @@ VARIANTS = [
 ]
 
 
-@pytest.fixture(params=VARIANTS, ids=lambda v: f"{v.kernel}-{v.config}".replace(" ", ""))
+# The quick tests share these and their builds: each kernel, with and without parts of K.
+QUICK = [VARIANTS[i] for i in (1, 8, 16, 11, 18, 2, 19, 5)]
+CASES = [*QUICK, *(pytest.param(v, marks=pytest.mark.sweep) for v in VARIANTS if v not in QUICK)]
+
+
+@pytest.fixture(params=CASES, ids=lambda v: f"{v.kernel}-{v.config}".replace(" ", ""))
 def variant(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Variant:
     monkeypatch.setenv("RFOPS_VGPU_ARCH", request.param.arch)
     return request.param
@@ -97,6 +102,7 @@ def test_the_same_bits_again(variant: Variant, monkeypatch: pytest.MonkeyPatch) 
         assert torch.equal(first.view(torch.int16), again.view(torch.int16))
 
 
+@pytest.mark.thin(3)
 def test_scales_in_any_order(variant: Variant) -> None:
     problem = problem_of(variant)
     turned = problem.with_(
@@ -106,7 +112,7 @@ def test_scales_in_any_order(variant: Variant) -> None:
     assert torch.equal(got, run(variant.kernel, problem, variant.config))
 
 
-@pytest.mark.thin(5)
+@pytest.mark.thin(3)
 def test_rows_far_apart(variant: Variant) -> None:
     """Operands that are columns of larger tensors, between NaN."""
     problem = problem_of(variant)
@@ -147,7 +153,7 @@ def column_major(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.T.contiguous().T
 
 
-@pytest.mark.thin(3)
+@pytest.mark.thin(6)
 @pytest.mark.parametrize(("arch", "kernel", "config", "shape", "names"), COLUMNS)
 def test_column_major(
     arch: str,
@@ -225,7 +231,7 @@ def test_gaps_come_with_sizes(arch: str, monkeypatch: pytest.MonkeyPatch) -> Non
         assert_correct(gemm_a8w8_blockscale(*own.args, config=StagedConfig(64, 64)), own)
 
 
-@pytest.mark.thin(5)
+@pytest.mark.thin(3)
 def test_shuffled_weights(variant: Variant) -> None:
     """To the same bits; w in sixteens of rows."""
     m, n, k = variant.shape
@@ -351,17 +357,17 @@ def test_few_rows_alone_are_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: StagedConfig(96, 128), "m x n is one of 128 x 128, 128 x 64, 64 x 64, 64 x 128"),
-        (lambda: PingPongConfig(128, 128), "m x n is one of 256 x 256, 256 x 128, 128 x 256"),
-        (lambda: StagedConfig(128, 128, 9), "split is 1 to 8"),
-        (lambda: StagedConfig(128, 128, 1, 0), "group_m 1 to 16"),
-        (lambda: PingPongConfig(256, 256, pow2=2), "pow2 is 0 or 1"),
-        (lambda: StreamConfig(5, 1, 1, 1), "m_tiles is 1 to 4"),
-        (lambda: StreamConfig(1, 3, 1, 1), "n_tiles is 1, 2 or 4"),
-        (lambda: StreamConfig(1, 1, 5, 1), "steps is 1 to 4"),
-        (lambda: StreamConfig(1, 1, 1, 17), "waves 1 to 16"),
-        (lambda: StreamConfig(1, 1, 3, 1, 1, 2), "lines is 0, 1, 2 or 4, and steps a multiple"),
-        (lambda: StreamConfig(1, 1, 1, 1, x_first=4), "x_first is 0 to 3"),
+        (lambda: StagedConfig(96, 128), "m x n must be one of 128 x 128, 128 x 64, 64 x 64, 64"),
+        (lambda: PingPongConfig(128, 128), "m x n must be one of 256 x 256, 256 x 128, 128 x 256"),
+        (lambda: StagedConfig(128, 128, 9), "split must be 1 to 8, got 9"),
+        (lambda: StagedConfig(128, 128, 1, 0), "group_m must be 1 to 16, got 0"),
+        (lambda: PingPongConfig(256, 256, pow2=2), "pow2 must be 0 or 1, got 2"),
+        (lambda: StreamConfig(5, 1, 1, 1), "m_tiles must be 1 to 4, got 5"),
+        (lambda: StreamConfig(1, 3, 1, 1), "n_tiles must be 1, 2 or 4, got 3"),
+        (lambda: StreamConfig(1, 1, 5, 1), "steps must be 1 to 4, got 5"),
+        (lambda: StreamConfig(1, 1, 1, 17), "waves must be 1 to 16, got 17"),
+        (lambda: StreamConfig(1, 1, 3, 1, 1, 2), "steps must be a multiple of lines, got 3"),
+        (lambda: StreamConfig(1, 1, 1, 1, x_first=4), "x_first must be 0, 1, 2 or 3, got 4"),
         (lambda: StreamConfig(4, 4, 4, 1), "more than 63 loads in flight"),
         (lambda: StreamConfig(4, 1, 4, 16), "VGPRs in each of 16 waves would spill"),
     ],
@@ -403,6 +409,7 @@ def test_builds_ahead_take_gaps_too(kernel: str) -> None:
 # ---------------------------------------------------------------- size
 
 
+@pytest.mark.thin(3)
 def test_operands_beyond_4_gib(variant: Variant) -> None:
     """Rows of w, as far apart as the kernel takes them, pass 2 and 4 GiB: offsets that wrap round
     would find other rows, or memory that was never touched. And just beyond that it refuses."""
@@ -456,7 +463,7 @@ def test_few_rows_read_w_once(
     assert launch.lds_conflict_cycles == 0
 
 
-@pytest.mark.thin(3)
+@pytest.mark.thin(4)
 @pytest.mark.parametrize("arch", ["gfx942", "gfx950"])
 @pytest.mark.parametrize(("m", "n"), [(64, 1024), (40, 1040)])
 def test_x_is_brought_to_l2(m: int, n: int, arch: str, monkeypatch: pytest.MonkeyPatch) -> None:

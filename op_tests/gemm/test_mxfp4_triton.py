@@ -27,6 +27,7 @@ def arch(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
     return str(request.param)
 
 
+@pytest.mark.thin(4)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(("config", "shape"), CASES)
 def test_values(
@@ -38,6 +39,7 @@ def test_values(
     assert torch.equal(got, run("triton", problem, config))
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("name", NAMES)
 def test_shuffled(name: str, arch: str) -> None:
     """The same bits as of plain rows; paddings mean nothing."""
@@ -49,6 +51,7 @@ def test_shuffled(name: str, arch: str) -> None:
     assert torch.equal(run("triton", shuffled, config, torch.float32), wanted)
 
 
+@pytest.mark.thin(5)
 @pytest.mark.parametrize("x_dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("rounding", ["even", "up", "down"])
 def test_x_is_quantised_as_quant_mxfp4_does(rounding: str, x_dtype: torch.dtype, arch: str) -> None:
@@ -64,6 +67,7 @@ def test_x_is_quantised_as_quant_mxfp4_does(rounding: str, x_dtype: torch.dtype,
     assert torch.equal(got, run("torch", problem, None, torch.float32))
 
 
+@pytest.mark.thin(5)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(("power", "scales"), [(-20, {6: 254, 7: 253}), (40, {6: 0, 7: 1})])
 def test_extremes_of_scales(power: int, scales: dict[int, int], name: str, arch: str) -> None:
@@ -83,6 +87,7 @@ def test_extremes_of_scales(power: int, scales: dict[int, int], name: str, arch:
     assert got[1, 6].abs() > 1e28 if power < 0 else 0 < got[1, 6].abs() < 1e-20
 
 
+@pytest.mark.thin(5)
 @pytest.mark.parametrize("name", NAMES)
 def test_any_strides(name: str, arch: str) -> None:
     """Columns side by side, and rows of x that pairs cannot be read of."""
@@ -97,6 +102,7 @@ def test_any_strides(name: str, arch: str) -> None:
     assert torch.equal(run("triton", problem.with_(x=wide[:, 1:-2]), config), wanted)
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 def test_result_types_and_the_default(dtype: torch.dtype, arch: str) -> None:
     problem = random_problem(33, 70, 512, bias=torch.float32)
@@ -131,12 +137,12 @@ def test_configs_that_do_not_fit(name: str) -> None:
     ("values", "message"),
     [
         ((24, 64), "block_m must be a power of two"),
-        ((8, 64), "block_m is 16 to 256"),
-        ((16, 16), "block_n 32 to 256"),
-        ((16, 64, 64), "block_k is 128 to 512"),
-        ((16, 64, 128, 17), "splits is 1 to 16"),
-        ((16, 64, 128, 1, 0), "group_m from 1"),
-        ((16, 64, 128, 1, 1, 4, 9), "stages 1 to 8"),
+        ((8, 64), "block_m must be a power of two from 16 to 256, got 8"),
+        ((16, 16), "block_n must be a power of two from 32 to 256, got 16"),
+        ((16, 64, 64), "block_k must be 128, 256 or 512, got 64"),
+        ((16, 64, 128, 17), "splits must be 1 to 16, got 17"),
+        ((16, 64, 128, 1, 0), "group_m must be 1 or more, got 0"),
+        ((16, 64, 128, 1, 1, 4, 9), "stages must be 1 to 8, got 9"),
     ],
 )
 def test_configs_that_cannot_be(values: tuple[int, ...], message: str) -> None:

@@ -57,7 +57,7 @@ def problems(op_name: str, sizes: tuple[int, int, int]) -> Iterator[tuple[str, P
         yield ", ".join(selected), problem
 
 
-@pytest.mark.thin(3)
+@pytest.mark.thin(5)
 @pytest.mark.parametrize("sizes", SIZES, ids=lambda s: "x".join(map(str, s)))
 @pytest.mark.parametrize("name", GEMMS)
 def test_one_scale(name: str, sizes: tuple[int, int, int], arch: str) -> None:

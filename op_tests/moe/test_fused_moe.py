@@ -48,6 +48,7 @@ def assert_by(kernel: tuple[str, Any], problem: Problem, is_table: bool = False)
     return got
 
 
+@pytest.mark.thin(5)
 @pytest.mark.parametrize("is_table", [False, True])
 @pytest.mark.parametrize(
     ("m", "d", "i", "e", "k", "shared", "dtype"),
@@ -213,7 +214,7 @@ def test_no_spills_in_bfloat16(stage: int, experts: int, is_table: bool, arch: s
     assert found["vgpr_spills"] == found["sgpr_spills"] == found["scratch"] == 0, (defines, found)
 
 
-@pytest.mark.thin(3)
+@pytest.mark.thin(11)
 @pytest.mark.parametrize("seed", range(36))
 def test_fuzz(seed: int, arch: str) -> None:
     """Sizes, ids and weights of any kind: no memory is touched that is not the call's, and what is
@@ -416,8 +417,8 @@ def test_supports() -> None:
     [
         (lambda: FusedMoeHipConfig(320), "rows are 128, 160, 256 or 288"),
         (lambda: FusedMoeTritonConfig(24, 64, 64), "block_m must be a power of two"),
-        (lambda: FusedMoeTritonConfig(512, 64, 64), "block_m is 16 to 256, block_n 32 to 256"),
-        (lambda: FusedMoeTritonConfig(64, 64, 256), "block_k is 16 to 128, stages 1 to 8"),
+        (lambda: FusedMoeTritonConfig(512, 64, 64), "block_m must be a power of two from"),
+        (lambda: FusedMoeTritonConfig(64, 64, 256), "block_k must be a power of two from"),
     ],
 )
 def test_configs_that_cannot_be(make: Any, message: str) -> None:

@@ -13,11 +13,8 @@ from rfops.dispatch.declare import fp8_of
 from rfops.moe.fused_moe import fused_moe
 from rfops.moe.fused_moe_fp8 import OP
 from rfops.moe.kernels.bf16.triton import FusedMoeTritonConfig
-from rfops.moe.kernels.fp8.hip import (
-    FusedMoeFp8HipConfig,
-    _defines,
-    moe_experts_fp8_kernel,
-)
+from rfops.moe.kernels.fp8.hip import FusedMoeFp8HipConfig
+from rfops.moe.kernels.fp8.signatures import experts_defines, moe_experts_fp8_kernel
 from rfops.quantization.fp8_blockscale import BLOCK
 from rfops.quantization.fp8_blockscale import reference as quantise
 from support.moe_fp8_problems import Problem, assert_correct, exact_of, random_problem, run
@@ -195,7 +192,7 @@ def test_what_hip_does(config: FusedMoeFp8HipConfig, arch: str) -> None:
 @pytest.mark.parametrize("config", [LOW, HIGH])
 @pytest.mark.parametrize("stage", [1, 2])
 def test_no_spills_of_many_experts(stage: int, config: FusedMoeFp8HipConfig, arch: str) -> None:
-    defines = _defines(config.rows, BF16, stage, 512, False)
+    defines = experts_defines(config.rows, BF16, stage, 512, False)
     found = moe_experts_fp8_kernel.bind(torch.device("cpu"), defines, arch).resources
     assert found["vgpr_spills"] == found["sgpr_spills"] == found["scratch"] == 0, (defines, found)
 

@@ -408,7 +408,7 @@ def test_more_weights_on_their_way(d: int, columns: int, m_tiles: int) -> None:
     assert launch.vgpr_spills == launch.sgpr_spills == launch.scratch_bytes_per_lane == 0
 
 
-@pytest.mark.thin(11)
+@pytest.mark.thin(13)
 @pytest.mark.parametrize(("m_tiles", "up_n"), [(9, 3), (4, 3), (9, 4), (8, 3), (8, 4), (4, 4)])
 @pytest.mark.parametrize("i", [512, 256])
 def test_tiles_of_few_columns(m_tiles: int, up_n: int, i: int) -> None:
@@ -428,7 +428,7 @@ def test_tiles_of_few_columns(m_tiles: int, up_n: int, i: int) -> None:
     assert torch.equal(got, wanted), f"{(got != wanted).sum()} differ"
 
 
-@pytest.mark.thin(7)
+@pytest.mark.thin(11)
 @pytest.mark.parametrize("columns", [16, 0])
 @pytest.mark.parametrize(
     "shape",
@@ -467,7 +467,7 @@ RAW = [
 ]
 
 
-@pytest.mark.thin(16)
+@pytest.mark.thin(33)
 @pytest.mark.parametrize("case", RAW)
 def test_raw_rows_with_a_tail_spill_nothing(fmt: Format, case: tuple[int, ...]) -> None:
     """Rows of weights as they are, K that no step divides: the most addresses there are."""

@@ -24,6 +24,7 @@ from rfops.jit import paths
 from rfops.jit.build import cpu, prebuilt
 from rfops.jit.build.spec import load_config
 from support import ROOT
+from support.process import python
 
 TEST_COMMAND = "pip install -c .ci/constraints.txt -e '.[dev]' && pytest op_tests"
 DEMO_COMMAND = "pip install -c .ci/constraints.txt -e '.[clang]' && rfops demo"
@@ -340,6 +341,17 @@ def test_ops_are_imported_when_they_are_asked_for(tmp_path: Path) -> None:
         "rfops::topk_softmax False",
         "False torch._ops",
     ]
+
+
+def test_all_ops_import_no_compiler_of_torchs() -> None:
+    """Dynamo takes as long to import as torch itself, Triton as long as all ops."""
+    code = (
+        "import sys, torch\n"
+        "from rfops.later import import_ops\n"
+        "import_ops()\n"
+        "print([m for m in ('torch._dynamo', 'sympy', 'triton', 'pandas') if m in sys.modules])\n"
+    )
+    assert python(code, check=True).stdout == "[]\n"
 
 
 def test_a_module_that_waits_for_another_sees_it_once(tmp_path: Path) -> None:

@@ -47,6 +47,7 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
 OFFSETS = [(dtype, n) for dtype in DTYPES for n in (2, 8, 12, 14) if n % dtype.itemsize == 0]
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("rows", [1, 128])
 @pytest.mark.parametrize(("dtype", "offset"), OFFSETS)
 def test_any_alignment(dtype: torch.dtype, offset: int, rows: int, arch: str) -> None:

@@ -300,6 +300,7 @@ BLOCK_CONFIG = Path(__file__).parent / "mxfp4_block" / "config.json"
 def mxfp4_block(payload: torch.Tensor, scale: torch.Tensor, x: torch.Tensor) -> None: ...
 
 
+@pytest.mark.thin(7)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_block_a_lane(dtype: torch.dtype, mode: str, arch: str) -> None:

@@ -23,11 +23,12 @@ def real_gpu(arch: str) -> torch.device | None:
 
 
 def thin(items: list[pytest.Item]) -> None:
-    """Of the cases of a test with `thin(n)` each n-th stays, the rest are sweeps."""
+    """Keep each n-th case of a test with `thin(n)`, without those that are sweeps already; the rest
+    become sweeps."""
     seen: Counter[str] = Counter()
     for item in items:
         thin = item.get_closest_marker("thin")
-        if thin is not None:
+        if thin is not None and item.get_closest_marker("sweep") is None:
             name = item.nodeid.split("[")[0]
             if seen[name] % thin.args[0]:
                 item.add_marker(pytest.mark.sweep)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import pytest
 import torch
 
 from rfops.attention.mla_decode import D_QK, D_V, OP
@@ -86,6 +87,20 @@ class Problem:
 
     def with_(self, **changes: Any) -> Problem:
         return replace(self, **changes)
+
+
+# Turns for which a part waits for the others, with the order of workgroups; each number of turns is
+# a build of its own, so that by default each architecture has one.
+WAITS = {
+    "not": [(256, "hardware"), (0, "hardware")],
+    "once": [(1, "random:1"), (1, "random:2")],
+}
+ARCH_WAITS = [
+    ("gfx942", "not"),
+    ("gfx950", "once"),
+    pytest.param("gfx942", "once", marks=pytest.mark.sweep),
+    pytest.param("gfx950", "not", marks=pytest.mark.sweep),
+]
 
 
 def problem(

@@ -24,9 +24,9 @@ import torch  # noqa: F401 - what this server is for
 def serve(control: socket.socket) -> dict[str, Any] | None:
     """Forks for each request until the client closes its end; returns in a fork that has one."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the client's
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that wait
     while True:
         message, files, _, _ = socket.recv_fds(control, 16, 4)
+        _reap()
         if not message:
             return None
         text = b""
@@ -39,9 +39,15 @@ def serve(control: socket.socket) -> dict[str, Any] | None:
             os.close(file)
 
 
+def _reap() -> None:
+    """Wait for the forks that have ended: their CPU time is part of this process's from then on."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
 def _wait_for_fork(request: dict[str, Any], files: list[int]) -> dict[str, Any]:
     """In a fork of the server: forks the process, says its id and how it ends."""
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     *standard, reply = files
     process = os.fork()
     if process:

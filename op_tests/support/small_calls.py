@@ -38,6 +38,7 @@ class Case:
 
 _EXPERTS = {"M": 5, "D": 256, "I": 128, "E": 4, "K": 2}
 _ROUTED = {**_EXPERTS, "router_weight": True, "R": 4, "routed": 4, "top_k": 2}
+_HALF = {"x_dtype": torch.float16}  # as test_fused_moe.py, whose builds take long
 _ONE_EXPERT = {**_EXPERTS, "M": 1, "E": 1, "K": 1}
 _SHUFFLED = {"M": 5, "N": 48, "K": 256, "w_layout": "16x16", "x_scale_layout": "32x8",
              "w_scale_layout": "32x8"}  # fmt: skip
@@ -99,10 +100,11 @@ SIZES: dict[str, dict[str, dict[str, Any]]] = {
     },
     **{
         name: {"few": _EXPERTS, "one": _ONE_EXPERT}
-        for name in ("fused_moe_fp8", "fused_moe_tables", "fused_moe_mxfp4",
-                     "fused_moe_mxfp8")
+        for name in ("fused_moe_fp8", "fused_moe_mxfp4", "fused_moe_mxfp8")
     },
-    "fused_moe": {"few": _EXPERTS, "routed": _ROUTED, "one": _ONE_EXPERT},
+    "fused_moe_tables": {"few": {**_EXPERTS, **_HALF}, "one": {**_ONE_EXPERT, **_HALF}},
+    "fused_moe": {"few": {**_EXPERTS, **_HALF}, "routed": {**_ROUTED, **_HALF},
+                  "one": {**_ONE_EXPERT, **_HALF}},
     "mla_decode": {
         "few": _MLA,
         "lens": {**_MLA, "kv_lens": True, "kv_scale": True, "q_scale": True, "lse": True},

@@ -316,6 +316,17 @@ def copy_far(x, out, far, n, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def copy_strided(out, x, layout, COLUMNS: tl.constexpr):
+    """out[m, n], contiguous, from x of any strides; a program copies a row."""
+    m, n = layout[0]
+    x_m, x_n = layout[1]
+    row, column = tl.program_id(0), tl.arange(0, COLUMNS)
+    inside = (column < n) & (row < m)
+    values = tl.load(x + row * x_m + column * x_n, mask=inside)
+    tl.store(out + row * n + column, values, mask=inside)
+
+
+@triton.jit
 def transpose_blocks(x, out, m, n, BM: tl.constexpr, BN: tl.constexpr):
     """out = x^T through block pointers, with both boundaries checked."""
     row, column = tl.program_id(0) * BM, tl.program_id(1) * BN

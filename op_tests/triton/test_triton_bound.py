@@ -18,6 +18,7 @@ from rfops.dispatch.kernel import Run
 from rfops.jit import BindError
 from rfops.triton import bound, split_kernels
 from rfops.triton.bound import BoundTriton
+from support import triton_kernels
 
 SPLITS, BLOCK_N = 2, 64
 
@@ -25,12 +26,12 @@ SPLITS, BLOCK_N = 2, 64
 class Counted:
     """The kernel, counting Triton's own launches."""
 
-    def __init__(self) -> None:
-        self.count = 0
+    def __init__(self, kernel: Any = split_kernels.add_splits) -> None:
+        self.kernel, self.count = kernel, 0
 
     def __getitem__(self, grid: Any) -> Any:
         self.count += 1
-        return split_kernels.add_splits[grid]
+        return self.kernel[grid]
 
 
 @pytest.fixture(params=["gfx950", "gfx942"])
@@ -114,6 +115,26 @@ def test_what_is_kept_is_bounded(searched: Counted, monkeypatch: pytest.MonkeyPa
         (launch,) = result.launches.values()
         assert len(launch._known) <= 8 and len(bound._compiled) <= 8  # type: ignore[attr-defined]
     assert searched.count < 4
+
+
+@pytest.mark.usefixtures("searched")
+def test_a_number_may_be_a_tuple() -> None:
+    """Of tuples too; what is kept fits all tuples whose numbers are specialised alike."""
+    bound = BoundTriton(
+        "support.triton_kernels", "copy_strided", torch.device("cpu"), {"COLUMNS": BLOCK_N}
+    )
+    bound.device = SimpleNamespace(type="cuda")  # type: ignore[assignment]
+    bound.jit = counted = Counted(triton_kernels.copy_strided)
+    prepared = bound.prepare("out x")
+    counts = []
+    for m, n, step in [*itertools.product((2, 3), (1, 16, 17, 19), (1, 2, 16))] * 2:
+        x = torch.randn(m, n * step)[:, ::step]
+        out = torch.full((m, n), float("nan"))
+        prepared((m, 1, 1), layout=((m, n), x.stride()))(out, x)
+        assert torch.equal(out, x), f"{m} x {n}, strides {x.stride()}"
+        counts.append(counted.count)
+    assert counts[-1] == counts[len(counts) // 2 - 1], "known the second time"
+    assert counts[-1] < len(counts) / 4, "others of their kind are found"
 
 
 # ---------------------------------------------------------------- names

@@ -47,31 +47,26 @@ def rotate(low, high, cos, sin):
 
 @triton.jit
 def _attend(
-    acc,
-    row_max,
-    row_sum,
-    q_v,
-    q_rope,
-    q_low,
-    q_high,
-    kv,
-    pages,
+    state,
+    q_tile,
+    cache,
     angles,
-    page,
     scale,
     begin,
     end,
     kv_end,
     BLOCK_N: tl.constexpr,
-    MASKED: tl.constexpr,
     KV_FP8: tl.constexpr,
     FNUZ: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Add the tokens begin .. end - 1. With MASKED a row sees those before its `kv_end` alone: NaN
+    """Add the tokens begin .. end - 1. q_tile: the first 512 elements of q, then the last 64; with
+    `angles` the two halves of these. With `kv_end` a row sees those before its own alone: NaN
     and inf among the values of tokens that some row does not see are zeros, as 0 times them is NaN;
     a row that sees such a token has a P of NaN, or of 0 where its score is -inf. STAGES: None is
     the launch's."""
+    acc, row_max, row_sum = state
+    kv, pages, page = cache
     v, rope = tl.arange(0, V), V + tl.arange(0, ROPE)
     low = V + tl.arange(0, HALF)
     for first_token in tl.range(begin, end, BLOCK_N, num_stages=STAGES):
@@ -81,11 +76,11 @@ def _attend(
         row = tl.load(pages + token // page, mask=in_bounds, other=0).to(tl.int64) * page
         row = (row + token % page) * KEY
         k_v = _wide(tl.load(kv + row[:, None] + v[None, :], mask=rows, other=0), KV_FP8, FNUZ)
-        score = tl.dot(q_v, tl.trans(k_v))
+        score = tl.dot(q_tile[0], tl.trans(k_v))
         if angles is None:
             k_at = kv + row[:, None] + rope[None, :]
             k_rope = _wide(tl.load(k_at, mask=rows, other=0), KV_FP8, FNUZ)
-            score = tl.dot(q_rope, tl.trans(k_rope), score) * scale
+            score = tl.dot(q_tile[1], tl.trans(k_rope), score) * scale
         else:
             k_at = kv + row[:, None] + low[None, :]
             k_low = tl.load(k_at, mask=rows, other=0)
@@ -94,9 +89,9 @@ def _attend(
             cos = tl.load(angle, mask=rows, other=0)
             sin = tl.load(angle + HALF, mask=rows, other=0)
             k_low, k_high = rotate(k_low, k_high, cos, sin)
-            score = tl.dot(q_low, tl.trans(k_low), score)
-            score = tl.dot(q_high, tl.trans(k_high), score) * scale
-        if MASKED:
+            score = tl.dot(q_tile[1], tl.trans(k_low), score)
+            score = tl.dot(q_tile[2], tl.trans(k_high), score) * scale
+        if kv_end is not None:
             score = tl.where(token[None, :] < kv_end[:, None], score, -float("inf"))
             is_hidden = token[:, None] >= tl.min(kv_end, 0)
             is_finite = tl.abs(k_v.to(tl.float32)) < float("inf")
@@ -190,65 +185,29 @@ def part(
     q_v = _wide(
         tl.load(q + q_row[:, None] + v[None, :], mask=is_column[:, None], other=0), Q_FP8, FNUZ
     )
-    q_rope = None
-    q_low = None
-    q_high = None
     if angles is None:
         q_at = q + q_row[:, None] + rope[None, :]
-        q_rope = _wide(tl.load(q_at, mask=is_column[:, None], other=0), Q_FP8, FNUZ)
+        q_tile = q_v, _wide(tl.load(q_at, mask=is_column[:, None], other=0), Q_FP8, FNUZ)
     else:
         q_at = q + q_row[:, None] + low[None, :]
         q_low = _wide(tl.load(q_at, mask=is_column[:, None], other=0), Q_FP8, FNUZ)
         q_high = _wide(tl.load(q_at + HALF, mask=is_column[:, None], other=0), Q_FP8, FNUZ)
+        q_tile = q_v, q_low, q_high
     acc = tl.zeros((BLOCK_M, V), tl.float32)
     row_max = tl.full((BLOCK_M,), -1e30, tl.float32)
     row_sum = tl.zeros((BLOCK_M,), tl.float32)
-    acc, row_max, row_sum = _attend(
-        acc,
-        row_max,
-        row_sum,
-        q_v,
-        q_rope,
-        q_low,
-        q_high,
-        kv,
-        pages,
-        angles,
-        page,
-        scale,
-        first,
-        common_end,
-        None,
-        BLOCK_N,
-        False,
-        KV_FP8,
-        FNUZ,
-        None,
+    state = acc, row_max, row_sum
+    cache = kv, pages, page
+    state = _attend(
+        state, q_tile, cache, angles, scale, first, common_end, None, BLOCK_N, KV_FP8, FNUZ, None
     )
     if CAUSAL:
         kv_end = tl.minimum(end, length - tl.maximum(hidden - column // heads, 0))
-        acc, row_max, row_sum = _attend(
-            acc,
-            row_max,
-            row_sum,
-            q_v,
-            q_rope,
-            q_low,
-            q_high,
-            kv,
-            pages,
-            angles,
-            page,
-            scale,
-            tl.maximum(first, common_end),
-            end,
-            kv_end,
-            TAIL,
-            True,
-            KV_FP8,
-            FNUZ,
-            1,
+        begin = tl.maximum(first, common_end)
+        state = _attend(
+            state, q_tile, cache, angles, scale, begin, end, kv_end, TAIL, KV_FP8, FNUZ, 1
         )
+    acc, row_max, row_sum = state
 
     row = first_row + column
     if sums is not None:

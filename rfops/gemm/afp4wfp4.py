@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 
-from rfops.dispatch.kernel import Kernel
 from rfops.dispatch.layout import Shuffled
 
 from . import mxfp4_op, mxfp4_shapes
@@ -29,19 +28,13 @@ from .mxfp4_op import Fp4Gemm, Torch
 
 __all__ = ["gemm_afp4wfp4", "gemm_afp4wfp4_ref"]
 
-# In the order in which they are tried.
-HIP: tuple[Kernel, ...] = (Stream(), Tiles(), Deep(), Loop())
-
 OP = Fp4Gemm(
     "gemm_afp4wfp4",
     "x: fp4[M, K/2] strided" + mxfp4_op.SCALED,
     sizes="M N K XM XK SN SK",
-    positive="K",
-    table="M+ N K",
-    max_bytes=None,
     shapes=mxfp4_shapes.AFP4WFP4,
-    kernels=(*HIP, TritonGemm(), Torch()),
-    hints={**mxfp4_op.HINTS, "x": mxfp4_op.QUANTISE},
+    kernels=(Stream(), Tiles(), Deep(), Loop(), TritonGemm(), Torch()),
+    x_hint=mxfp4_op.QUANTISE,
 )
 
 

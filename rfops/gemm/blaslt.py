@@ -130,14 +130,9 @@ class Library:
         if status != 0:
             raise HipError(name.replace("rfops_", "hip"), status, f"hipBLASLt's status {status}")
 
-    def problem(
-        self,
-        of: Linear,
-        x: Sequence[torch.Tensor],
-        w: Sequence[torch.Tensor],
-        out: Sequence[torch.Tensor],
-    ) -> Problem:
-        return Problem(self, of, x, w, out)
+    def problem(self, of: Linear, *operands: Sequence[torch.Tensor]) -> Problem:
+        """Bind x, w and out."""
+        return Problem(self, of, *operands)
 
     def tune(self, of: Linear, runs: int = 20, device: str = "cuda") -> Tuned:
         """Each algorithm that takes the problem and gives its result, by its median time."""
@@ -160,18 +155,11 @@ class Library:
                 refused[name] = str(error)
         return Tuned(tuple(sorted(timed, key=lambda one: (one.us, one.solution))), refused)
 
-    def pinned(
-        self,
-        of: Linear,
-        table: Path,
-        x: Sequence[torch.Tensor],
-        w: Sequence[torch.Tensor],
-        out: Sequence[torch.Tensor],
-    ) -> Problem:
-        """The problem with the algorithm that stands in the table for it. Raises ConfigError where
-        none does for this library and architecture, or the library has it no more."""
+    def pinned(self, of: Linear, table: Path, *operands: Sequence[torch.Tensor]) -> Problem:
+        """Bind x, w and out to the algorithm that the table has for the problem. Raises ConfigError
+        if it has none for this library and architecture, or if the library has it no more."""
         name = self.pin_of(of, table)
-        problem = self.problem(of, x, w, out)
+        problem = self.problem(of, *operands)
         if name not in problem.names:
             raise ConfigError(f"{table}: hipBLASLt {self.version} has no solution {name}")
         problem.select(name)

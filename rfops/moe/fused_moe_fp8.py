@@ -35,7 +35,7 @@ from rfops.quantization.shuffle import unshuffle_weight
 from .experts import Weights, run_experts
 from .kernels.fp8.hip import HipFp8
 from .kernels.fp8.triton import TritonFp8
-from .moe_op import HINTS, Moe, chosen
+from .moe_op import HINTS, Moe, chosen, declared
 from .router import moe_router_ref
 
 
@@ -148,23 +148,14 @@ class _Fp8Moe(Moe):
 
 OP = _Fp8Moe(
     "fused_moe_fp8",
-    """
-    x: bf16|f16[M, D] @16
-    w1: e4m3|e4m3fnuz[E, N, D] @16
-    w2: e4m3|e4m3fnuz[E, D, I] @16
-    w1_scale: f32[E, N^128, D/128]
-    w2_scale: f32[E, D^128, I/128]
-    topk_weights: f32[M, K]?
-    topk_ids: i32|i64[M, K]?
-    router_weight: bf16|f16[R, D]? strided
-    top_k: K >= 1
-    routed: R >= 0
-    renormalize: bool
-    round_scores: bool
-    dtype: bf16|f16
-    w_layout: raw|16x16
-    -> out: dtype[M, D]
-    """,
+    declared(
+        "w1: e4m3|e4m3fnuz[E, N, D] @16",
+        "w2: e4m3|e4m3fnuz[E, D, I] @16",
+        "w1_scale: f32[E, N^128, D/128]",
+        "w2_scale: f32[E, D^128, I/128]",
+        x="x: bf16|f16[M, D] @16",
+        more=("w_layout: raw|16x16",),
+    ),
     sizes="M D I E K R N",
     positive="E D I",
     table="M+ D I E K",

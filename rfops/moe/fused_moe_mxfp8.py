@@ -9,16 +9,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from torch import Tensor
-from torch.compiler import is_dynamo_compiling
-
 from rfops.dispatch.problem import grid
 
-from .fused_moe_mx import MXFP8, MxMoe, Torch, arguments
-from .kernels.mx.hip import HipMxMoe
-from .kernels.mx.triton import TritonMxMoe
+from .fused_moe_mx import MXFP8, MxMoe
+from .kernels.mx.op import kernels_of
 
 # (D, I, E, K, R) of MiniMax-M3 class models over 4 and 8 GPUs, one expert everybody's; weights are
 # shuffled. (Scales are not where I is no multiple of 256.)
@@ -28,8 +22,7 @@ TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 512)
 OP = MxMoe(
     "fused_moe_mxfp8",
     MXFP8,
-    table="M+ D I E K",
-    kernels=(HipMxMoe(MXFP8), TritonMxMoe(MXFP8), Torch(MXFP8)),
+    kernels=kernels_of(MXFP8),
     shapes={
         "published": [
             *grid("D I E K R", MINIMAX[:1], M=TOKENS, w_layout=("16x16",), scale_layout=("32x8",)),
@@ -39,11 +32,4 @@ OP = MxMoe(
 )
 
 
-def call(x: Tensor, *weights: Any) -> Tensor:
-    """Call the op with the arguments of fused_moe: w1, w2, scales, choice, num_shared, how,
-    rounding, out, config."""
-    *given, out, config = weights
-    args = arguments(OP, x, *given)
-    run = OP.traced if is_dynamo_compiling() else OP.call
-    made: Tensor = run(*args, out, config)
-    return made
+call = OP.call_experts

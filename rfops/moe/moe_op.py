@@ -25,10 +25,10 @@ HINTS = {
 }
 
 
-def declared(*weights: str, more: Sequence[str] = ()) -> str:
+def declared(*weights: str, x: str = "x: bf16|f16[M, D] strided", more: Sequence[str] = ()) -> str:
     """The arguments of an op whose weights are declared so, and what more it has."""
     lines = (
-        "x: bf16|f16[M, D] strided",
+        x,
         *weights,
         "topk_weights: f32[M, K]?",
         "topk_ids: i32|i64[M, K]?",

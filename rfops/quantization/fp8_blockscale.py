@@ -25,6 +25,7 @@ from rfops.dispatch.problem import grid
 from rfops.dispatch.routing import chip
 from rfops.jit import compile_ops, u32
 from rfops.jit.errors import show
+from rfops.later import when_imported
 
 __all__ = ["quant_fp8_blockscale"]
 
@@ -136,10 +137,13 @@ OP = _Quant(
 )
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def fp8_of_device(device: torch.device) -> torch.dtype:
     """The FP8 that the matrix cores of a device multiply; dynamo asks for it while it traces."""
     return fp8_of(chip(device)[0])
+
+
+# As a decorator this would import dynamo, which takes as long as torch itself.
+when_imported("torch._dynamo", lambda dynamo: dynamo.assume_constant_result(fp8_of_device))
 
 
 def quant_fp8_blockscale(

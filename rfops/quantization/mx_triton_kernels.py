@@ -50,29 +50,27 @@ def fp8_code(scaled):
 
 
 @triton.jit
-def _load(x, blocks, k_blocks, x_m, x_k, BLOCKS: tl.constexpr):
-    """Numbers of blocks, which are there, and their elements in fp32."""
+def _scaled(
+    x, blocks, k_blocks, x_m, x_k, BUMP: tl.constexpr, EXPONENT: tl.constexpr, BLOCKS: tl.constexpr
+):
+    """Return for BLOCKS blocks their numbers, which of them are there, their scale bytes, and their
+    elements over the scales in fp32. EXPONENT: that of the format's largest number."""
     number = tl.program_id(0).to(tl.int64) * BLOCKS + tl.arange(0, BLOCKS)
     is_there = number < blocks
     at = number // k_blocks * x_m + number % k_blocks * BLOCK * x_k
     k = tl.arange(0, BLOCK).to(tl.int64) * x_k
-    values = tl.load(x + at[:, None] + k[None, :], mask=is_there[:, None], other=0)
-    return number, is_there, values.to(tl.float32)
-
-
-@triton.jit
-def _most(values):
-    return tl.max(values.to(tl.int32, bitcast=True) & 0x7FFFFFFF, axis=1)
+    values = tl.load(x + at[:, None] + k[None, :], mask=is_there[:, None], other=0).to(tl.float32)
+    amax_bits = tl.max(values.to(tl.int32, bitcast=True) & 0x7FFFFFFF, axis=1)
+    byte = scale_byte(amax_bits, BUMP, EXPONENT)
+    return number, is_there, byte, values * inverse_of(byte)[:, None]
 
 
 @triton.jit
 def quant_mxfp8(
     payload, scale, x, blocks, k_blocks, x_m, x_k, BUMP: tl.constexpr, BLOCKS: tl.constexpr
 ):
-    number, is_there, values = _load(x, blocks, k_blocks, x_m, x_k, BLOCKS)
-    byte = scale_byte(_most(values), BUMP, 8)
-    codes = fp8_code(values * inverse_of(byte)[:, None])
-    codes = tl.where((byte == NAN)[:, None], 0x7F, codes).to(tl.uint8)
+    number, is_there, byte, scaled = _scaled(x, blocks, k_blocks, x_m, x_k, BUMP, 8, BLOCKS)
+    codes = tl.where((byte == NAN)[:, None], 0x7F, fp8_code(scaled)).to(tl.uint8)
     at = payload + number[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
     tl.store(at, codes, mask=is_there[:, None])
     tl.store(scale + number, byte.to(tl.uint8), mask=is_there)
@@ -82,10 +80,8 @@ def quant_mxfp8(
 def quant_mxfp4(
     payload, scale, x, blocks, k_blocks, x_m, x_k, BUMP: tl.constexpr, BLOCKS: tl.constexpr
 ):
-    number, is_there, values = _load(x, blocks, k_blocks, x_m, x_k, BLOCKS)
-    byte = scale_byte(_most(values), BUMP, 2)
-    codes = fp4_code(values * inverse_of(byte)[:, None])
-    codes = tl.where((byte == NAN)[:, None], 0, codes).to(tl.uint8)
+    number, is_there, byte, scaled = _scaled(x, blocks, k_blocks, x_m, x_k, BUMP, 2, BLOCKS)
+    codes = tl.where((byte == NAN)[:, None], 0, fp4_code(scaled)).to(tl.uint8)
     even, odd = tl.split(tl.reshape(codes, (BLOCKS, BLOCK // 2, 2)))
     at = payload + number[:, None] * (BLOCK // 2) + tl.arange(0, BLOCK // 2)[None, :]
     tl.store(at, even | odd << 4, mask=is_there[:, None])

@@ -33,7 +33,8 @@ _ALIGN = 16  # what Triton's compiled kernels tell pointers and integers apart b
 _SMALL = 2**31  # bytes of a storage, on AMD; from there integers have 64 bits
 
 Grid = tuple[int, int, int]
-_Number = int | None
+# A parameter may be a tuple of numbers, or of tuples, which the kernel takes apart.
+_Number = int | None | tuple["_Number", ...]
 # What is compiled: by kernel, device, constants, options, and what is specialised of arguments.
 _compiled: dict[tuple[object, ...], Any] = {}
 _MAX_CACHED = 4096
@@ -95,7 +96,8 @@ class BoundTriton:
         strides : for an argument the parameters that take its strides, one a dimension; "_" for a
             stride that none takes.
 
-        `run_of` takes all other parameters, numbers, by name; None is a number too. Raises
+        `run_of` takes all other parameters, numbers and tuples of them, by name; None is a number
+        too. Raises
         BindError for names that the kernel or the launch has not, TypeError for numbers that are
         missing or unknown; `run` raises what Triton raises. Tensors of an argument have one dtype.
         """
@@ -238,8 +240,10 @@ def _is_small(tensor: torch.Tensor) -> bool:
     return tensor.untyped_storage().nbytes() < _SMALL
 
 
-def _specialised(value: torch.Tensor | int | None, by_size: bool) -> object:
+def _specialised(value: torch.Tensor | _Number, by_size: bool) -> object:
     """What a compiled kernel may know of an argument, whether this one does or not."""
+    if isinstance(value, tuple):
+        return tuple([_specialised(one, by_size) for one in value])
     if isinstance(value, torch.Tensor):
         is_small = by_size and _is_small(value)
         return value.dtype, value.data_ptr() % _ALIGN == 0, is_small

@@ -29,6 +29,8 @@ tile are 32-bit, or 64-bit with WIDE.
 import triton
 import triton.language as tl
 
+from rfops.triton.tile_kernels import grouped_tile
+
 BLOCK = tl.constexpr(32)  # elements of K that share a scale
 ONE = tl.constexpr(127)  # the e8m0 byte of 1.0
 NAN = tl.constexpr(255)
@@ -58,28 +60,15 @@ def _as_f16(code):
 
 
 @triton.jit
-def _scaled_tile(
-    w,
-    w_off,
-    w_ok,
-    ws,
-    ws_off,
-    x,
-    x_off,
-    x_ok,
-    xs,
-    xs_off,
-    k_begin,
-    k_end,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    EVEN_K: tl.constexpr,
-):
-    """The sum over k_begin..k_end with tl.dot_scaled; rows that are not ok count as zeros."""
+def _scaled_tile(w_operand, x_operand, k_begin, k_end, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr):
+    """The sum over k_begin..k_end with tl.dot_scaled; rows that are not ok count as zeros. An
+    operand is its payload, the offsets of its rows, which of them are ok, its scales and their
+    offsets."""
+    w, w_off, w_ok, ws, ws_off = w_operand
+    x, x_off, x_ok, xs, xs_off = x_operand
     k = tl.arange(0, BLOCK_K)
     b = tl.arange(0, BLOCK_K // BLOCK)
-    total = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+    total = tl.zeros((w_off.shape[0], x_off.shape[0]), tl.float32)
     for start in range(k_begin, k_end, BLOCK_K):
         w_mask, x_mask = w_ok[:, None], x_ok[None, :]
         ws_mask, xs_mask = w_ok[:, None], x_ok[:, None]
@@ -108,30 +97,22 @@ def _load_scales(scales, off, ok, start, k_end, b, EVEN_K: tl.constexpr):
 
 @triton.jit
 def _blocks_tile(
-    w,
-    w_off,
-    w_ok,
-    ws,
-    ws_off,
-    x,
-    x_off,
-    x_ok,
-    xs,
-    xs_off,
+    w_operand,
+    x_operand,
     k_begin,
     k_end,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     EVEN_K: tl.constexpr,
     EXACT: tl.constexpr,
 ):
     """The sum over k_begin..k_end, BLOCK_K / 32 partial sums side by side until the end; and the
     largest scale bytes met, of w and of x."""
+    w, w_off, w_ok, ws, ws_off = w_operand
+    x, x_off, x_ok, xs, xs_off = x_operand
     k = tl.arange(0, BLOCK)
     b = tl.arange(0, BLOCK_K // BLOCK)
     bk = b[:, None, None] * BLOCK
-    total = tl.zeros((BLOCK_K // BLOCK, BLOCK_N, BLOCK_M), tl.float32)
+    total = tl.zeros((BLOCK_K // BLOCK, w_off.shape[0], x_off.shape[0]), tl.float32)
     # Scales are loaded a step ahead: a byte is too narrow for the asynchronous copies of payloads.
     w_scale = _load_scales(ws, ws_off, w_ok, k_begin, k_end, b, EVEN_K)
     x_scale = _load_scales(xs, xs_off, x_ok, k_begin, k_end, b, EVEN_K)
@@ -164,95 +145,17 @@ def _blocks_tile(
 
 
 @triton.jit
-def _tile(
-    w,
-    w_off,
-    w_ok,
-    ws,
-    ws_off,
-    x,
-    x_off,
-    x_ok,
-    xs,
-    xs_off,
-    k_begin,
-    k_end,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    EVEN_K: tl.constexpr,
-    METHOD: tl.constexpr,
-):
+def _tile(w, x, k_begin, k_end, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr, METHOD: tl.constexpr):
     if METHOD == "scaled":
-        total = _scaled_tile(
-            w,
-            w_off,
-            w_ok,
-            ws,
-            ws_off,
-            x,
-            x_off,
-            x_ok,
-            xs,
-            xs_off,
-            k_begin,
-            k_end,
-            BLOCK_M,
-            BLOCK_N,
-            BLOCK_K,
-            EVEN_K,
-        )
+        total = _scaled_tile(w, x, k_begin, k_end, BLOCK_K, EVEN_K)
     else:
         total, w_most, x_most = _blocks_tile(
-            w,
-            w_off,
-            w_ok,
-            ws,
-            ws_off,
-            x,
-            x_off,
-            x_ok,
-            xs,
-            xs_off,
-            k_begin,
-            k_end,
-            BLOCK_M,
-            BLOCK_N,
-            BLOCK_K,
-            EVEN_K,
-            METHOD == "exact",
+            w, x, k_begin, k_end, BLOCK_K, EVEN_K, METHOD == "exact"
         )
         if METHOD == "blocks":
             if (w_most + x_most > LARGEST_SUM) | (w_most == NAN) | (x_most == NAN):
-                total, _, _ = _blocks_tile(
-                    w,
-                    w_off,
-                    w_ok,
-                    ws,
-                    ws_off,
-                    x,
-                    x_off,
-                    x_ok,
-                    xs,
-                    xs_off,
-                    k_begin,
-                    k_end,
-                    BLOCK_M,
-                    BLOCK_N,
-                    BLOCK_K,
-                    EVEN_K,
-                    True,
-                )
+                total, _, _ = _blocks_tile(w, x, k_begin, k_end, BLOCK_K, EVEN_K, True)
     return total
-
-
-@triton.jit
-def _swizzle(pid, tiles_m, tiles_n, GROUP_M: tl.constexpr):
-    """Programs in order of GROUP_M rows of tiles at a time: those that run at once share w."""
-    in_group = GROUP_M * tiles_n
-    first = pid // in_group * GROUP_M
-    rows = tl.minimum(tiles_m - first, GROUP_M)
-    return first + pid % in_group % rows, pid % in_group // rows
 
 
 # A size that only masks rows is not worth a variant of its own.
@@ -284,7 +187,7 @@ def gemm_kernel(
     if needed is not None:
         if tl.load(needed) == 0:
             return
-    pid_m, pid_n = _swizzle(tl.program_id(0), tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N), GROUP_M)
+    pid_m, pid_n = grouped_tile(tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N), GROUP_M)
     split = tl.program_id(1)
     m0, n0 = (pid_m * BLOCK_M).to(tl.int64), (pid_n * BLOCK_N).to(tl.int64)
     m, n = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N)
@@ -292,25 +195,10 @@ def gemm_kernel(
     if WIDE:  # the rows of one tile span 2 GiB
         m, n = m.to(tl.int64), n.to(tl.int64)
     k_begin = split * k_split
-    total = _tile(
-        w + n0 * stride_w,
-        n * stride_w,
-        n_ok,
-        ws + n0 * stride_ws,
-        n * stride_ws,
-        x + m0 * stride_x,
-        m * stride_x,
-        m_ok,
-        xs + m0 * stride_xs,
-        m * stride_xs,
-        k_begin,
-        tl.minimum(k_begin + k_split, K),
-        BLOCK_M,
-        BLOCK_N,
-        BLOCK_K,
-        EVEN_K,
-        METHOD,
-    )
+    w_rows = w + n0 * stride_w, n * stride_w, n_ok, ws + n0 * stride_ws, n * stride_ws
+    x_rows = x + m0 * stride_x, m * stride_x, m_ok, xs + m0 * stride_xs, m * stride_xs
+    k_end = tl.minimum(k_begin + k_split, K)
+    total = _tile(w_rows, x_rows, k_begin, k_end, BLOCK_K, EVEN_K, METHOD)
     start = out + (split.to(tl.int64) * M + m0) * stride_o + n0
     at = start + m[None, :] * stride_o + n[:, None]
     tl.store(at, total.to(out.dtype.element_ty), mask=m_ok[None, :] & n_ok[:, None])
@@ -359,7 +247,7 @@ def matmul_kernel(
     GROUP_M: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    pid_m, pid_n = _swizzle(tl.program_id(0), tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N), GROUP_M)
+    pid_m, pid_n = grouped_tile(tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N), GROUP_M)
     m0, n0 = (pid_m * BLOCK_M).to(tl.int64), (pid_n * BLOCK_N).to(tl.int64)
     m, n, k = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K)
     m_ok, n_ok = m < M - pid_m * BLOCK_M, n < N - pid_n * BLOCK_N
@@ -410,17 +298,16 @@ def grouped_kernel(
     stride_w,
     stride_wse,
     stride_ws,
+    METHOD: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    EVEN_K: tl.constexpr,
-    METHOD: tl.constexpr,
     GROUP_M: tl.constexpr,
-    HAS_WEIGHT: tl.constexpr,
+    EVEN_K: tl.constexpr,
     WIDE: tl.constexpr,
 ):
     parts = tl.cdiv(block_m, BLOCK_M)  # tiles of a block
-    pid_m, pid_n = _swizzle(tl.program_id(0), blocks * parts, tl.cdiv(N, BLOCK_N), GROUP_M)
+    pid_m, pid_n = grouped_tile(blocks * parts, tl.cdiv(N, BLOCK_N), GROUP_M)
     block, part = pid_m // parts, pid_m % parts
     if block * block_m >= tl.load(num_padded):
         return
@@ -440,26 +327,12 @@ def grouped_kernel(
     expert = tl.load(expert_ids + block).to(tl.int64)
     total = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     if (expert >= 0) & (expert < E):
-        total = _tile(
-            w + expert * stride_we + n0 * stride_w,
-            n * stride_w,
-            n_ok,
-            ws + expert * stride_wse + n0 * stride_ws,
-            n * stride_ws,
-            a,
-            a_row * stride_a,
-            ok,
-            a_scale,
-            a_row * stride_as,
-            0,
-            K,
-            BLOCK_M,
-            BLOCK_N,
-            BLOCK_K,
-            EVEN_K,
-            METHOD,
-        )
-        if HAS_WEIGHT:
+        w += expert * stride_we + n0 * stride_w
+        ws += expert * stride_wse + n0 * stride_ws
+        w_rows = w, n * stride_w, n_ok, ws, n * stride_ws
+        a_rows = a, a_row * stride_a, ok, a_scale, a_row * stride_as
+        total = _tile(w_rows, a_rows, 0, K, BLOCK_K, EVEN_K, METHOD)
+        if weights is not None:
             total *= tl.load(weights + ids, mask=ok, other=0.0)[None, :]
     at = out + n0 + ids[None, :] * stride_o + n[:, None]
     tl.store(at, total.to(out.dtype.element_ty), mask=ok[None, :] & n_ok[:, None])

@@ -7,8 +7,6 @@ Parts are [splits, M, N] in scratch memory that is kept from call to call.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
 from rfops.dispatch.heuristic import ceil
@@ -18,16 +16,6 @@ from rfops.dispatch.workspace import Workspace
 from .bound import BoundTriton
 
 _COLUMNS = 256  # of a row, a program
-
-
-def stride_numbers(strides: Sequence[tuple[int, int]]) -> dict[str, int]:
-    """The parameters of GEMM kernels that take the strides of x, w, x_scale and w_scale."""
-    names = ("x_m x_k", "w_n w_k", "xs_m xs_k", "ws_n ws_k")
-    return {
-        name: stride
-        for words, pair in zip(names, strides, strict=True)
-        for name, stride in zip(words.split(), pair, strict=True)
-    }
 
 
 def in_splits(device: torch.device, splits: int, m: int, n: int, gemm: Run) -> Run:

@@ -178,12 +178,11 @@ def _method(call: Callable[..., Any]) -> Callable[..., Any]:
 
 # ------------------------------------------------------------------------------------- on and off
 
-_active: contextlib.ExitStack | None = None
+_activated = contextlib.ExitStack()  # undoes what `activate` did, in reverse order
 
 
 def activate(arch: str, library: Path) -> None:
     """Make the virtual GPU FlyDSL's device; where it is already, choose the architecture."""
-    global _active
     deactivate()
     _refuse_other_runtimes(library)
     with contextlib.ExitStack() as undo:
@@ -191,12 +190,9 @@ def activate(arch: str, library: Path) -> None:
         _write_rocm(folder)
         undo.enter_context(_environment(FLYDSL_GPU_ARCH=arch))
         _Hooks(arch, folder, library).put(undo)
-        _active = undo.pop_all()
+        _activated.push(undo.pop_all())
 
 
 def deactivate() -> None:
-    """Undo what `activate` did, in reverse order."""
-    global _active
-    undo, _active = _active, None
-    if undo is not None:
-        undo.close()
+    """Undo what `activate` did."""
+    _activated.close()

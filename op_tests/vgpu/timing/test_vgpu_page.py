@@ -284,6 +284,7 @@ def chromium(browser: str, folder: Path, *words: str) -> str:
     return completed.stdout
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("width", [1280, 420])
 @pytest.mark.parametrize("dark", [False, True])
 def test_in_a_browser(browser: str, tmp_path: Path, dark: bool, width: int) -> None:

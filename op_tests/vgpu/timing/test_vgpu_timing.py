@@ -269,11 +269,11 @@ from rfops.dispatch.op import ops
 from rfops.dispatch.problem import Problem, call_on
 with_ops()
 CASES = (
-    ("gemm_a8w8_blockscale", {"M": 1, "N": 1536, "K": 7168}, "stream",
+    ("gemm_a8w8_blockscale", {"M": 1, "N": 512, "K": 7168}, "stream",
      "m_tiles=1 n_tiles=1 steps=4 waves=1 split=8 lines=0 x_first=0"),
     ("gemm_a8w8_blockscale", {"M": 64, "N": 256, "K": 2048}, "staged",
      "m=64 n=64 split=4 group_m=4"),
-    ("gemm_afp4wfp4", {"M": 32, "N": 2048, "K": 7168}, "stream",
+    ("gemm_afp4wfp4", {"M": 32, "N": 512, "K": 7168}, "stream",
      "m_tiles=2 n_tiles=2 steps=4 waves=2 split=4"),
     ("mla_decode", {"B": 4, "H": 16, "S": 4096}, "flow", "workers=256 least=32"),
 )

@@ -10,22 +10,14 @@ the start of a tile is a 64-bit offset, those inside a tile are 32-bit. Nothing 
 """
 
 # mypy: ignore-errors
-# ruff: noqa: ANN001, ANN201, ANN202
+# ruff: noqa: ANN001, ANN201
 
 import triton
 import triton.language as tl
 
+from rfops.triton.tile_kernels import rows_of_tile
+
 BLOCK = tl.constexpr(128)  # of K, and of rows of w, that share a scale
-
-
-@triton.jit
-def _place(m, n, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP_M: tl.constexpr):
-    """The tile of a program: groups of GROUP_M along M share w in the L2."""
-    m_tiles, n_tiles = tl.cdiv(m, BLOCK_M), tl.cdiv(n, BLOCK_N)
-    pid, group = tl.program_id(0), GROUP_M * n_tiles
-    first = pid // group * GROUP_M
-    rows = tl.minimum(m_tiles - first, GROUP_M)
-    return first + pid % group % rows, pid % group // rows
 
 
 @triton.jit
@@ -40,27 +32,21 @@ def gemm(
     blocks,
     per_split,
     out_m,
-    x_m,
-    x_k,
-    w_n,
-    w_k,
-    xs_m,
-    xs_k,
-    ws_n,
-    ws_k,
+    strides,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     GROUP_M: tl.constexpr,
     W_LEFT: tl.constexpr,
     FNUZ: tl.constexpr,
 ):
-    """out: [M, N], or fp32 [splits, M, N] where the grid has splits."""
+    """out: [M, N], or fp32 [splits, M, N] where the grid has splits. strides: of x, w, x_scale and
+    w_scale, those of rows and along K."""
     FP8: tl.constexpr = tl.float8e4b8 if FNUZ else tl.float8e4nv
-    at_m, at_n = _place(m, n, BLOCK_M, BLOCK_N, GROUP_M)
-    first_m, first_n = at_m * BLOCK_M, at_n * BLOCK_N
-    row_m, row_n = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N)
-    read_m = tl.minimum(row_m, m - 1 - first_m)
-    read_n = tl.minimum(row_n, n - 1 - first_n)
+    first_m, row_m, read_m, first_n, row_n, read_n = rows_of_tile(m, n, BLOCK_M, BLOCK_N, GROUP_M)
+    x_m, x_k = strides[0]
+    w_n, w_k = strides[1]
+    xs_m, xs_k = strides[2]
+    ws_n, ws_k = strides[3]
     k = tl.arange(0, BLOCK)
     first = tl.program_id(1) * per_split
     last = tl.minimum(first + per_split, blocks)

@@ -24,9 +24,9 @@ inside a tile are 32-bit. Nothing is atomic; the order of sums depends on config
 import triton
 import triton.language as tl
 
-from rfops.gemm.kernels.a8w8.triton_kernels import _place
 from rfops.quantization.mx_triton_kernels import fp4_code, inverse_of, scale_byte
 from rfops.triton.mxfp8_kernels import _halves
+from rfops.triton.tile_kernels import rows_of_tile
 
 BLOCK = tl.constexpr(32)  # elements of K that share a scale
 NAN = tl.constexpr(255)
@@ -156,36 +156,27 @@ def _scale_at(row, block, row_stride, k_stride, SHUFFLED: tl.constexpr):
 
 @triton.jit
 def _tile(
-    x,
-    x_scale,
-    w,
-    w_scale,
-    read_m,
-    read_n,
-    first_m,
-    first_n,
+    x_operand,
+    w_operand,
     begin,
     end,
-    x_m,
-    x_k,
-    w_n,
-    w_k,
-    xs_m,
-    xs_k,
-    ws_n,
-    ws_k,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
     STEP: tl.constexpr,
     METHOD: tl.constexpr,
     BUMP: tl.constexpr,
-    W_SHUFFLED: tl.constexpr,
-    WS_SHUFFLED: tl.constexpr,
-    XS_SHUFFLED: tl.constexpr,
+    SHUFFLED: tl.constexpr,
     PAIRED: tl.constexpr,
     EVEN_K: tl.constexpr,
 ):
-    """The sum over begin..end of K, STEP at a time, and the largest scale byte met."""
+    """The sum over begin..end of K, STEP at a time, and the largest scale byte met. An operand is
+    its payload, scales, strides of both, the first row and the rows from there on. SHUFFLED: of
+    w, of its scales and of those of x."""
+    W_SHUFFLED: tl.constexpr = SHUFFLED[0]
+    WS_SHUFFLED: tl.constexpr = SHUFFLED[1]
+    XS_SHUFFLED: tl.constexpr = SHUFFLED[2]
+    x, x_scale, x_m, x_k, xs_m, xs_k, first_m, read_m = x_operand
+    w, w_scale, w_n, w_k, ws_n, ws_k, first_n, read_n = w_operand
+    BLOCK_M: tl.constexpr = read_m.shape[0]
+    BLOCK_N: tl.constexpr = read_n.shape[0]
     BYTES: tl.constexpr = STEP // 2
     at_byte = tl.arange(0, BYTES)
     at_block = tl.arange(0, STEP // BLOCK)
@@ -276,14 +267,7 @@ def gemm(
     k,
     per_split,
     out_m,
-    x_m,
-    x_k,
-    w_n,
-    w_k,
-    xs_m,
-    xs_k,
-    ws_n,
-    ws_k,
+    strides,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -297,12 +281,13 @@ def gemm(
     EVEN_K: tl.constexpr,
     HAS_BIAS: tl.constexpr,
 ):
-    """out: [M, N], or fp32 [splits, M, N] where the grid has splits; a split is per_split of K."""
-    at_m, at_n = _place(m, n, BLOCK_M, BLOCK_N, GROUP_M)
-    first_m, first_n = at_m * BLOCK_M, at_n * BLOCK_N
-    row_m, row_n = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N)
-    read_m = tl.minimum(row_m, m - 1 - first_m)
-    read_n = tl.minimum(row_n, n - 1 - first_n)
+    """out: [M, N], or fp32 [splits, M, N] where the grid has splits; a split is per_split of K.
+    strides: of x, w, x_scale and w_scale, those of rows and along K."""
+    first_m, row_m, read_m, first_n, row_n, read_n = rows_of_tile(m, n, BLOCK_M, BLOCK_N, GROUP_M)
+    x_m, x_k = strides[0]
+    w_n, w_k = strides[1]
+    xs_m, xs_k = strides[2]
+    ws_n, ws_k = strides[3]
     begin = tl.program_id(1) * per_split
     end = tl.minimum(begin + per_split, k)
 
@@ -311,67 +296,14 @@ def gemm(
     # A tile of 32 rows may begin halfway down one of scales.
     x_scale += (first_m - first_m % 32).to(tl.int64) * xs_m
     w_scale += (first_n - first_n % 32).to(tl.int64) * ws_n
-    total, most = _tile(
-        x,
-        x_scale,
-        w,
-        w_scale,
-        read_m,
-        read_n,
-        first_m,
-        first_n,
-        begin,
-        end,
-        x_m,
-        x_k,
-        w_n,
-        w_k,
-        xs_m,
-        xs_k,
-        ws_n,
-        ws_k,
-        BLOCK_M,
-        BLOCK_N,
-        BLOCK_K,
-        METHOD,
-        BUMP,
-        W_SHUFFLED,
-        WS_SHUFFLED,
-        XS_SHUFFLED,
-        PAIRED,
-        EVEN_K,
-    )
+    x_rows = x, x_scale, x_m, x_k, xs_m, xs_k, first_m, read_m
+    w_rows = w, w_scale, w_n, w_k, ws_n, ws_k, first_n, read_n
+    SHUFFLED: tl.constexpr = (W_SHUFFLED, WS_SHUFFLED, XS_SHUFFLED)
+    total, most = _tile(x_rows, w_rows, begin, end, BLOCK_K, METHOD, BUMP, SHUFFLED, PAIRED, EVEN_K)
     if METHOD == "upcast":
         if most > MOST:
             total, most = _tile(
-                x,
-                x_scale,
-                w,
-                w_scale,
-                read_m,
-                read_n,
-                first_m,
-                first_n,
-                begin,
-                end,
-                x_m,
-                x_k,
-                w_n,
-                w_k,
-                xs_m,
-                xs_k,
-                ws_n,
-                ws_k,
-                BLOCK_M,
-                BLOCK_N,
-                BLOCK,
-                "exact",
-                BUMP,
-                W_SHUFFLED,
-                WS_SHUFFLED,
-                XS_SHUFFLED,
-                PAIRED,
-                True,
+                x_rows, w_rows, begin, end, BLOCK, "exact", BUMP, SHUFFLED, PAIRED, True
             )
 
     if HAS_BIAS:

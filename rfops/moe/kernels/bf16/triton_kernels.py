@@ -15,21 +15,20 @@ and are not stored; the start of an expert and of a row is a 64-bit offset. Noth
 import triton
 import triton.language as tl
 
-
-@triton.jit
-def _place(blocks, columns, GROUP_M: tl.constexpr):
-    """Block and column of a program: groups of GROUP_M blocks share weights in the L2."""
-    pid, group = tl.program_id(0), GROUP_M * columns
-    first = pid // group * GROUP_M
-    rows = tl.minimum(blocks - first, GROUP_M)
-    return first + pid % group % rows, pid % group // rows
+from rfops.triton.tile_kernels import (
+    expert_slots,
+    grouped_tile,
+    own_columns,
+    store_ids,
+    store_slots,
+)
 
 
 @triton.jit
 def _of_expert(w, table, expert, of_expert, like, IS_TABLE: tl.constexpr):
     if IS_TABLE:
         return tl.multiple_of(tl.load(table + expert).to(like.dtype), 16)
-    return w + expert.to(tl.int64) * of_expert
+    return w + expert * of_expert
 
 
 @triton.jit
@@ -43,11 +42,7 @@ def gate_up(
     ids,
     expert_ids,
     num_padded,
-    num_ids,
-    blocks,
-    n,
-    k,
-    top_k,
+    sizes,
     x_m,
     of_expert,
     w_k,
@@ -59,16 +54,15 @@ def gate_up(
     EVEN_K: tl.constexpr,
     IS_TABLE: tl.constexpr,
 ):
-    """h: [slots, n]. gate and up: the first expert's, or any where `gates` and `ups` are tables."""
-    block, column = _place(blocks, tl.cdiv(n, BLOCK_N), GROUP_M)
+    """h: [slots, n]. gate and up: the first expert's, or any where `gates` and `ups` are tables.
+    sizes: num_ids, blocks, n, k, top_k."""
+    num_ids, blocks, n, k, top_k = sizes
+    block, column = grouped_tile(blocks, tl.cdiv(n, BLOCK_N), GROUP_M)
     if block * BLOCK_M >= tl.load(num_padded):
         return
-    expert = tl.load(expert_ids + block)
-    slot = block * BLOCK_M + tl.arange(0, BLOCK_M)
-    id = tl.load(ids + slot)
+    expert, slot, id = expert_slots(ids, expert_ids, block, BLOCK_M)
     row = tl.where(id < num_ids, id // top_k, 0)
-    own = column * BLOCK_N + tl.arange(0, BLOCK_N)
-    read = tl.where(own < n, own, 0)
+    own, read = own_columns(column, n, BLOCK_N)
     at_k = tl.arange(0, BLOCK_K)
     x_at = x + row.to(tl.int64)[:, None] * x_m + at_k[None, :]
     w_at = at_k.to(tl.int64)[:, None] * w_k + read.to(tl.int64)[None, :] * w_n
@@ -89,9 +83,7 @@ def gate_up(
         x_at += BLOCK_K
         g_at += BLOCK_K * w_k
         u_at += BLOCK_K * w_k
-    made = g / (1.0 + tl.exp(-g)) * u
-    to = h + slot.to(tl.int64)[:, None] * n + own[None, :]
-    tl.store(to, made.to(h.dtype.element_ty), mask=own[None, :] < n)
+    store_slots(h, g, u, slot, own, n)
 
 
 @triton.jit
@@ -103,10 +95,7 @@ def down(
     ids,
     expert_ids,
     num_padded,
-    num_ids,
-    blocks,
-    n,
-    k,
+    sizes,
     of_expert,
     w_k,
     w_n,
@@ -117,15 +106,13 @@ def down(
     EVEN_K: tl.constexpr,
     IS_TABLE: tl.constexpr,
 ):
-    """y: [ids, n]; h: [slots, k]."""
-    block, column = _place(blocks, tl.cdiv(n, BLOCK_N), GROUP_M)
+    """y: [ids, n]; h: [slots, k]. sizes: num_ids, blocks, n, k."""
+    num_ids, blocks, n, k = sizes
+    block, column = grouped_tile(blocks, tl.cdiv(n, BLOCK_N), GROUP_M)
     if block * BLOCK_M >= tl.load(num_padded):
         return
-    expert = tl.load(expert_ids + block)
-    slot = block * BLOCK_M + tl.arange(0, BLOCK_M)
-    id = tl.load(ids + slot)
-    own = column * BLOCK_N + tl.arange(0, BLOCK_N)
-    read = tl.where(own < n, own, 0)
+    expert, slot, id = expert_slots(ids, expert_ids, block, BLOCK_M)
+    own, read = own_columns(column, n, BLOCK_N)
     at_k = tl.arange(0, BLOCK_K)
     h_at = h + slot.to(tl.int64)[:, None] * k + at_k[None, :]
     w_at = at_k.to(tl.int64)[:, None] * w_k + read.to(tl.int64)[None, :] * w_n
@@ -141,9 +128,7 @@ def down(
         total = tl.dot(rows, tile, total)
         h_at += BLOCK_K
         w_at += BLOCK_K * w_k
-    to = y + id.to(tl.int64)[:, None] * n + own[None, :]
-    is_there = (id < num_ids)[:, None] & (own[None, :] < n)
-    tl.store(to, total.to(y.dtype.element_ty), mask=is_there)
+    store_ids(y, total, id, own, num_ids, n)
 
 
 @triton.jit

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from rfops.dispatch.declare import fp8_of
 from rfops.dispatch.heuristic import ceil
-from rfops.dispatch.kernel import Call, Run, RunOf
+from rfops.dispatch.kernel import Call, Run
 from rfops.quantization.fp8_blockscale import BLOCK, FNUZ, quant_fp8_blockscale
 from rfops.triton.bound import BoundTriton
 
@@ -23,6 +23,7 @@ _KERNELS = "rfops.moe.kernels.fp8.triton_kernels"
 
 class TritonFp8(TritonMoe):
     item_bytes = 1
+    blocks = ((64, BLOCK), (128, BLOCK), (256, BLOCK))
 
     def __init__(self) -> None:
         super().__init__(is_table=False)
@@ -47,24 +48,8 @@ class TritonFp8(TritonMoe):
         stages = 2 if c.arch.startswith("gfx") else 3
         return FusedMoeTritonConfig(block_m, 128, BLOCK, 8, 8 if block_m > 64 else 4, stages)
 
-    def candidates(self, c: Call) -> list[FusedMoeTritonConfig]:
-        first = self.default(c)
-        heights = sorted({max(16, first.block_m // 2), first.block_m, min(256, 2 * first.block_m)})
-        made = [
-            FusedMoeTritonConfig(m, n, BLOCK, 8, warps, stages)
-            for m in heights
-            for n in (64, 128, 256)
-            for warps in (4, 8)
-            for stages in ((2,) if c.arch.startswith("gfx") else (3, 4))
-        ]
-        fit = (config for config in made if self.unsupported_config_reason(c, config) is None)
-        return [first, *(config for config in fit if config != first)]
-
-    def variant(self, c: Call, config: FusedMoeTritonConfig) -> RunOf:
-        def run_of(*sizes: int) -> Run:
-            return _Launches(c.with_sizes(**dict(zip(c.sizes, sizes, strict=True))), config)
-
-        return run_of
+    def launches(self, c: Call, config: FusedMoeTritonConfig) -> Run:
+        return _Launches(c, config)
 
 
 class _Launches:
@@ -86,12 +71,11 @@ class _Launches:
         all_k = c.K + c.E - c.R
         self.num_ids = c.M * all_k
         self.slots, blocks = layout_sizes(self.num_ids, config.block_m, c.E, True)
-        common = {"num_ids": self.num_ids, "blocks": blocks}
         self.gate_up = gemm("gate_up", gate_n).prepare(f"h x x_scale w w_scale {LAYOUT}")(
-            (blocks * ceil(c.I, gate_n), 1, 1), **common, n=c.I, k=c.D, top_k=all_k
+            (blocks * ceil(c.I, gate_n), 1, 1), sizes=(self.num_ids, blocks, c.I, c.D, all_k)
         )
         self.down = gemm("down", down_n).prepare(f"y h h_scale w w_scale {LAYOUT}")(
-            (blocks * ceil(c.D, down_n), 1, 1), **common, n=c.D, k=c.I
+            (blocks * ceil(c.D, down_n), 1, 1), sizes=(self.num_ids, blocks, c.D, c.I)
         )
         self.add = add_rows(c)
 

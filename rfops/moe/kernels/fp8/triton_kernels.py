@@ -9,20 +9,14 @@ stored; the start of an expert and of a row is a 64-bit offset. Nothing is atomi
 """
 
 # mypy: ignore-errors
-# ruff: noqa: ANN001, ANN201, ANN202
+# ruff: noqa: ANN001, ANN201
 
 import triton
 import triton.language as tl
 
-from rfops.moe.kernels.bf16.triton_kernels import _place
+from rfops.triton.tile_kernels import expert_slots, grouped_tile
 
 BLOCK = tl.constexpr(128)  # of K, and of rows of w, that share a scale
-
-
-@triton.jit
-def _slots(ids, block, BLOCK_M: tl.constexpr):
-    slot = block * BLOCK_M + tl.arange(0, BLOCK_M)
-    return slot, tl.load(ids + slot)
 
 
 @triton.jit
@@ -35,23 +29,20 @@ def gate_up(
     ids,
     expert_ids,
     num_padded,
-    num_ids,
-    blocks,
-    n,
-    k,
-    top_k,
+    sizes,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     GROUP_M: tl.constexpr,
     FNUZ: tl.constexpr,
 ):
-    """h: [slots, n]; w: [E, 2 n, k], gate's rows and then up's."""
+    """h: [slots, n]; w: [E, 2 n, k], gate's rows and then up's; sizes: num_ids, blocks, n, k,
+    top_k."""
+    num_ids, blocks, n, k, top_k = sizes
     FP8: tl.constexpr = tl.float8e4b8 if FNUZ else tl.float8e4nv
-    block, column = _place(blocks, tl.cdiv(n, BLOCK_N), GROUP_M)
+    block, column = grouped_tile(blocks, tl.cdiv(n, BLOCK_N), GROUP_M)
     if block * BLOCK_M >= tl.load(num_padded):
         return
-    expert = tl.load(expert_ids + block).to(tl.int64)
-    slot, id = _slots(ids, block, BLOCK_M)
+    expert, slot, id = expert_slots(ids, expert_ids, block, BLOCK_M)
     row = tl.where(id < num_ids, id // top_k, 0).to(tl.int64)
     own = column * BLOCK_N + tl.arange(0, BLOCK_N)
     at_k, steps = tl.arange(0, BLOCK), k // BLOCK
@@ -90,22 +81,19 @@ def down(
     ids,
     expert_ids,
     num_padded,
-    num_ids,
-    blocks,
-    n,
-    k,
+    sizes,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     GROUP_M: tl.constexpr,
     FNUZ: tl.constexpr,
 ):
-    """y: [ids, n]; h: [slots, k]; w: [E, n, k]."""
+    """y: [ids, n]; h: [slots, k]; w: [E, n, k]; sizes: num_ids, blocks, n, k."""
+    num_ids, blocks, n, k = sizes
     FP8: tl.constexpr = tl.float8e4b8 if FNUZ else tl.float8e4nv
-    block, column = _place(blocks, tl.cdiv(n, BLOCK_N), GROUP_M)
+    block, column = grouped_tile(blocks, tl.cdiv(n, BLOCK_N), GROUP_M)
     if block * BLOCK_M >= tl.load(num_padded):
         return
-    expert = tl.load(expert_ids + block).to(tl.int64)
-    slot, id = _slots(ids, block, BLOCK_M)
+    expert, slot, id = expert_slots(ids, expert_ids, block, BLOCK_M)
     own = column * BLOCK_N + tl.arange(0, BLOCK_N)
     at_k, steps = tl.arange(0, BLOCK), k // BLOCK
     h_at = h + slot.to(tl.int64)[:, None] * k + at_k[None, :]

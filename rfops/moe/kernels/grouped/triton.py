@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -76,15 +75,13 @@ def _bind(
     tiles_of_block = -(-block_m // rows) * -(-n // config.block_n)
     constants = {**config.constants(k), "BLOCK_M": rows, "METHOD": config.method}
 
-    def launch_of(has_weight: bool, wide: bool) -> Callable[..., Run]:
-        kind = {"HAS_WEIGHT": has_weight, "WIDE": wide}
+    def launch_of(wide: bool) -> Callable[..., Run]:
         kernel = BoundTriton(
-            _KERNELS, "grouped_kernel", device, {**constants, **kind}, options=options
+            _KERNELS, "grouped_kernel", device, {**constants, "WIDE": wide}, options=options
         )
         return kernel.prepare(_ARGUMENTS, sources=_SOURCES, strides=_STRIDES)
 
-    kinds = itertools.product((False, True), repeat=2)
-    launches = {kind: launch_of(*kind) for kind in kinds}
+    launches = launch_of(False), launch_of(True)
     numbers = {"E": e, "N": n, "K": k, "num_valid": num_valid, "block_m": block_m, "a_div": a_div}
     runs: dict[tuple[bool, bool, int, int], Run] = {}
 
@@ -103,7 +100,7 @@ def _bind(
             if len(runs) >= _MAX_RUNS:  # lengths that change with every call
                 runs.clear()
             grid = blocks * tiles_of_block, 1, 1
-            runs[key] = launches[key[:2]](grid, num_ids=num_ids, blocks=blocks, **numbers)
+            runs[key] = launches[wide](grid, num_ids=num_ids, blocks=blocks, **numbers)
         runs[key](out, *sources, ids, expert_ids, num_padded, topk_weights)
 
     return run

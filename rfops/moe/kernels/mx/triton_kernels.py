@@ -19,6 +19,8 @@ offset. Nothing is atomic.
 import triton
 import triton.language as tl
 
+from rfops.triton.tile_kernels import expert_slots, own_columns, store_ids, store_slots
+
 BLOCK = tl.constexpr(32)  # elements of K that share a scale
 NAN = tl.constexpr(255)
 
@@ -64,8 +66,6 @@ def _product(
     w_scale,
     at_n,
     k,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     FP4: tl.constexpr,
     SHUFFLED: tl.constexpr,
@@ -74,6 +74,8 @@ def _product(
     """Rows `row` of x by rows at_n of one expert's matrix."""
     EACH: tl.constexpr = 2 if FP4 else 1
     BYTES: tl.constexpr = BLOCK_K // EACH
+    BLOCK_M: tl.constexpr = row.shape[0]
+    BLOCK_N: tl.constexpr = at_n.shape[0]
     bytes_k = k // EACH
     at_byte = tl.arange(0, BYTES)
     at_block = tl.arange(0, BLOCK_K // BLOCK)
@@ -117,10 +119,7 @@ def gate_up(
     ids,
     expert_ids,
     num_padded,
-    num_ids,
-    n,
-    k,
-    top_k,
+    sizes,
     x_m,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -129,39 +128,19 @@ def gate_up(
     SHUFFLED: tl.constexpr,
     SHUFFLED_SCALES: tl.constexpr,
 ):
-    """h: [slots, n]; w: [E, 2n, k]."""
+    """h: [slots, n]; w: [E, 2n, k]; sizes: num_ids, n, k, top_k."""
+    num_ids, n, k, top_k = sizes
     block, column = tl.program_id(0), tl.program_id(1)
     if block * BLOCK_M >= tl.load(num_padded):
         return
-    expert = tl.load(expert_ids + block).to(tl.int64)
-    slot = block * BLOCK_M + tl.arange(0, BLOCK_M)
-    id = tl.load(ids + slot)
+    expert, slot, id = expert_slots(ids, expert_ids, block, BLOCK_M)
     row = tl.where(id < num_ids, id // top_k, 0)
-    own = column * BLOCK_N + tl.arange(0, BLOCK_N)
-    read = tl.where(own < n, own, 0)
+    own, read = own_columns(column, n, BLOCK_N)
     w += expert * 2 * n * (k // 2 if FP4 else k)
     w_scale += expert * 2 * n * _scale_columns(k, SHUFFLED_SCALES)
-    g = _product(
-        x, row, x_m, w, w_scale, read, k, BLOCK_M, BLOCK_N, BLOCK_K, FP4, SHUFFLED, SHUFFLED_SCALES
-    )
-    u = _product(
-        x,
-        row,
-        x_m,
-        w,
-        w_scale,
-        n + read,
-        k,
-        BLOCK_M,
-        BLOCK_N,
-        BLOCK_K,
-        FP4,
-        SHUFFLED,
-        SHUFFLED_SCALES,
-    )
-    made = g / (1.0 + tl.exp(-g)) * u
-    to = h + slot.to(tl.int64)[:, None] * n + own[None, :]
-    tl.store(to, made.to(h.dtype.element_ty), mask=own[None, :] < n)
+    g = _product(x, row, x_m, w, w_scale, read, k, BLOCK_K, FP4, SHUFFLED, SHUFFLED_SCALES)
+    u = _product(x, row, x_m, w, w_scale, n + read, k, BLOCK_K, FP4, SHUFFLED, SHUFFLED_SCALES)
+    store_slots(h, g, u, slot, own, n)
 
 
 @triton.jit
@@ -173,9 +152,7 @@ def down(
     ids,
     expert_ids,
     num_padded,
-    num_ids,
-    n,
-    k,
+    sizes,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -183,20 +160,14 @@ def down(
     SHUFFLED: tl.constexpr,
     SHUFFLED_SCALES: tl.constexpr,
 ):
-    """y: [ids, n]; h: [slots, k]; w: [E, n, k]."""
+    """y: [ids, n]; h: [slots, k]; w: [E, n, k]; sizes: num_ids, n, k."""
+    num_ids, n, k = sizes
     block, column = tl.program_id(0), tl.program_id(1)
     if block * BLOCK_M >= tl.load(num_padded):
         return
-    expert = tl.load(expert_ids + block).to(tl.int64)
-    slot = block * BLOCK_M + tl.arange(0, BLOCK_M)
-    id = tl.load(ids + slot)
-    own = column * BLOCK_N + tl.arange(0, BLOCK_N)
-    read = tl.where(own < n, own, 0)
+    expert, slot, id = expert_slots(ids, expert_ids, block, BLOCK_M)
+    own, read = own_columns(column, n, BLOCK_N)
     w += expert * n * (k // 2 if FP4 else k)
     w_scale += expert * n * _scale_columns(k, SHUFFLED_SCALES)
-    total = _product(
-        h, slot, k, w, w_scale, read, k, BLOCK_M, BLOCK_N, BLOCK_K, FP4, SHUFFLED, SHUFFLED_SCALES
-    )
-    to = y + id.to(tl.int64)[:, None] * n + own[None, :]
-    is_there = (id < num_ids)[:, None] & (own[None, :] < n)
-    tl.store(to, total.to(y.dtype.element_ty), mask=is_there)
+    total = _product(h, slot, k, w, w_scale, read, k, BLOCK_K, FP4, SHUFFLED, SHUFFLED_SCALES)
+    store_ids(y, total, id, own, num_ids, n)
