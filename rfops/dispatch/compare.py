@@ -62,8 +62,8 @@ def assert_within(actual: torch.Tensor, exact: torch.Tensor, bound: torch.Tensor
     raise AssertionError(
         f"{num_wrong} of {actual.numel()} elements of {list(actual.shape)} "
         f"{actual.dtype} are wrong; "
-        f"worst at {_place(index, actual.shape)}: got {actual_value!r}, expected {expected_value!r} "
-        f"within {bound_value:.3g}; NaN or infinite in one only: "
+        f"worst at {_place(index, actual.shape)}: got {actual_value!r}, "
+        f"expected {expected_value!r} within {bound_value:.3g}; NaN or infinite in one only: "
         f"{[list(_place(candidate, actual.shape)) for candidate in special_indices[:8]]}"
     )
 
