@@ -1,12 +1,12 @@
 /// @file keys.h
-/// @brief What calls must have in common: the key of a plan, and that of a family of plans.
+/// @brief Keys of plans and of families of plans: what two calls must have in common to share one.
 ///
-/// In a plan's key a tensor counts with dtype, device, sizes, strides and its address modulo 16, an
-/// int or a float with its value, anything else with itself; with a tensor on the host the virtual
-/// GPU's architecture and part are in it. In a family's key the sizes are left open: tensors must
-/// not be empty, and of the shapes that the op declares, as [M, K] and [N, K/32]. Where a tensor is
-/// not contiguous, its strides count, and which of its dimensions have size 1: the stride of such a
-/// dimension is arbitrary, and no call where the dimension is larger may reuse it.
+/// In a plan's key a tensor contributes dtype, device, sizes, strides and its address modulo 16; an
+/// int or a float its value; any other object itself. If a tensor is on the host, the virtual GPU's
+/// architecture and model are included. In a family's key the sizes are open: tensors must be
+/// non-empty and have shapes that the op declares, such as [M, K] and [N, K/32]. A non-contiguous
+/// tensor contributes its strides and which of its dimensions have size 1: the stride of such a
+/// dimension is arbitrary, and no call with a larger dimension may reuse it.
 #pragma once
 
 #include <unistd.h>  // environ
@@ -20,22 +20,22 @@
 namespace rfops {
 
 constexpr Py_ssize_t kMaxArgs = 64;
-constexpr int kMaxWords = 256;  // of a key; larger ones are not cached
-constexpr int kMaxSpans = 256;  // tensors of a call
-constexpr int kMaxSizes = 16;   // open sizes of a family
+constexpr int kMaxWords = 256;  // per key; larger keys are not cached
+constexpr int kMaxSpans = 256;  // tensors per call
+constexpr int kMaxSizes = 16;   // open sizes per family
 constexpr uint64_t kAlign = 16;
-constexpr int64_t kSizeOne = INT64_MIN;  // for the stride of a dimension of size 1; no stride
+constexpr int64_t kSizeOne = INT64_MIN;  // stands for the stride of a dimension of size 1
 constexpr int kCpu = 1, kCudaHost = 3;   // DLPack's device types of host memory
 
-/// An extent: size `symbol` over `factor`, or `factor` itself where there is no symbol.
+/// An extent: size `symbol` divided by `factor`, or the constant `factor` if there is no symbol.
 struct Extent {
   int symbol;      // -1: none
-  int64_t factor;  // below 0: over -factor, rounded up
+  int64_t factor;  // negative: divided by -factor, rounded up
 };
 
-/// What an argument is in a family: a value, any tensor, a tensor of these extents, or one of any
-/// shape with so many elements and, where there is a second extent, such a last dimension. An int
-/// may take the place of a tensor of one extent.
+/// The declared shape of an argument in a family: a value, any tensor, a tensor with these extents,
+/// or a tensor of any shape with a given number of elements and optionally a given last dimension.
+/// An int may replace a tensor of one extent.
 struct Pattern {
   enum Kind { kValue, kAnyTensor, kShape, kElements } kind;
   std::vector<Extent> extents;
@@ -44,9 +44,9 @@ struct Pattern {
 struct Shapes {
   int num_sizes = 0;
   std::vector<Pattern> patterns;
-  Pattern value = {Pattern::kValue, {}};  // what those are that `patterns` leaves out
+  Pattern value = {Pattern::kValue, {}};  // pattern of arguments beyond `patterns`
 
-  const Pattern& of(size_t argument) const {
+  const Pattern& pattern_of(size_t argument) const {
     return argument < patterns.size() ? patterns[argument] : value;
   }
 };
@@ -55,24 +55,24 @@ struct Span {
   uint64_t begin, end;
 };
 
-/// The tensors of one call, each read once: the key of a plan and that of its family want the same.
+/// The tensors of one call, each read once, because the keys of plan and family use the same.
 class Views {
  public:
-  /// Null, without an exception, where torch refuses.
-  const DlTensor* of(Py_ssize_t at, PyObject* tensor) {
-    if (at >= read_) {
-      for (Py_ssize_t i = read_; i <= at; ++i) state_[i] = 0;
-      read_ = at + 1;
+  /// Returns null, without an exception, if torch does not export the tensor.
+  const DlTensor* view_of(Py_ssize_t index, PyObject* tensor) {
+    if (index >= read_) {
+      for (Py_ssize_t i = read_; i <= index; ++i) state_[i] = 0;
+      read_ = index + 1;
     }
-    if (state_[at] == 0) {
-      state_[at] = !is_negated(tensor) && read_tensor(tensor, &views_[at]) ? 1 : 2;
+    if (state_[index] == 0) {
+      state_[index] = !is_negated(tensor) && read_tensor(tensor, &views_[index]) ? 1 : 2;
     }
-    return state_[at] == 1 ? &views_[at] : nullptr;
+    return state_[index] == 1 ? &views_[index] : nullptr;
   }
 
  private:
   DlTensor views_[kMaxArgs];
-  uint8_t state_[kMaxArgs];  // 0: not read; 1: read; 2: refused
+  uint8_t state_[kMaxArgs];  // 0: not read; 1: read; 2: rejected
   Py_ssize_t read_ = 0;
 };
 
@@ -81,13 +81,14 @@ class Key {
   int64_t words[kMaxWords];
   int count = 0;
 
-  /// The key of a plan; false where an argument cannot be part of one, and where a tensor that is
-  /// written (a bit of `written` for its position) overlaps another one.
+  /// Builds the key of a plan. Returns false if an argument cannot be part of a key, or if a
+  /// written tensor (bit of `written` per position) overlaps another one.
   bool build(PyObject* const* args, Py_ssize_t num_args, uint64_t written, Views& views) {
     return build_as(args, num_args, written, views, nullptr, nullptr);
   }
 
-  /// The key of a family, and the sizes of this call; false where they contradict each other too.
+  /// Builds the key of a family and the sizes of this call. Also returns false if sizes contradict
+  /// each other.
   bool build_open(PyObject* const* args, Py_ssize_t num_args, uint64_t written, Views& views,
                   const Shapes& shapes, int64_t* sizes) {
     std::fill_n(sizes, shapes.num_sizes, 0);
@@ -98,7 +99,7 @@ class Key {
     return true;
   }
 
-  /// In two chains, as each step waits for a multiplication.
+  /// Two independent chains, because each step waits for a multiplication.
   uint64_t hash() const {
     constexpr uint64_t kFactor = 0xFF51AFD7ED558CCDu;
     uint64_t even = 0x9E3779B97F4A7C15u, odd = 0xC4CEB9FE1A85EC53u;
@@ -120,10 +121,10 @@ class Key {
     bool on_host = false;
     count = 0;
     for (Py_ssize_t i = 0; i < num_args; ++i) {
-      const Pattern* pattern = shapes == nullptr ? nullptr : &shapes->of(i);
+      const Pattern* pattern = shapes == nullptr ? nullptr : &shapes->pattern_of(i);
       if (count + 4 > kMaxWords) return false;
       if (PyTuple_CheckExact(args[i]) || PyList_CheckExact(args[i])) {
-        // Tables of tensors: plans know them, families do not.
+        // Tables of tensors are supported by plans, not by families.
         if (shapes != nullptr || !add_table(args[i], read, &num_read, &on_host)) return false;
         continue;
       }
@@ -136,9 +137,9 @@ class Key {
         }
         continue;
       }
-      const DlTensor* found = views.of(i, args[i]);
-      if (found == nullptr) return false;
-      const DlTensor& view = *found;
+      const DlTensor* tensor_view = views.view_of(i, args[i]);
+      if (tensor_view == nullptr) return false;
+      const DlTensor& view = *tensor_view;
       add_kind(view);
       if (!(pattern == nullptr ? add_shape(view) : bind_shape(view, *pattern, sizes))) return false;
       on_host = on_host || view.device_type == kCpu || view.device_type == kCudaHost;
@@ -153,66 +154,67 @@ class Key {
         if (overlap(write[i], write[j])) return false;
       }
     }
-    return !on_host || add_virtual_chip();
+    return !on_host || add_virtual_gpu();
   }
 
-  /// Tensors that are alike: their number, what the first one is, and how all are aligned.
+  /// Adds a table of equal-shaped tensors: their number, the first one, and their common alignment.
   bool add_table(PyObject* table, Span* spans, int* num_spans, bool* on_host) {
     const Py_ssize_t size = PySequence_Fast_GET_SIZE(table);
     words[count++] = 'L' | static_cast<int64_t>(size) << 8;
     if (*num_spans + size >= kMaxSpans) return false;
-    int64_t first = 0, all = 0;
+    int64_t first_length = 0, alignment_bits = 0;
     const int begin = count;
     for (Py_ssize_t i = 0; i < size; ++i) {
       PyObject* item = PySequence_Fast_ITEMS(table)[i];
       DlTensor view;
-      if (count + 3 > kMaxWords) return false;  // add_kind has no check
+      if (count + 3 > kMaxWords) return false;  // add_kind does not check the capacity
       if (!is_tensor(item) || is_negated(item) || !read_tensor(item, &view)) return false;
       const uint64_t address = reinterpret_cast<uint64_t>(view.data) + view.byte_offset;
-      all |= static_cast<int64_t>(address % kAlign);
-      const int at = count;
+      alignment_bits |= static_cast<int64_t>(address % kAlign);
+      const int item_begin = count;
       add_kind(view);
-      words[at + 1] &= 0xffffffff;  // alignment counts for all of them, below
+      words[item_begin + 1] &= 0xffffffff;  // alignment is added once for all, below
       if (!add_shape(view)) return false;
-      const int length = count - at;
+      const int length = count - item_begin;
       if (i == 0) {
-        first = length;
+        first_length = length;
       } else {
-        if (length != first || std::memcmp(words + begin, words + at, length * sizeof *words) != 0)
+        if (length != first_length ||
+            std::memcmp(words + begin, words + item_begin, length * sizeof *words) != 0)
           return false;
-        count = at;
+        count = item_begin;
       }
       *on_host = *on_host || view.device_type == kCpu || view.device_type == kCudaHost;
       spans[(*num_spans)++] = span_of(view);
     }
     if (count == kMaxWords) return false;
-    words[count++] = all;
+    words[count++] = alignment_bits;
     return true;
   }
 
   /// Adds the current RFOPS_VGPU_ARCH and RFOPS_VGPU_PART, which os.environ passes on to the C
-  /// library. A text of more than 8 characters names neither. One pass over the environment takes
-  /// 40 ns, as one getenv does; reading os.environ in Python takes 1 us.
-  bool add_virtual_chip() {
-    constexpr char kPrefix[] = "RFOPS_VGPU_", kArch[] = "ARCH=", kPart[] = "PART=";
+  /// library. Names have at most 8 characters; longer values are rejected. One pass over the
+  /// environment takes 40 ns, as one getenv does; reading os.environ in Python takes 1 us.
+  bool add_virtual_gpu() {
+    constexpr char kPrefix[] = "RFOPS_VGPU_", kArch[] = "ARCH=", kModel[] = "PART=";
     constexpr size_t kPrefixLength = sizeof kPrefix - 1, kNameLength = sizeof kArch - 1;
     if (count + 2 > kMaxWords || environ == nullptr) return false;
     words[count] = words[count + 1] = 0;
     for (char** entry = environ; *entry != nullptr; ++entry) {
       if (**entry != kPrefix[0] || std::strncmp(*entry, kPrefix, kPrefixLength) != 0) continue;
       const char* name = *entry + kPrefixLength;
-      const bool is_part = std::strncmp(name, kPart, kNameLength) == 0;
-      if (!is_part && std::strncmp(name, kArch, kNameLength) != 0) continue;
+      const bool is_model = std::strncmp(name, kModel, kNameLength) == 0;
+      if (!is_model && std::strncmp(name, kArch, kNameLength) != 0) continue;
       const char* text = name + kNameLength;
       const size_t length = std::strlen(text);
       if (length > sizeof *words) return false;
-      std::memcpy(&words[count + is_part], text, length);
+      std::memcpy(&words[count + is_model], text, length);
     }
     count += 2;
     return true;
   }
 
-  /// All of a tensor that has nothing to do with its sizes but their number.
+  /// Adds everything about a tensor except its sizes and strides.
   void add_kind(const DlTensor& view) {
     const uint64_t address = reinterpret_cast<uint64_t>(view.data) + view.byte_offset;
     words[count++] = 'T' | view.ndim << 8;
@@ -225,20 +227,21 @@ class Key {
     if (count + 1 + 2 * view.ndim > kMaxWords) return false;
     for (int i = 0; i < view.ndim; ++i) {
       words[count++] = view.shape[i];
-      words[count++] = view.shape[i] == 1 ? 0 : view.strides[i];  // of one element it says nothing
+      // Meaningless for a single element.
+      words[count++] = view.shape[i] == 1 ? 0 : view.strides[i];
     }
     return true;
   }
 
   static Span span_of(const DlTensor& view) {
     const uint64_t address = reinterpret_cast<uint64_t>(view.data) + view.byte_offset;
-    int64_t last = 0;
+    int64_t last_element = 0;
     for (int i = 0; i < view.ndim; ++i) {
       if (view.shape[i] == 0) return {address, address};
-      last += (view.shape[i] - 1) * view.strides[i];
+      last_element += (view.shape[i] - 1) * view.strides[i];
     }
     const uint64_t bytes = (view.type_bits * view.type_lanes + 7) / 8;
-    return {address, address + (last + 1) * bytes};
+    return {address, address + (last_element + 1) * bytes};
   }
 
   static bool overlap(const Span& a, const Span& b) { return a.begin < b.end && b.begin < a.end; }

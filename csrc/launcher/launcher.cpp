@@ -1,9 +1,10 @@
 /// @file launcher.cpp
-/// @brief `launcher(grid, block, args, lds=0, stream=None)`: fill a kernel's arguments and launch.
+/// @brief `launcher(grid, block, args, lds=0, stream=None)`: fills a kernel's arguments and
+/// launches.
 ///
-/// Only the plain case is done here: exact ints and floats in range, plain tensors, None. Whatever
-/// else comes goes to `slow`, the same function in Python, which does it or says what is wrong. So
-/// there is one place for messages, and none where the two can differ.
+/// Handles only the fast path: exact ints and floats in range, plain tensors, None. Everything else
+/// goes to `slow`, the same function in Python, which handles it or raises. So error messages exist
+/// once, and the two paths cannot disagree.
 
 #include "launcher.h"
 
@@ -15,11 +16,11 @@
 
 namespace rfops {
 
-bool read_int(PyObject* object, int64_t lowest, int64_t highest, int64_t* out) {
+bool read_int(PyObject* object, int64_t min, int64_t max, int64_t* out) {
   if (!PyLong_CheckExact(object)) return false;
   int overflow = 0;
   *out = PyLong_AsLongLongAndOverflow(object, &overflow);
-  return overflow == 0 && *out >= lowest && *out <= highest;
+  return overflow == 0 && *out >= min && *out <= max;
 }
 
 bool read_dim3(PyObject* object, unsigned* out) {
@@ -35,78 +36,78 @@ bool read_dim3(PyObject* object, unsigned* out) {
 namespace {
 
 template <typename T>
-bool put_int(PyObject* object, char* place) {
+bool store_int(PyObject* object, char* dst) {
   int64_t value;
-  const int64_t lowest = std::numeric_limits<T>::min();
-  const int64_t highest = static_cast<int64_t>(std::numeric_limits<T>::max());
-  if (!read_int(object, lowest, highest, &value)) return false;
+  const int64_t min = std::numeric_limits<T>::min();
+  const int64_t max = static_cast<int64_t>(std::numeric_limits<T>::max());
+  if (!read_int(object, min, max, &value)) return false;
   const T exact = static_cast<T>(value);
-  std::memcpy(place, &exact, sizeof exact);
+  std::memcpy(dst, &exact, sizeof exact);
   return true;
 }
 
 template <typename T>
-bool put_float(PyObject* object, char* place) {
+bool store_float(PyObject* object, char* dst) {
   if (!PyFloat_CheckExact(object)) return false;
   const double value = PyFloat_AS_DOUBLE(object);
   const T rounded = static_cast<T>(value);
   if (std::isinf(rounded) && !std::isinf(value)) return false;
-  std::memcpy(place, &rounded, sizeof rounded);
+  std::memcpy(dst, &rounded, sizeof rounded);
   return true;
 }
 
-bool put_tensor(PyObject* object, char* place) {
+bool store_tensor(PyObject* object, char* dst) {
   uint64_t address = 0;
   if (object != Py_None) {
     if (!is_tensor(object) || !read_address(object, &address)) return false;
-    if (address == 0) return false;  // nothing in it, or no memory: Python tells which
+    if (address == 0) return false;  // empty, or without memory: decided in Python
   }
-  std::memcpy(place, &address, sizeof address);
+  std::memcpy(dst, &address, sizeof address);
   return true;
 }
 
-bool put_table(PyObject* object, unsigned count, char* place) {
+bool store_table(PyObject* object, unsigned count, char* dst) {
   if (!PyTuple_CheckExact(object) && !PyList_CheckExact(object)) return false;
   if (PySequence_Fast_GET_SIZE(object) != count) return false;
   for (unsigned i = 0; i < count; ++i) {
-    if (!put_tensor(PySequence_Fast_ITEMS(object)[i], place + 8 * i)) return false;
+    if (!store_tensor(PySequence_Fast_ITEMS(object)[i], dst + 8 * i)) return false;
   }
   return true;
 }
 
 }  // namespace
 
-bool put(const Argument& argument, PyObject* object, char* kernarg) {
-  char* place = kernarg + argument.offset;
+bool store_argument(const Argument& argument, PyObject* object, char* kernarg) {
+  char* dst = kernarg + argument.offset;
   switch (argument.code) {
     case 'P':
-      return put_table(object, argument.count, place);
+      return store_table(object, argument.count, dst);
     case 'T':
-      return put_tensor(object, place);
+      return store_tensor(object, dst);
     case 'b':
-      return put_int<int8_t>(object, place);
+      return store_int<int8_t>(object, dst);
     case 'B':
-      return put_int<uint8_t>(object, place);
+      return store_int<uint8_t>(object, dst);
     case 'h':
-      return put_int<int16_t>(object, place);
+      return store_int<int16_t>(object, dst);
     case 'H':
-      return put_int<uint16_t>(object, place);
+      return store_int<uint16_t>(object, dst);
     case 'i':
-      return put_int<int32_t>(object, place);
+      return store_int<int32_t>(object, dst);
     case 'I':
-      return put_int<uint32_t>(object, place);
+      return store_int<uint32_t>(object, dst);
     case 'q':
-      return put_int<int64_t>(object, place);
+      return store_int<int64_t>(object, dst);
     case 'f':
-      return put_float<float>(object, place);
+      return store_float<float>(object, dst);
     case 'd':
-      return put_float<double>(object, place);
+      return store_float<double>(object, dst);
     default:
-      return false;  // 'Q' of 2^63 and more among them
+      return false;  // for 'Q', 2^63 and more
   }
 }
 
-bool choose_stream(const Launcher* self, PyObject* chosen, void** stream) {
+bool select_stream(const Launcher* self, PyObject* chosen, void** stream) {
   *stream = nullptr;
   PyObject* number = nullptr;
   if (chosen != nullptr && chosen != Py_None) {
@@ -122,7 +123,7 @@ bool choose_stream(const Launcher* self, PyObject* chosen, void** stream) {
   const bool exact = PyLong_CheckExact(number);
   if (exact) *stream = reinterpret_cast<void*>(PyLong_AsUnsignedLongLong(number));
   Py_DECREF(number);
-  const bool good = exact && !PyErr_Occurred();  // not of a negative one or one beyond 64 bits
+  const bool good = exact && !PyErr_Occurred();  // not negative and within 64 bits
   PyErr_Clear();
   return good;
 }
@@ -136,13 +137,13 @@ PyObject* send(const Launcher* self, const unsigned* grid, const unsigned* block
   int code = 0, current = self->device;
   Py_BEGIN_ALLOW_THREADS;
   if (self->device >= 0) code = self->get_device(&current);
-  const bool elsewhere = current != self->device;
-  if (code == 0 && elsewhere) code = self->set_device(self->device);
+  const bool switches_device = current != self->device;
+  if (code == 0 && switches_device) code = self->set_device(self->device);
   if (code == 0) {
     code = self->launch(self->function, grid[0], grid[1], grid[2], block[0], block[1], block[2],
                         lds, stream, nullptr, extra);
   }
-  if (elsewhere) self->set_device(current);
+  if (switches_device) self->set_device(current);
   Py_END_ALLOW_THREADS;
   if (code != 0) return PyObject_CallFunction(self->fail, "i", code);
   Py_RETURN_NONE;
@@ -156,39 +157,41 @@ bool fill(const Launcher* self, PyObject* args, char* buffer) {
   if (static_cast<size_t>(PySequence_Fast_GET_SIZE(args)) != arguments.size()) return false;
   PyObject** items = PySequence_Fast_ITEMS(args);
   for (size_t i = 0; i < arguments.size(); ++i) {
-    if (!put(arguments[i], items[i], buffer)) return false;
+    if (!store_argument(arguments[i], items[i], buffer)) return false;
   }
   return true;
 }
 
-/// Positional and named arguments by position; false for what does not fit.
-bool by_position(PyObject* const* args, Py_ssize_t count, PyObject* names, PyObject** given) {
+/// Orders positional and named arguments by position; returns false if they do not fit.
+bool order_arguments(PyObject* const* args, Py_ssize_t count, PyObject* names, PyObject** values) {
   constexpr const char* kNames[] = {"grid", "block", "args", "lds", "stream"};
   if (count > 5) return false;
-  for (Py_ssize_t i = 0; i < count; ++i) given[i] = args[i];
-  const Py_ssize_t named = names == nullptr ? 0 : PyTuple_GET_SIZE(names);
-  for (Py_ssize_t i = 0; i < named; ++i) {
-    int at = 0;
-    while (at < 5 && PyUnicode_CompareWithASCIIString(PyTuple_GET_ITEM(names, i), kNames[at])) ++at;
-    if (at == 5 || given[at] != nullptr) return false;
-    given[at] = args[count + i];
+  for (Py_ssize_t i = 0; i < count; ++i) values[i] = args[i];
+  const Py_ssize_t num_named = names == nullptr ? 0 : PyTuple_GET_SIZE(names);
+  for (Py_ssize_t i = 0; i < num_named; ++i) {
+    int position = 0;
+    while (position < 5 &&
+           PyUnicode_CompareWithASCIIString(PyTuple_GET_ITEM(names, i), kNames[position]))
+      ++position;
+    if (position == 5 || values[position] != nullptr) return false;
+    values[position] = args[count + i];
   }
-  return given[0] != nullptr && given[1] != nullptr && given[2] != nullptr;
+  return values[0] != nullptr && values[1] != nullptr && values[2] != nullptr;
 }
 
 PyObject* call(PyObject* object, PyObject* const* args, size_t flags, PyObject* names) {
   auto* self = reinterpret_cast<Launcher*>(object);
-  PyObject* given[5] = {};
+  PyObject* values[5] = {};
   unsigned grid[3], block[3];
   int64_t lds = 0;
   void* stream = nullptr;
   alignas(16) char buffer[kMaxKernarg];
   std::memset(buffer, 0, self->size);
   const bool plain = slow_launches == 0 &&
-                     by_position(args, PyVectorcall_NARGS(flags), names, given) &&
-                     read_dim3(given[0], grid) && read_dim3(given[1], block) &&
-                     (given[3] == nullptr || read_int(given[3], 0, UINT32_MAX, &lds)) &&
-                     fill(self, given[2], buffer) && choose_stream(self, given[4], &stream);
+                     order_arguments(args, PyVectorcall_NARGS(flags), names, values) &&
+                     read_dim3(values[0], grid) && read_dim3(values[1], block) &&
+                     (values[3] == nullptr || read_int(values[3], 0, UINT32_MAX, &lds)) &&
+                     fill(self, values[2], buffer) && select_stream(self, values[4], &stream);
   if (!plain) {
     return PyErr_Occurred() ? nullptr : PyObject_Vectorcall(self->slow, args, flags, names);
   }

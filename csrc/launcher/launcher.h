@@ -1,5 +1,5 @@
 /// @file launcher.h
-/// @brief A kernel's native launch: what launcher.cpp and prepared.cpp share.
+/// @brief A kernel's native launch: shared by launcher.cpp and prepared.cpp.
 #pragma once
 
 #include <vector>
@@ -8,7 +8,7 @@
 
 namespace rfops {
 
-constexpr unsigned kMaxKernarg = 4096;  // bytes; larger ones go through Python
+constexpr unsigned kMaxKernarg = 4096;  // bytes; larger argument buffers go through Python
 
 using LaunchKernel = int (*)(void* function, unsigned, unsigned, unsigned, unsigned, unsigned,
                              unsigned, unsigned lds, void* stream, void** params, void** extra);
@@ -16,7 +16,7 @@ using GetDevice = int (*)(int*);
 using SetDevice = int (*)(int);
 
 struct Argument {
-  char code;  // of Python's struct module; 'T' is a tensor, 'P' a table of them
+  char code;  // code of Python's struct module; 'T' is a tensor, 'P' a table of tensors
   unsigned offset, count;
 
   bool is_tensor() const { return code == 'T' || code == 'P'; }
@@ -30,7 +30,7 @@ struct Launcher {
   GetDevice get_device;
   SetDevice set_device;
   void* function;
-  int device;  // -1: the virtual GPU of CPU tensors, which has neither devices nor streams
+  int device;  // -1: the virtual GPU, which has neither devices nor streams
   unsigned size;
   std::vector<Argument>* arguments;
   PyObject* stream_of;  // device index -> the raw handle of torch's current stream
@@ -38,21 +38,21 @@ struct Launcher {
   PyObject* fail;  // error code -> raises
 };
 
-/// An int in [lowest, highest]; false without an exception.
-bool read_int(PyObject* object, int64_t lowest, int64_t highest, int64_t* out);
+/// Reads an int in [min, max]; returns false, without an exception, for anything else.
+bool read_int(PyObject* object, int64_t min, int64_t max, int64_t* out);
 bool read_dim3(PyObject* object, unsigned* out);
 
-/// Write a plain argument into the kernel's, as its code says; false without an exception.
-bool put(const Argument& argument, PyObject* object, char* kernarg);
+/// Writes a plain argument to the kernel's argument buffer; returns false without an exception.
+bool store_argument(const Argument& argument, PyObject* object, char* kernarg);
 
-/// The stream to launch on; false with an exception or without one.
-bool choose_stream(const Launcher* self, PyObject* chosen, void** stream);
+/// Selects the stream to launch on; returns false with or without an exception.
+bool select_stream(const Launcher* self, PyObject* chosen, void** stream);
 
-/// Launch on the device of the launcher. None, or null with an exception.
+/// Launches on the launcher's device. Returns None, or null with an exception.
 PyObject* send(const Launcher* self, const unsigned* grid, const unsigned* block, unsigned lds,
                void* stream, char* kernarg);
 
-/// launcher.prepare(...), see prepared.cpp.
+/// launcher.prepare(...); see prepared.cpp.
 PyObject* prepare(PyObject* object, PyObject* args);
 
 }  // namespace rfops

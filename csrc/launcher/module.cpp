@@ -14,7 +14,7 @@ struct Version {
   uint32_t major, minor;
 };
 
-/// The head of DLPack's exchange table, up to the function that is used here.
+/// The beginning of DLPack's exchange table, up to the function used here.
 struct ExchangeTable {
   Version version;
   void* older;
@@ -24,8 +24,8 @@ struct ExchangeTable {
   int (*view_from)(void* tensor, DlTensor* out);
 };
 
-PyObject* add_slow(PyObject*, PyObject* change) {
-  slow_launches += static_cast<int>(PyLong_AsLong(change));
+PyObject* add_slow(PyObject*, PyObject* modify) {
+  slow_launches += static_cast<int>(PyLong_AsLong(modify));
   if (PyErr_Occurred()) return nullptr;
   Py_RETURN_NONE;
 }
@@ -50,7 +50,7 @@ PyModuleDef module = {
     nullptr,
 };
 
-/// Whether a function of torch says yes; takes a new reference, or null.
+/// Returns whether a function of torch returned true; takes a new reference, or null.
 bool is_yes(PyObject* answer) {
   if (answer == nullptr) PyErr_Clear();
   Py_XDECREF(answer);
@@ -72,7 +72,7 @@ bool is_gradient_wanted(PyObject* const* args, Py_ssize_t count) {
   return false;
 }
 
-bool ask_negated(PyObject* tensor) {
+bool query_negated(PyObject* tensor) {
   PyObject* answer = PyObject_CallMethod(tensor, "is_neg", nullptr);
   const bool is_negated = answer != Py_False;
   if (answer == nullptr) PyErr_Clear();
@@ -90,7 +90,7 @@ PyObject* setup(PyObject*, PyObject* args) {
                         &torch.metadata)) {
     return nullptr;
   }
-  Py_INCREF(gradients);  // and what is in it
+  Py_INCREF(gradients);  // protects its items, too
   torch.requires_grad = reinterpret_cast<PyGetSetDescrObject*>(requires_grad)->d_getset;
   torch.read = nullptr;
   if (PyCapsule_IsValid(capsule, "dlpack_exchange_api")) {
@@ -114,9 +114,9 @@ PyMODINIT_FUNC PyInit_rfops_launcher() {
   for (PyTypeObject* type : types) {
     if (PyType_Ready(type) < 0) return nullptr;
   }
-  PyObject* made = PyModule_Create(&rfops::module);
-  if (made == nullptr) return nullptr;
-  PyModule_AddObjectRef(made, "Launcher", reinterpret_cast<PyObject*>(&launcher_type));
-  PyModule_AddObjectRef(made, "Plans", reinterpret_cast<PyObject*>(&plans_type));
-  return made;
+  PyObject* module = PyModule_Create(&rfops::module);
+  if (module == nullptr) return nullptr;
+  PyModule_AddObjectRef(module, "Launcher", reinterpret_cast<PyObject*>(&launcher_type));
+  PyModule_AddObjectRef(module, "Plans", reinterpret_cast<PyObject*>(&plans_type));
+  return module;
 }

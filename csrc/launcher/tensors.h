@@ -1,8 +1,9 @@
 /// @file tensors.h
-/// @brief A torch.Tensor's address, shape and strides without torch's headers (20 s a file).
+/// @brief Reads a torch.Tensor's address, shape and strides without torch's headers, which take 20
+/// s to compile per file.
 ///
-/// torch hands out a table of C functions, the DLPack exchange API (torch 2.10 and newer); one of
-/// them fills a DLTensor from a Python tensor in 30 ns, where `tensor.data_ptr()` takes 50 ns and
+/// torch exports a table of C functions, the DLPack exchange API (torch 2.10 and newer); one of
+/// them fills a DLTensor from a Python tensor in 30 ns; `tensor.data_ptr()` takes 50 ns and
 /// `tensor.shape` 100 ns. The structs below are DLPack 1.x's ABI.
 #pragma once
 
@@ -25,33 +26,36 @@ struct DlTensor {
   uint64_t byte_offset;
 };
 
-/// What this process's torch offers; set once by `setup`.
+/// Functions and offsets of this process's torch; set once by `setup`.
 struct Torch {
   PyTypeObject* tensor;
   PyTypeObject* parameter;
-  int (*read)(void* tensor, DlTensor* out);  // null: an older torch
+  int (*read)(void* tensor, DlTensor* out);  // null: torch is too old
   PyObject* data_ptr;                        // the name of the method
-  PyObject* must_dispatch;     // a tuple of functions; one that is true wants torch to see each op
+  PyObject* must_dispatch;     // a tuple of functions; if one returns true, torch must see each op
   PyGetSetDef* requires_grad;  // an attribute of Tensor
   PyObject* is_grad_enabled;
-  PyObject *forward_ad, *level;  // a module's names; its level is below 0 outside of forward AD
-  unsigned impl, metadata;       // offsets in a Tensor, and in its TensorImpl; 0: not known
-  unsigned keys;                 // offset of the dispatch keys in a TensorImpl; 0: not known
-  unsigned long long negative;   // the bit of them that tells torch's lazy negation
+  PyObject *forward_ad,
+      *level;                   // a module's namespace; its level is negative outside of forward AD
+  unsigned impl, metadata;      // offsets in a Tensor and its TensorImpl; 0: unknown
+  unsigned keys;                // offset of the dispatch keys in a TensorImpl; 0: unknown
+  unsigned long long negative;  // the dispatch-key bit of torch's lazy negation
 };
 
 extern Torch torch;
 
-/// Fill in `torch`: setup(Tensor, Parameter, the exchange API's capsule or None, must_dispatch,
+/// Fills in `torch`: setup(Tensor, Parameter, the exchange API's capsule or None, must_dispatch,
 /// gradients, negative_bit), the last three from jit/launch/modes.py -> bool.
 PyObject* setup(PyObject*, PyObject* args);
 
-/// Whether it is a plain tensor. Subclasses mean something else (a FakeTensor has no memory).
+/// Returns whether the object is a plain tensor. Subclasses behave differently (a FakeTensor has no
+/// memory).
 inline bool is_tensor(PyObject* object) {
   return Py_TYPE(object) == torch.tensor || Py_TYPE(object) == torch.parameter;
 }
 
-/// Fill `out` from a plain tensor; false, without an exception, where torch refuses.
+/// Fills `out` from a plain tensor; returns false, without an exception, if torch does not export
+/// it.
 inline bool read_tensor(PyObject* object, DlTensor* out) {
   if (torch.read == nullptr || torch.read(object, out) != 0) {
     PyErr_Clear();
@@ -60,7 +64,8 @@ inline bool read_tensor(PyObject* object, DlTensor* out) {
   return true;
 }
 
-/// The first element's address; false, without an exception, where torch refuses.
+/// Reads the address of the first element; returns false, without an exception, if torch does not
+/// export the tensor.
 inline bool read_address(PyObject* object, uint64_t* address) {
   DlTensor view;
   if (read_tensor(object, &view)) {
@@ -75,7 +80,7 @@ inline bool read_address(PyObject* object, uint64_t* address) {
   return good;
 }
 
-/// Whether a dispatch mode, a function mode or a transform is active. 70 ns.
+/// Returns whether a dispatch mode, a function mode or a transform is active. 70 ns.
 inline bool must_dispatch() {
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(torch.must_dispatch); ++i) {
     PyObject* active = PyObject_CallNoArgs(PyTuple_GET_ITEM(torch.must_dispatch, i));
@@ -87,7 +92,7 @@ inline bool must_dispatch() {
   return false;
 }
 
-/// Whether autograd knows of a plain tensor: requires_grad, a tangent, or just that it is a view.
+/// Returns whether a plain tensor has autograd metadata: requires_grad, a tangent, or it is a view.
 inline bool has_metadata(PyObject* tensor) {
   if (torch.metadata == 0) return true;
   const char* impl;
@@ -97,14 +102,14 @@ inline bool has_metadata(PyObject* tensor) {
   return metadata != nullptr;
 }
 
-/// Asks torch whether a plain tensor is lazily negated. 40 ns.
-bool ask_negated(PyObject* tensor);
+/// Queries torch whether a plain tensor is lazily negated. 40 ns.
+bool query_negated(PyObject* tensor);
 
-/// Whether a plain tensor's elements are the negated values of its memory (torch's negative bit),
-/// which the exchange API does not tell. Such a tensor has no plan, so that an op's checks refuse
-/// it. One load from the cache line of the tensor's dtype and device.
+/// Returns whether a plain tensor's elements are the negated values of its memory (torch's negative
+/// bit), which the exchange API does not report. Such a tensor has no plan, so an op's checks
+/// reject it. Takes one load from the cache line of the tensor's dtype and device.
 inline bool is_negated(PyObject* tensor) {
-  if (torch.keys == 0 || torch.impl == 0) return ask_negated(tensor);
+  if (torch.keys == 0 || torch.impl == 0) return query_negated(tensor);
   const char* impl;
   unsigned long long keys;
   std::memcpy(&impl, reinterpret_cast<const char*>(tensor) + torch.impl, sizeof impl);
@@ -112,11 +117,11 @@ inline bool is_negated(PyObject* tensor) {
   return (keys & torch.negative) != 0;
 }
 
-/// The same where a tensor has metadata: asks torch, 25 ns a tensor.
+/// Returns whether a tensor with autograd metadata requires a gradient. 25 ns per tensor.
 bool is_gradient_wanted(PyObject* const* args, Py_ssize_t count);
 
-/// Whether torch has to record the call for one of its tensors. No mode is active, which would see
-/// that this is asked. 1 ns a tensor that autograd does not know.
+/// Returns whether torch has to record the call for one of its tensors. No mode is active that
+/// would observe this query. 1 ns per tensor without autograd metadata.
 inline bool wants_gradient(PyObject* const* args, Py_ssize_t count) {
   for (Py_ssize_t i = 0; i < count; ++i) {
     if (is_tensor(args[i]) && has_metadata(args[i])) return is_gradient_wanted(args + i, count - i);
@@ -134,7 +139,7 @@ extern PyTypeObject run_of_type;
 extern PyTypeObject run_type;
 extern PyTypeObject caller_type;
 
-/// How many blocks want every launch to go through Python (the virtual GPU's checking mode).
+/// Number of scopes that route every launch through Python (the virtual GPU's checking mode).
 extern int slow_launches;
 
 }  // namespace rfops

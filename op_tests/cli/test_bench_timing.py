@@ -714,7 +714,7 @@ OURS = GEMM | {
     "shape": "M=3 N=8 K=300",
 }
 SKIPPED = [
-    ({"kernel": "stray"}, "lane 0 accesses address 0x134, which is no memory"),
+    ({"kernel": "stray"}, "lane 0 accesses address 0x134, which is invalid"),
     ({"kernel": "none"}, "hipModuleGetFunction"),
     ({"co": "hsa/gone.co"}, "the checkout has no hsa/gone.co"),
     ({"kernel": "untold"}, "no table in hsa of the checkout names the kernel and k.co"),

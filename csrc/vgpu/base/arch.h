@@ -1,5 +1,5 @@
-// The architectures that the virtual GPU knows: a row of facts each, and the bits by which opcodes
-// and LDS phases say where they exist.
+// The modelled architectures: one row of properties each, and the mask bits with which opcodes and
+// LDS phases name the architectures that have them.
 #pragma once
 
 #include <iterator>
@@ -8,7 +8,7 @@
 
 namespace vgpu {
 
-enum class Arch : u8 { kGfx942, kGfx950 };  // the number of its row
+enum class Arch : u8 { kGfx942, kGfx950 };  // index of the row in kArchs
 
 enum ArchMask : u8 {
   kOnGfx942 = 1 << static_cast<u32>(Arch::kGfx942),
@@ -21,19 +21,20 @@ struct ArchTraits {
   u32 major, minor;
   u32 elf_machine;  // the low byte of a code object's e_flags
   u32 wave_lanes;
-  u32 vgprs;      // of a SIMD's lane, AGPRs among them
-  u32 max_waves;  // of a SIMD
-  u32 lds_bytes;  // of a CU, which one workgroup may take whole
+  u32 vgprs;      // per lane of a SIMD, AGPRs included
+  u32 max_waves;  // per SIMD
+  u32 lds_bytes;  // per CU; one workgroup may use all of it
   u32 lds_granule;
   u32 lds_banks;
-  u32 lds_dma_base;   // bits of M0 that count as LDS-DMA's base
-  bool wide_lds_dma;  // brings three and four dwords a lane, too
-  bool fnuz;          // fp8 and bf8 without infinities and without a negative zero
-  bool slow_f64;      // 16 x 16 f64 matrix instructions take twice the passes
-  // Wait states behind matrix instructions, after LLVM: whether results take one more (not those of
-  // two passes); a 16 x 16 f64 result until a vector instruction uses it, until it is a part of C.
+  u32 lds_dma_base;   // bits of M0 that form the LDS-DMA base
+  bool wide_lds_dma;  // LDS-DMA of three and four dwords per lane exists
+  bool fnuz;          // fp8 and bf8 have no infinity and no negative zero
+  bool slow_f64;      // 16 x 16 f64 matrix instructions take twice as many passes
+  // Wait states after matrix instructions, from LLVM. late_matrix: results take one more (except
+  // after two passes). f64_to_*: from a 16 x 16 f64 result to a vector instruction that reads it,
+  // and to a matrix instruction that overlaps it partly with C.
   bool late_matrix;
-  u32 f64_to_vector, f64_to_part;
+  u32 f64_to_vector, f64_to_partial;
 };
 
 inline constexpr ArchTraits kArchs[] = {
@@ -55,7 +56,7 @@ inline constexpr ArchTraits kArchs[] = {
         .slow_f64 = false,
         .late_matrix = false,
         .f64_to_vector = 11,
-        .f64_to_part = 9,
+        .f64_to_partial = 9,
     },
     {
         .name = "gfx950",
@@ -75,16 +76,16 @@ inline constexpr ArchTraits kArchs[] = {
         .slow_f64 = true,
         .late_matrix = true,
         .f64_to_vector = 19,
-        .f64_to_part = 17,
+        .f64_to_partial = 17,
     },
 };
 inline constexpr u32 kArchCount = std::size(kArchs);
 
-constexpr const ArchTraits& traits_of(Arch arch) { return kArchs[static_cast<u32>(arch)]; }
-constexpr const char* arch_name(Arch arch) { return traits_of(arch).name; }
-constexpr bool has(u32 mask, Arch arch) { return mask >> static_cast<u32>(arch) & 1; }
+constexpr const ArchTraits& arch_traits(Arch arch) { return kArchs[static_cast<u32>(arch)]; }
+constexpr const char* arch_name(Arch arch) { return arch_traits(arch).name; }
+constexpr bool includes(u32 mask, Arch arch) { return mask >> static_cast<u32>(arch) & 1; }
 
-// Lanes, registers and masks of lanes are of this size everywhere.
+// All code assumes 64 lanes, 102 SGPRs and 64-bit lane masks.
 static_assert([] {
   for (const ArchTraits& row : kArchs) {
     if (row.wave_lanes != kLanes) return false;

@@ -12,7 +12,7 @@ namespace {
 constexpr DeviceInfo kDevices[] = {
     {
         .arch = Arch::kGfx950,
-        .part = "MI355X",
+        .model = "MI355X",
         .name = "AMD Instinct MI355X (virtual, rfops)",
         .target = "gfx950:sramecc+:xnack-",
         .compute_units = 256,
@@ -27,7 +27,7 @@ constexpr DeviceInfo kDevices[] = {
     },
     {
         .arch = Arch::kGfx942,
-        .part = "MI300X",
+        .model = "MI300X",
         .name = "AMD Instinct MI300X (virtual, rfops)",
         .target = "gfx942:sramecc+:xnack-",
         .compute_units = 304,
@@ -42,10 +42,10 @@ constexpr DeviceInfo kDevices[] = {
     },
 };
 
-// The other parts, by what differs from their architecture's row above.
+// The other GPU models, by their differences from the first model of their architecture.
 struct Variant {
   Arch arch;
-  const char *part, *name;
+  const char *model, *name;
   u32 compute_units, xccs, clock_khz, memory_clock_khz;
   u64 memory_gib;
   u32 pci_chip_id;
@@ -61,9 +61,9 @@ constexpr Variant kVariants[] = {
      288, 0x75a0},
 };
 
-constexpr DeviceInfo variant_of(const Variant& v) {
+constexpr DeviceInfo make_variant(const Variant& v) {
   DeviceInfo device = kDevices[v.arch == Arch::kGfx942];
-  device.part = v.part;
+  device.model = v.model;
   device.name = v.name;
   device.compute_units = v.compute_units;
   device.xccs = v.xccs;
@@ -74,45 +74,46 @@ constexpr DeviceInfo variant_of(const Variant& v) {
   return device;
 }
 
-constexpr u32 kBases = std::size(kDevices), kParts = kBases + std::size(kVariants);
-constexpr auto kEvery = [] {
-  std::array<DeviceInfo, kParts> all{};
-  for (u32 i = 0; i < kParts; ++i) {
-    all[i] = i < kBases ? kDevices[i] : variant_of(kVariants[i - kBases]);
+constexpr u32 kNumArchs = std::size(kDevices), kNumModels = kNumArchs + std::size(kVariants);
+constexpr auto kAllDevices = [] {
+  std::array<DeviceInfo, kNumModels> devices{};
+  for (u32 i = 0; i < kNumModels; ++i) {
+    devices[i] = i < kNumArchs ? kDevices[i] : make_variant(kVariants[i - kNumArchs]);
   }
-  return all;
+  return devices;
 }();
 
 constexpr const char* kArchVariable = "RFOPS_VGPU_ARCH";
-constexpr const char* kPartVariable = "RFOPS_VGPU_PART";
+constexpr const char* kModelVariable = "RFOPS_VGPU_PART";
 
-// A workgroup of several waves needs one of the CU's barriers; one of a single wave does not.
+// A workgroup of several waves occupies one hardware barrier of its CU; a single wave needs none.
 constexpr u32 kBarriersPerCu = 16;
 
 std::atomic<const DeviceInfo*> g_selected{nullptr};
-std::atomic<const DeviceInfo*> g_parts[2] = {};  // by architecture: the part chosen
+// Per architecture: the selected GPU model.
+std::atomic<const DeviceInfo*> g_selected_models[2] = {};
 
-bool choose_part(const std::string& name, std::string& error) {
-  const DeviceInfo* device = find_part(name);
+bool set_model(const std::string& name, std::string& error) {
+  const DeviceInfo* device = find_model(name);
   if (!device) {
-    error = "part '" + name.substr(0, 100) + "' is not modelled: expected one of " + part_names() +
-            ", from " + kPartVariable + " or rfops_vgpu_set_part";
+    error = "part '" + name.substr(0, 100) + "' is not modelled: expected one of " + model_names() +
+            ", from " + kModelVariable + " or rfops_vgpu_set_part";
     return false;
   }
-  g_parts[static_cast<u32>(device->arch)] = device;
-  // The device that was chosen already, by its architecture, becomes that part.
+  g_selected_models[static_cast<u32>(device->arch)] = device;
+  // A device selected earlier by its architecture becomes this model.
   const DeviceInfo* selected = g_selected;
   if (selected && selected->arch == device->arch) g_selected = device;
   return true;
 }
 
-// RFOPS_VGPU_PART, read once. The text of an error, if it names none.
-const std::string& read_part_variable() {
+// Reads RFOPS_VGPU_PART once. Returns an error text if it names no known GPU model.
+const std::string& read_model_variable() {
   static const std::string error = [] {
-    std::string wrong;
-    const char* variable = std::getenv(kPartVariable);
-    if (variable && *variable) choose_part(variable, wrong);
-    return wrong;
+    std::string error;
+    const char* variable = std::getenv(kModelVariable);
+    if (variable && *variable) set_model(variable, error);
+    return error;
   }();
   return error;
 }
@@ -121,58 +122,60 @@ const DeviceInfo* parse_arch(const std::string& name, std::string& error) {
   const std::string processor = name.substr(0, name.find(':'));
   for (const DeviceInfo& device : kDevices) {
     if (processor != arch_name(device.arch)) continue;
-    // Features may be named in any number, but only as the device has them.
+    // Any number of features may be named, but only with the values that the device has.
     if (name.find("xnack+") == std::string::npos && name.find("sramecc-") == std::string::npos) {
       return &device_info(device.arch);
     }
   }
-  std::string known;
+  std::string expected;
   for (const ArchTraits& arch : kArchs)
-    known += (known.empty() ? "" : " or ") + std::string(arch.name);
-  error = "architecture '" + name.substr(0, 100) + "' is not modelled: expected " + known +
+    expected += (expected.empty() ? "" : " or ") + std::string(arch.name);
+  error = "architecture '" + name.substr(0, 100) + "' is not modelled: expected " + expected +
           " (:sramecc+:xnack-), from " + kArchVariable + " or rfops_vgpu_set_arch";
   return nullptr;
 }
 
 }  // namespace
 
-const DeviceInfo* find_part(const std::string& name) {
-  for (const DeviceInfo& device : kEvery) {
-    if (name == device.part) return &device;
+const DeviceInfo* find_model(const std::string& name) {
+  for (const DeviceInfo& device : kAllDevices) {
+    if (name == device.model) return &device;
   }
   return nullptr;
 }
 
-std::string part_names() {
+std::string model_names() {
   std::string names;
-  for (const DeviceInfo& device : kEvery) {
+  for (const DeviceInfo& device : kAllDevices) {
     if (!names.empty()) names += ", ";
-    names += device.part;
+    names += device.model;
   }
   return names;
 }
 
-bool select_part(const std::string& name, std::string& error) {
-  read_part_variable();
-  return choose_part(name, error);
+bool select_model(const std::string& name, std::string& error) {
+  read_model_variable();
+  return set_model(name, error);
 }
 
 const DeviceInfo& device_info(Arch arch) {
-  read_part_variable();
-  if (const DeviceInfo* chosen = g_parts[static_cast<u32>(arch)]) return *chosen;
+  read_model_variable();
+  if (const DeviceInfo* chosen = g_selected_models[static_cast<u32>(arch)]) return *chosen;
   return kDevices[arch == Arch::kGfx942];
 }
 
 const DeviceInfo* current_device(std::string& error) {
   if (const DeviceInfo* selected = g_selected.load(std::memory_order_acquire)) return selected;
-  error = read_part_variable();
+  error = read_model_variable();
   if (!error.empty()) return nullptr;
   const char* variable = std::getenv(kArchVariable);
-  const bool named = variable && *variable;
-  const Arch usual = g_parts[0] && !g_parts[1] ? Arch::kGfx942 : Arch::kGfx950;
-  const DeviceInfo* device = named ? parse_arch(variable, error) : &device_info(usual);
+  const bool is_set = variable && *variable;
+  const Arch default_arch =
+      g_selected_models[0] && !g_selected_models[1] ? Arch::kGfx942 : Arch::kGfx950;
+  const DeviceInfo* device = is_set ? parse_arch(variable, error) : &device_info(default_arch);
   if (!device) return nullptr;
-  const DeviceInfo* expected = nullptr;  // another thread may have been first
+  // Expected by the exchange: no other thread has selected a device.
+  const DeviceInfo* expected = nullptr;
   return g_selected.compare_exchange_strong(expected, device) ? device : expected;
 }
 
@@ -188,13 +191,13 @@ u32 workgroups_per_cu(const DeviceInfo& device, u32 vgpr_rows, u32 lds_bytes, u3
   if (!waves || lds_bytes > arch.lds_bytes) return 0;
   const u32 rows = std::max(vgpr_rows, 8u);
   const u32 waves_per_simd = std::min(arch.max_waves, arch.vgprs / rows);
-  u32 fit = waves_per_simd * kSimdsPerCu / waves;
-  if (waves > 1) fit = std::min(fit, kBarriersPerCu);
+  u32 max_groups = waves_per_simd * kSimdsPerCu / waves;
+  if (waves > 1) max_groups = std::min(max_groups, kBarriersPerCu);
   if (lds_bytes) {
     const u32 granules = (lds_bytes + arch.lds_granule - 1) / arch.lds_granule;
-    fit = std::min(fit, arch.lds_bytes / (granules * arch.lds_granule));
+    max_groups = std::min(max_groups, arch.lds_bytes / (granules * arch.lds_granule));
   }
-  return fit;
+  return max_groups;
 }
 
 }  // namespace vgpu

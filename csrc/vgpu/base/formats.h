@@ -1,22 +1,23 @@
-// Floating-point formats of 16 bits and fewer: decode to float, encode with one rounding.
+// Floating-point formats of 16 bits and fewer: decoding to float, and encoding with one rounding.
 //
-// Both directions are branch-free integer code, so that loops over 64 lanes become vector code.
+// Both directions are branch-free integer code, so that the compiler vectorises loops over 64
+// lanes.
 #pragma once
 
 #include "vgpu/base/types.h"
 
 namespace vgpu {
 
-// What the codes beyond the finite range mean.
+// The meaning of codes beyond the finite range.
 enum class Specials : u8 {
   kIeee,     // the top exponent holds infinity and NaNs
   kNanOnly,  // all ones is NaN, no infinity (OCP e4m3)
   kFnuz,     // minus zero is the only NaN, no infinity (gfx942)
-  kFinite,   // neither (6- and 4-bit)
+  kFinite,   // no NaN and no infinity (6- and 4-bit)
 };
 
 struct SmallFloat {
-  u32 exponent, mantissa;  // bits
+  u32 exponent, mantissa;  // widths in bits
   u32 bias;
   Specials specials;
 
@@ -33,7 +34,7 @@ struct SmallFloat {
         return magnitudes();
     }
   }
-  // The code of a NaN, and of a magnitude that does not fit.
+  // Returns the code of a NaN; overflow() that of a magnitude beyond the range.
   constexpr u32 nan(u32 sign_bit) const {
     switch (specials) {
       case Specials::kFnuz:
@@ -66,7 +67,7 @@ constexpr f32 power_of_two(i32 n) {
   return bits<f32>(n < -126 ? 0x00400000u : static_cast<u32>(n + 127) << 23);
 }
 
-// The value of a code (of its low bits) as a float; always exact.
+// Returns the value of a code as a float; always exact. Higher bits of `code` are ignored.
 template <SmallFloat kFmt>
 constexpr f32 decode_small(u32 code) {
   const u32 magnitude = code & kFmt.magnitudes();
@@ -88,18 +89,19 @@ constexpr f32 decode_small(u32 code) {
   return bits<f32>(out | sign);
 }
 
-// How to round a float to a small format.
+// Rounding of a float to a small format.
 struct Rounding {
   bool stochastic = false;
-  u32 seed = 0;           // stochastic: its high bits are added below the last bit that is kept
-  bool saturate = false;  // too large a magnitude, infinity too, becomes the largest finite one
+  u32 seed = 0;  // stochastic: its high bits are added below the last bit of the result
+  // Magnitudes beyond the range, also infinity, become the largest finite value.
+  bool saturate = false;
 };
 
-// The code of a float, rounded once: to nearest even, or stochastically. Denormals are kept.
-// Stochastic rounding first aligns a value below the normal range, dropping what falls off.
+// Encodes a float with one rounding, to nearest even or stochastic. Denormals are kept. Stochastic
+// rounding first aligns a value below the normal range and drops the bits that are shifted out.
 template <SmallFloat kFmt>
 constexpr u32 encode_small(f32 value, const Rounding& rounding = {}) {
-  constexpr u32 kKeep = 23 - kFmt.mantissa;  // float bits below the last kept bit
+  constexpr u32 kDroppedBits = 23 - kFmt.mantissa;  // float bits below the last bit of the result
   constexpr i32 kMinNormal = 128 - static_cast<i32>(kFmt.bias);  // biased float exponent
   const u32 word = bits<u32>(value);
   const u32 mag = word & 0x7fffffff;
@@ -107,14 +109,14 @@ constexpr u32 encode_small(f32 value, const Rounding& rounding = {}) {
   const i32 field = static_cast<i32>(mag >> 23);
   const i32 exponent = field ? field : 1;
   const u32 significand = (mag & 0x7fffff) | (field ? 0x800000u : 0u);
-  const i32 below = exponent < kMinNormal ? kMinNormal - exponent : 0;
+  const i32 denormal_shift = exponent < kMinNormal ? kMinNormal - exponent : 0;
   u32 code = 0;
   if (rounding.stochastic) {
-    const u32 aligned = significand >> (below < 31 ? below : 31);
-    code = (aligned + (rounding.seed >> (32 - kKeep))) >> kKeep;
+    const u32 aligned = significand >> (denormal_shift < 31 ? denormal_shift : 31);
+    code = (aligned + (rounding.seed >> (32 - kDroppedBits))) >> kDroppedBits;
   } else {
-    const u32 wanted = kKeep + static_cast<u32>(below);
-    const u32 shift = wanted < 31 ? wanted : 31;
+    const u32 dropped_bits = kDroppedBits + static_cast<u32>(denormal_shift);
+    const u32 shift = dropped_bits < 31 ? dropped_bits : 31;
     code = (significand + (1u << (shift - 1)) - 1 + (significand >> shift & 1)) >> shift;
   }
   code += exponent > kMinNormal ? static_cast<u32>(exponent - kMinNormal) << kFmt.mantissa : 0u;
@@ -126,7 +128,7 @@ constexpr u32 encode_small(f32 value, const Rounding& rounding = {}) {
   return mag > kFloatInf ? kFmt.nan(sign) : number;
 }
 
-// v_prng_b32: the next state of a linear feedback shift register.
+// v_prng_b32: returns the next state of a linear feedback shift register.
 constexpr u32 next_random(u32 state) { return state << 1 ^ (state >> 31 ? 0xc5u : 0u); }
 
 }  // namespace vgpu

@@ -7,7 +7,7 @@
 namespace vgpu {
 namespace {
 
-// Python's functions, of whichever Python this process is; of its stable interface.
+// Functions of CPython's stable ABI, looked up in the process at run time.
 struct Python {
   int (*is_initialized)();
   int (*ensure)();
@@ -37,8 +37,8 @@ struct Python {
 };
 
 const Python& python() {
-  static const Python found;
-  return found;
+  static const Python instance;
+  return instance;
 }
 
 struct Raised {
@@ -60,7 +60,8 @@ bool interrupted() {
   const int state = python().ensure();
   const bool raised = python().check_signals() != 0;
   if (raised) {
-    // The caller of the launch knows of no exception: it is raised where Python runs next.
+    // The launch's caller does not know of the exception; Python raises it when it next runs
+    // bytecode.
     auto* const exception = new Raised;
     python().fetch(&exception->type, &exception->value, &exception->traceback);
     python().add_pending(raise_again, exception);

@@ -1,13 +1,13 @@
-// Ends a launch for a signal. In a process of Python's a signal's handler runs when the main thread
-// comes back to Python, which a kernel without end never does.
+// Ends a launch when a signal arrives. In a Python process, signal handlers run only when the main
+// thread returns to the interpreter, which an endless kernel never does.
 #pragma once
 
 namespace vgpu {
 
-// To be asked now and then during a launch, by its own thread, which holds no lock. Runs the
-// handlers of signals that have come. Whether one has raised, as Ctrl-C's does: the launch is to
-// end, and Python raises that exception in the main thread when it runs next. False in other
-// threads and where there is no Python.
+// Runs pending Python signal handlers. Returns true if one of them raised (as Ctrl-C's does): the
+// launch must end, and Python raises the exception when the main thread runs next. Called
+// periodically by the launching thread, which must hold no lock. Returns false in other threads and
+// without Python.
 bool interrupted();
 
 }  // namespace vgpu

@@ -1,4 +1,4 @@
-// Writes JSON text piece by piece.
+// A streaming JSON writer.
 #pragma once
 
 #include <cstdio>
@@ -69,7 +69,7 @@ class Json {
   bool fresh_ = true;
 };
 
-// Texts of objects as an array.
+// Joins texts of JSON values to an array.
 inline std::string json_array(const std::vector<std::string>& objects) {
   std::string text(1, '[');
   for (const std::string& object : objects) {

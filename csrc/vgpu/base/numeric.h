@@ -1,4 +1,4 @@
-// Number formats and the arithmetic rules that the ALU needs beyond C++'s own.
+// Number formats, and arithmetic rules of the ALU that C++ does not have.
 #pragma once
 
 #include <cmath>
@@ -18,21 +18,22 @@ constexpr f32 half_to_float(u16 half) {
   const u32 sign = u32{half & 0x8000u} << 16;
   const u32 exponent = half >> 10 & 31;
   u32 fraction = half & 1023;
-  if (exponent == 31) {  // infinity, or a NaN that becomes quiet
+  if (exponent == 31) {  // infinity, or a NaN, which is made quiet
     return bits<f32>(sign | 0x7f800000 | fraction << 13 | (fraction ? 0x400000 : 0));
   }
   if (exponent) return bits<f32>(sign | (exponent + 112) << 23 | fraction << 13);
   if (!fraction) return bits<f32>(sign);
-  const u32 shift = static_cast<u32>(std::countl_zero(fraction)) - 21;  // to the implicit bit
+  // Moves the leading one to the implicit bit.
+  const u32 shift = static_cast<u32>(std::countl_zero(fraction)) - 21;
   fraction = fraction << shift & 1023;
   return bits<f32>(sign | (113 - shift) << 23 | fraction << 13);
 }
 
 // Rounds to nearest even. Overflow gives infinity.
 constexpr u16 float_to_half(f32 value) {
-  const u32 in = bits<u32>(value);
-  const u16 sign = static_cast<u16>(in >> 16 & 0x8000);
-  const u32 mag = in & 0x7fffffff;
+  const u32 word = bits<u32>(value);
+  const u16 sign = static_cast<u16>(word >> 16 & 0x8000);
+  const u32 mag = word & 0x7fffffff;
   if (mag > 0x7f800000) return static_cast<u16>(sign | 0x7e00 | (mag >> 13 & 0x3ff));
   if (mag >= 0x477ff000) return sign | 0x7c00;  // 65520 and more
   if (mag < 0x33000001) return sign;            // 2^-25 and less
@@ -44,27 +45,28 @@ constexpr u16 float_to_half(f32 value) {
   const u32 fraction = (mag & 0x7fffff) | 0x800000;
   const u32 shift = static_cast<u32>(14 - exponent);
   const u32 half_way = 1u << (shift - 1);
-  const u32 kept = fraction >> shift;
-  const u32 rest = fraction & ((1u << shift) - 1);
-  return static_cast<u16>(sign | (kept + (rest > half_way || (rest == half_way && (kept & 1)))));
+  const u32 truncated = fraction >> shift;
+  const u32 remainder = fraction & ((1u << shift) - 1);
+  return static_cast<u16>(
+      sign | (truncated + (remainder > half_way || (remainder == half_way && (truncated & 1)))));
 }
 
 constexpr f32 bf16_to_float(u16 value) { return bits<f32>(u32{value} << 16); }
 
 constexpr u16 float_to_bf16(f32 value) {
-  const u32 in = bits<u32>(value);
-  if ((in & 0x7fffffff) > 0x7f800000) return static_cast<u16>(in >> 16 | 0x40);
-  return static_cast<u16>((in + 0x7fff + (in >> 16 & 1)) >> 16);
+  const u32 word = bits<u32>(value);
+  if ((word & 0x7fffffff) > 0x7f800000) return static_cast<u16>(word >> 16 | 0x40);
+  return static_cast<u16>((word + 0x7fff + (word >> 16 & 1)) >> 16);
 }
 
-// Rounds a double to float so that a later rounding to half cannot round twice: an inexact result
-// gets its last bit set (round to odd), and float has more than two bits to spare over half.
+// Rounds a double to float with round to odd (an inexact result gets its last bit set), so that a
+// later rounding to half is exact: float has more than two extra bits.
 inline f32 round_to_odd(f64 value) {
   const f32 nearest = static_cast<f32>(value);
-  const f64 back = nearest;
+  const f64 round_trip = nearest;
   u32 out = bits<u32>(nearest);
-  out -= std::fabs(back) > std::fabs(value);
-  return back == value ? nearest : bits<f32>(out | 1);
+  out -= std::fabs(round_trip) > std::fabs(value);
+  return round_trip == value ? nearest : bits<f32>(out | 1);
 }
 
 // ---------------------------------------------------------------------- classes of a float
@@ -105,7 +107,7 @@ constexpr F quiet(F x) {
                                                        FloatBits<F>::kQuiet));
 }
 template <class F>
-constexpr bool sign_of(F x) {
+constexpr bool sign_bit_of(F x) {
   using U = typename FloatBits<F>::U;
   return bits<U>(x) >> (sizeof(F) * 8 - 1);
 }
@@ -113,11 +115,11 @@ constexpr bool sign_of(F x) {
 // The ten classes of v_cmp_class: signalling NaN, quiet NaN, -inf, -normal, -denormal, -0, +0,
 // +denormal, +normal, +inf (bit 0 to 9).
 template <class F>
-constexpr u32 class_of(F x) {
+constexpr u32 float_class(F x) {
   using B = FloatBits<F>;
   const auto mag = magnitude(x);
   if (mag > B::kExp) return is_signaling(x) ? 1 : 2;
-  const bool negative = sign_of(x);
+  const bool negative = sign_bit_of(x);
   const u32 size = mag == B::kExp ? 3 : mag >= (B::kQuiet << 1) ? 2 : mag ? 1 : 0;
   return negative ? 1u << (5 - size) : 1u << (6 + size);
 }
@@ -162,7 +164,7 @@ constexpr F float_maximum(F a, F b) {
 template <class F>
 constexpr F float_med3(F a, F b, F c) {
   if (is_nan(a) || is_nan(b) || is_nan(c)) return float_min(float_min(a, b), c);
-  const F top = float_max(float_max(a, b), c);  // compared as numbers: -0 is as large as +0
+  const F top = float_max(float_max(a, b), c);  // compared as numbers: -0 equals +0
   return top == a ? float_max(b, c) : top == b ? float_max(a, c) : float_max(a, b);
 }
 
@@ -171,11 +173,11 @@ constexpr F float_med3(F a, F b, F c) {
 
 template <class I, class F>
 constexpr I saturate(F x) {
-  constexpr F lowest = static_cast<F>(std::numeric_limits<I>::min());
-  constexpr F above = static_cast<F>(std::numeric_limits<I>::max() / 2 + 1) * 2;
+  constexpr F min = static_cast<F>(std::numeric_limits<I>::min());
+  constexpr F upper_bound = static_cast<F>(std::numeric_limits<I>::max() / 2 + 1) * 2;
   if (is_nan(x)) return 0;
-  if (x <= lowest) return std::numeric_limits<I>::min();
-  if (x >= above) return std::numeric_limits<I>::max();
+  if (x <= min) return std::numeric_limits<I>::min();
+  if (x >= upper_bound) return std::numeric_limits<I>::max();
   return static_cast<I>(x);
 }
 
@@ -188,7 +190,8 @@ constexpr f32 flush(f32 x) {
   return magnitude(x) < 0x800000 ? bits<f32>(bits<u32>(x) & 0x80000000) : x;
 }
 
-// One rounding where the host has the instruction; polynomials want the fewest operations.
+// Fused if the host has the instruction; otherwise two operations, because the polynomials need
+// speed, not one rounding.
 inline f64 mul_add(f64 a, f64 b, f64 c) {
 #if defined(__FMA__) || defined(__AVX512F__)
   return __builtin_fma(a, b, c);
@@ -199,12 +202,12 @@ inline f64 mul_add(f64 a, f64 b, f64 c) {
 
 constexpr f64 kLn2 = 0.693147180559945309417232121458;
 
-// 2^x: the nearest integer goes to the exponent; for the rest r, |r| <= 1/2, the polynomial that
-// agrees with 2^r at Chebyshev's nodes is within 4e-14.
-inline f32 exp2_approx(f32 in) {
-  const f32 above = in > -200.0f ? in : -200.0f;  // a NaN as well
-  const f64 x = above < 200.0f ? above : 200.0f;
-  constexpr f64 kShift = 0x1.8p52;  // a sum with it has the integer in its low bits
+// Approximates 2^x: the nearest integer goes to the exponent; for the remainder r, |r| <= 1/2, a
+// polynomial that interpolates 2^r at Chebyshev nodes is accurate to 4e-14.
+inline f32 exp2_approx(f32 input) {
+  const f32 clamped = input > -200.0f ? input : -200.0f;  // also selected for a NaN
+  const f64 x = clamped < 200.0f ? clamped : 200.0f;
+  constexpr f64 kShift = 0x1.8p52;  // adding it leaves the integer in the low bits
   const f64 shifted = x + kShift;
   const f64 r = x - (shifted - kShift);
   f64 p = 1.0203121063391729e-07;
@@ -218,13 +221,14 @@ inline f32 exp2_approx(f32 in) {
   p = mul_add(p, r, 0.6931471805599453);
   p = mul_add(p, r, 1.0);
   const f32 out = flush(static_cast<f32>(bits<f64>(bits<u64>(p) + (bits<u64>(shifted) << 52))));
-  return is_nan(in) ? quiet(in) : out;
+  return is_nan(input) ? quiet(input) : out;
 }
 
-inline f32 log2_approx(f32 in) {
-  const f32 x = flush(in);
+inline f32 log2_approx(f32 input) {
+  const f32 x = flush(input);
   const u64 word = bits<u64>(static_cast<f64>(x));
-  // Fraction in [sqrt(1/2), sqrt(2)): the offset moves the split from 1 to sqrt(1/2).
+  // Normalises the fraction to [sqrt(1/2), sqrt(2)): the offset moves the split from 1 to
+  // sqrt(1/2).
   const u64 shifted = word - 0x3fe6a09e667f3bcdull;
   const i32 exponent = static_cast<i32>(static_cast<i64>(shifted) >> 52);
   const f64 m = bits<f64>((shifted & 0xfffffffffffffull) + 0x3fe6a09e667f3bcdull);
@@ -247,7 +251,7 @@ inline f32 log2_approx(f32 in) {
   return is_nan(x) ? quiet(x) : special;
 }
 
-// sin and cos take revolutions: sin(2 pi x).
+// Returns sin(2 pi x): the instructions take revolutions.
 inline f64 sin_revolutions(f64 x) {
   f64 r = x - __builtin_nearbyint(x);                  // [-1/2, 1/2]
   r = r > 0.25 ? 0.5 - r : r < -0.25 ? -0.5 - r : r;   // sin(pi - y) = sin(y)

@@ -14,15 +14,16 @@
 namespace vgpu {
 namespace {
 
-constexpr std::chrono::milliseconds kLook{50};  // how often a thread that waits calls `wait`
+constexpr std::chrono::milliseconds kPollInterval{
+    50};  // interval at which a waiting thread calls `wait`
 
 class Pool {
  public:
   explicit Pool(u32 helpers) {
-    for (u32 i = 0; i < helpers; ++i) std::thread([this] { help(); }).detach();
+    for (u32 i = 0; i < helpers; ++i) std::thread([this] { run_helper(); }).detach();
   }
 
-  // False when another launch has the pool.
+  // Returns false if another launch uses the pool.
   bool run(const std::function<void()>& work, const std::function<void()>& wait) {
     if (busy_.exchange(true)) return false;
     {
@@ -33,8 +34,8 @@ class Pool {
     wake_.notify_all();
     work();
     std::unique_lock lock(mutex_);
-    work_ = nullptr;  // helpers that have not woken yet find nothing
-    while (!left_.wait_for(lock, kLook, [this] { return active_ == 0; })) {
+    work_ = nullptr;  // helpers that have not woken yet have nothing to do
+    while (!helpers_done_.wait_for(lock, kPollInterval, [this] { return active_ == 0; })) {
       lock.unlock();
       wait();
       lock.lock();
@@ -44,30 +45,30 @@ class Pool {
   }
 
  private:
-  void help() {
-    u64 seen = 0;
+  void run_helper() {
+    u64 last_round = 0;
     std::unique_lock lock(mutex_);
     while (true) {
-      wake_.wait(lock, [&] { return work_ && round_ != seen; });
-      seen = round_;
+      wake_.wait(lock, [&] { return work_ && round_ != last_round; });
+      last_round = round_;
       const std::function<void()>* work = work_;
       ++active_;
       lock.unlock();
       (*work)();
       lock.lock();
-      if (--active_ == 0) left_.notify_all();
+      if (--active_ == 0) helpers_done_.notify_all();
     }
   }
 
   std::mutex mutex_;
-  std::condition_variable wake_, left_;
+  std::condition_variable wake_, helpers_done_;
   const std::function<void()>* work_ = nullptr;
   u64 round_ = 0;
   u32 active_ = 0;
   std::atomic<bool> busy_{false};
 };
 
-// Threads do not survive fork: the child makes a pool of its own and leaves the parent's alone.
+// Threads do not survive fork: the child creates its own pool and leaks the parent's.
 std::atomic<Pool*> current{nullptr};
 void forget_pool() { current = nullptr; }
 

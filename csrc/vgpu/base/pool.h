@@ -1,4 +1,4 @@
-// The threads that help a launch. The launching thread always takes part.
+// The host threads that help execute a launch, besides the launching thread.
 #pragma once
 
 #include <functional>
@@ -7,9 +7,9 @@
 
 namespace vgpu {
 
-// Runs `work` on this thread and, when `parallelism` > 1 and they are free, on the pool's threads;
-// returns when all of them have left it. Several launches at once: one has the pool, others run
-// alone. While this thread waits for the others it calls `wait` every 50 ms.
+// Runs `work` on this thread and, if `parallelism` > 1 and the pool is free, on the pool's threads.
+// Returns when all of them have finished. Of several concurrent launches one gets the pool; the
+// others run on their own thread. While this thread waits for the pool it calls `wait` every 50 ms.
 void share_work(u64 parallelism, const std::function<void()>& work,
                 const std::function<void()>& wait);
 

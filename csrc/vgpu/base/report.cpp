@@ -22,15 +22,15 @@ const char* folder() {
 }
 
 void write_line(int file, const std::string& line) {
-  for (std::size_t at = 0; at < line.size();) {
-    const ssize_t written = write(file, line.data() + at, line.size() - at);
+  for (std::size_t offset = 0; offset < line.size();) {
+    const ssize_t written = write(file, line.data() + offset, line.size() - offset);
     if (written < 0 && errno == EINTR) continue;
     if (written <= 0) return;
-    at += static_cast<std::size_t>(written);
+    offset += static_cast<std::size_t>(written);
   }
 }
 
-// The program and its arguments, as it was called.
+// Returns the command line of this process.
 std::string command() {
   std::ifstream file("/proc/self/cmdline", std::ios::binary);
   std::string text{std::istreambuf_iterator<char>(file), {}};
@@ -39,7 +39,7 @@ std::string command() {
   return text.substr(0, 200);
 }
 
-// A child that was forked has a file of its own.
+// A forked child writes its own file.
 struct File {
   pid_t owner = 0;
   int number = -1;
@@ -66,9 +66,9 @@ int file_of_this_process() {
 
 bool reporting() { return folder() != nullptr; }
 
-void report(const char* what, const std::string& record) {
+void report(const char* kind, const std::string& record) {
   if (!reporting()) return;
-  const std::string line = "{\"" + std::string(what) + "\": " + record + "}\n";
+  const std::string line = "{\"" + std::string(kind) + "\": " + record + "}\n";
   static std::mutex mutex;
   const std::lock_guard lock(mutex);
   const int file = file_of_this_process();

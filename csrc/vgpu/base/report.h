@@ -1,5 +1,5 @@
-// Records for who watches a program from outside: `rfops run`. RFOPS_VGPU_REPORT names a folder; in
-// it each process writes a file of its own, a line a record, whole whatever becomes of the process.
+// Records for an outside process, `rfops run`. RFOPS_VGPU_REPORT names a directory; each process
+// writes a file in it, one record per line, complete even if the process crashes.
 #pragma once
 
 #include <string>
@@ -8,10 +8,10 @@
 
 namespace vgpu {
 
-// Whether anybody does. Then each launch is counted.
+// Returns whether RFOPS_VGPU_REPORT is set; then every launch is counted.
 bool reporting();
 
-// `record` is a JSON value; what the line says it is: process, started, counted, timed, finding.
-void report(const char* what, const std::string& record);
+// Writes a record. `record` is a JSON value; `kind` is process, started, counted, timed or finding.
+void report(const char* kind, const std::string& record);
 
 }  // namespace vgpu

@@ -7,18 +7,18 @@
 namespace vgpu {
 namespace {
 
-u64 number(const char* name, u64 otherwise) {
+u64 number(const char* name, u64 default_value) {
   const char* text = std::getenv(name);
-  if (!text || !*text) return otherwise;
+  if (!text || !*text) return default_value;
   char* end = nullptr;
   const u64 value = std::strtoull(text, &end, 10);
-  return *end ? otherwise : value;
+  return *end ? default_value : value;
 }
 
 u32 thread_count() {
-  const u64 asked = number("RFOPS_VGPU_THREADS", 0);
+  const u64 requested = number("RFOPS_VGPU_THREADS", 0);
   const u64 cores = std::thread::hardware_concurrency();
-  const u64 count = asked ? asked : cores;
+  const u64 count = requested ? requested : cores;
   return static_cast<u32>(count < 1 ? 1 : count > 256 ? 256 : count);
 }
 

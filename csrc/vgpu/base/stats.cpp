@@ -12,8 +12,8 @@ u64 instructions_executed() { return executed; }
 
 }  // namespace vgpu
 
-// Wave-instructions executed by this process so far: launches before and after give a kernel's
-// count.
+// Returns the number of wave-instructions that this process has executed; the difference before and
+// after a launch is the kernel's count.
 extern "C" __attribute__((visibility("default"))) std::uint64_t rfops_vgpu_instructions() {
   return vgpu::instructions_executed();
 }

@@ -1,4 +1,4 @@
-// What has been executed since the library was loaded.
+// Statistics since the library was loaded.
 #pragma once
 
 #include "vgpu/base/types.h"

@@ -19,29 +19,29 @@ using i64 = std::int64_t;
 using f32 = float;
 using f64 = double;
 
-inline constexpr u32 kLanes = 64;  // of a wave
+inline constexpr u32 kLanes = 64;  // per wave
 
-template <class To, class From>
-constexpr To bits(From value) {
-  return std::bit_cast<To>(value);
+template <class Target, class Source>
+constexpr Target bits(Source value) {
+  return std::bit_cast<Target>(value);
 }
 
-// Unaligned little-endian access: device addresses carry no host alignment promise.
+// Unaligned little-endian access: device addresses have no alignment guarantee on the host.
 template <class T>
-inline T load(const void* from) {
+inline T load(const void* src) {
   T value;
-  std::memcpy(&value, from, sizeof(T));
+  std::memcpy(&value, src, sizeof(T));
   return value;
 }
 
 template <class T>
-inline void store(void* to, T value) {
-  std::memcpy(to, &value, sizeof(T));
+inline void store(void* dst, T value) {
+  std::memcpy(dst, &value, sizeof(T));
 }
 
 constexpr u64 lane_bit(u32 lane) { return u64{1} << lane; }
 
-// The bits [lo, lo + count) of an instruction word.
+// Returns the bits [lo, lo + count) of an instruction word.
 constexpr u32 field(u64 word, u32 lo, u32 count) {
   return static_cast<u32>((word >> lo) & ((u64{1} << count) - 1));
 }

@@ -1,7 +1,7 @@
 // Read-modify-write operations of LDS and global memory.
 //
-// An operation is a function of the old value and of two operands: `a` is the new value or addend,
-// `b` the value to compare with (cmpswap), the bits to set (mskor) or the wrap-around addend.
+// An operation is a function of the old value and two operands: `a` is the new value or addend, `b`
+// the compare value (cmpswap), the bits to set (mskor) or the wrap-around addend.
 #pragma once
 
 #include "vgpu/base/numeric.h"
@@ -9,11 +9,12 @@
 
 namespace vgpu {
 
-// `out` (null: nothing is returned) gets the old values; `a` and `b` are the operands' registers.
-using AtomicLanes = void (*)(u32* out, const u32* a, const u32* b, const u64* at, u64 mask);
+// Executes an atomic for the lanes of `mask`. `out` receives the old values (null: not returned);
+// `a` and `b` are operand registers.
+using AtomicLanes = void (*)(u32* out, const u32* a, const u32* b, const u64* addresses, u64 mask);
 
-// Rounds to nearest and keeps denormals, whatever MODE says, while it lives: the float units of the
-// caches do not look at MODE, and from gfx940 on keep denormals of f32, too (LLVM:
+// While alive, rounds to nearest and keeps denormals: the float units of the caches ignore MODE,
+// and from gfx940 on they also keep f32 denormals (LLVM:
 // FeatureMemoryAtomicFAddF32DenormalSupport).
 class CacheFpMode {
  public:
@@ -25,7 +26,7 @@ class CacheFpMode {
  private:
   u32 saved_;
 };
-struct WaveFpMode {};  // the host's unit already runs under the wave's MODE
+struct WaveFpMode {};  // the host's unit already follows the wave's MODE
 
 template <class T>
 inline T lane_value(const u32* rows, u32 lane) {
@@ -36,7 +37,7 @@ inline T lane_value(const u32* rows, u32 lane) {
   }
 }
 
-// Global memory is shared with workgroups on other host threads.
+// Global memory is shared with workgroups on other host threads, so the operation is a host atomic.
 template <class T, auto kOp>
 inline T global_rmw(u64 address, T a, T b) {
   T* target = reinterpret_cast<T*>(address);
@@ -47,7 +48,7 @@ inline T global_rmw(u64 address, T a, T b) {
   return old;
 }
 
-// LDS belongs to one workgroup, whose waves take turns on one host thread.
+// LDS belongs to one workgroup, whose waves run on one host thread, so no host atomic is needed.
 template <class T, auto kOp>
 inline T lds_rmw(u64 address, T a, T b) {
   const T old = load_at<T>(address);
@@ -56,10 +57,10 @@ inline T lds_rmw(u64 address, T a, T b) {
 }
 
 template <class T, auto kRmw, class FpMode>
-void atomic_lanes(u32* out, const u32* a, const u32* b, const u64* at, u64 mask) {
+void atomic_lanes(u32* out, const u32* a, const u32* b, const u64* addresses, u64 mask) {
   [[maybe_unused]] const FpMode fp_mode;
   for_lanes(mask, [&](u32 lane) {
-    const T old = kRmw(at[lane], lane_value<T>(a, lane), lane_value<T>(b, lane));
+    const T old = kRmw(addresses[lane], lane_value<T>(a, lane), lane_value<T>(b, lane));
     if (!out) return;
     out[lane] = static_cast<u32>(old);
     if constexpr (sizeof(T) == 8) out[kLanes + lane] = static_cast<u32>(old >> 32);
@@ -118,7 +119,7 @@ inline constexpr auto kFcmpSwap = [](auto old, auto a, auto b) {
   using F = Float<decltype(old)>;
   return bits<F>(old) == bits<F>(b) ? a : old;
 };
-// A float sum of two halves rounds to the same half as the exact sum: 24 >= 2 * 11 + 2 bits.
+// The float sum of two halves rounds to the same half as the exact sum: 24 >= 2 * 11 + 2 bits.
 inline constexpr auto kPkAddF16 = [](u32 old, u32 a, u32) {
   const u32 low =
       float_to_half(half_to_float(static_cast<u16>(old)) + half_to_float(static_cast<u16>(a)));
@@ -131,7 +132,7 @@ inline constexpr auto kPkAddBf16 = [](u32 old, u32 a, u32) {
   const u32 high = float_to_bf16(bits<f32>(old & 0xffff0000) + bits<f32>(a & 0xffff0000));
   return low | high << 16;
 };
-// Each dword is replaced by the low 31 bits of its operand where the operand's bit 31 is set.
+// Replaces each dword by the low 31 bits of its operand if bit 31 of the operand is set.
 inline constexpr auto kCondXchg32 = [](u64 old, u64 a, u64) {
   u64 result = old;
   if (a >> 31 & 1) result = (result & ~u64{0xffffffff}) | (a & 0x7fffffff);
@@ -146,9 +147,9 @@ inline constexpr AtomicLanes kGlobalAtomic = atomic_lanes<T, global_rmw<T, kOp>,
 template <class T, auto kOp, class FpMode = WaveFpMode>
 inline constexpr AtomicLanes kLdsAtomic = atomic_lanes<T, lds_rmw<T, kOp>, FpMode>;
 
-// The rows of vector and scalar memory atomics, relative to the number of the family's first:
-// X(number, mnemonic after "atomic_", bytes, operands' type, lanes).
-// X(opcode, mnemonic after the family's name, bytes, data's type, traits, operation).
+// Table rows of vector and scalar memory atomics, relative to the family's first opcode: X(number,
+// mnemonic after "atomic_", bytes, operand type, lanes). X(opcode, mnemonic after the family's
+// name, bytes, data type, traits, operation).
 #define VGPU_ATOMICS_OF(X, first, suffix, type, T, bytes, pair)                             \
   X(first + 0, "swap" suffix, bytes, type, kExchanges, (kGlobalAtomic<T, rmw::kSwap>))      \
   X(first + 1, "cmpswap" suffix, bytes, pair, kNoTraits, (kGlobalAtomic<T, rmw::kCmpSwap>)) \

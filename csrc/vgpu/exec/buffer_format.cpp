@@ -12,7 +12,7 @@ enum Number : u8 { kUnorm, kSnorm, kUscaled, kSscaled, kUint, kSint, kReservedNu
 
 constexpr u32 kIdentitySelectors = 4 | 5 << 3 | 6 << 6 | 7 << 9;
 
-// Bits of the components, from the low end, by data format.
+// Widths of the components in bits, from the low end, by data format.
 // clang-format off
 constexpr u8 kWidths[16][4] = {
     {0, 0, 0, 0},     {8, 0, 0, 0},    // invalid, 8
@@ -26,7 +26,7 @@ constexpr u8 kWidths[16][4] = {
 };
 // clang-format on
 
-// MTBUF names its format, MUBUF takes the resource's.
+// Returns the format named by a MTBUF instruction, or for MUBUF that of the resource.
 BufferFormat format_of(Wave& wave, const Inst& inst, const BufferResource& resource) {
   const bool typed = inst.format == Format::kMtbuf;
   const u32 data = typed ? inst.dfmt : resource.data_format;
@@ -47,7 +47,7 @@ BufferFormat format_of(Wave& wave, const Inst& inst, const BufferResource& resou
 bool is_integer(u32 number) { return number == kUint || number == kSint; }
 constexpr u32 low_bits(u32 count) { return count == 32 ? ~0u : (1u << count) - 1; }
 
-// Unsigned floats of 10 and 11 bits: 5 bits of exponent as in a half, the rest fraction.
+// Decodes an unsigned float of 10 or 11 bits: 5 exponent bits as in a half, the rest fraction.
 f32 small_float(u32 value, u32 width) {
   return half_to_float(static_cast<u16>(value << (15 - width)));
 }
@@ -87,50 +87,50 @@ u32 unpack(u32 value, u32 width, u32 number) {
 }
 
 u32 pack(u32 value, u32 width, u32 number) {
-  const f32 in = bits<f32>(value);
-  const f64 x = is_nan(in) ? 0 : in;
-  const f64 all = low_bits(width), half = low_bits(width - 1);
-  const auto whole = [width](f64 v) {
+  const f32 input = bits<f32>(value);
+  const f64 x = is_nan(input) ? 0 : input;
+  const f64 range = low_bits(width), half = low_bits(width - 1);
+  const auto to_integer = [width](f64 v) {
     return static_cast<u32>(static_cast<i64>(v)) & low_bits(width);
   };
   switch (number) {
     case kUnorm:
-      return whole(std::nearbyint(std::clamp(x, 0.0, 1.0) * all));
+      return to_integer(std::nearbyint(std::clamp(x, 0.0, 1.0) * range));
     case kSnorm:
-      return whole(std::nearbyint(std::clamp(x, -1.0, 1.0) * half));
+      return to_integer(std::nearbyint(std::clamp(x, -1.0, 1.0) * half));
     case kUscaled:
-      return whole(std::trunc(std::clamp(x, 0.0, all)));
+      return to_integer(std::trunc(std::clamp(x, 0.0, range)));
     case kSscaled:
-      return whole(std::trunc(std::clamp(x, -half - 1, half)));
+      return to_integer(std::trunc(std::clamp(x, -half - 1, half)));
     case kFloat:
-      if (width == 16) return float_to_half(in);
-      return width == 32 || width < 10 ? value & low_bits(width) : to_small_float(in, width);
+      if (width == 16) return float_to_half(input);
+      return width == 32 || width < 10 ? value & low_bits(width) : to_small_float(input, width);
     default:
       return value & low_bits(width);
   }
 }
 
-u32 bits_at(const u8* from, u32 bit, u32 width) {
+u32 bits_at(const u8* src, u32 bit, u32 width) {
   u64 word = 0;
-  for (u32 b = bit / 8; b < (bit + width + 7) / 8; ++b) word |= u64{from[b]} << (8 * (b - bit / 8));
+  for (u32 b = bit / 8; b < (bit + width + 7) / 8; ++b) word |= u64{src[b]} << (8 * (b - bit / 8));
   return static_cast<u32>(word >> bit % 8) & low_bits(width);
 }
 
-void set_bits_at(u8* to, u32 bit, u32 width, u32 value) {
+void set_bits_at(u8* dst, u32 bit, u32 width, u32 value) {
   const u64 word = u64{value} << bit % 8;
   for (u32 b = bit / 8; b < (bit + width + 7) / 8; ++b) {
-    to[b] = static_cast<u8>(to[b] | word >> (8 * (b - bit / 8)));
+    dst[b] = static_cast<u8>(dst[b] | word >> (8 * (b - bit / 8)));
   }
 }
 
-// Half of a float that lies between two halves: towards zero.
+// Converts to half, rounding toward zero.
 u16 truncate_to_half(f32 value) {
   const u16 nearest = float_to_half(value);
-  const bool away = std::fabs(half_to_float(nearest)) > std::fabs(value);
-  return static_cast<u16>(nearest - away);
+  const bool is_larger = std::fabs(half_to_float(nearest)) > std::fabs(value);
+  return static_cast<u16>(nearest - is_larger);
 }
 
-// A loaded component as 16 bits: floats of 32 bits lose their low bits, all else rounds.
+// Returns a loaded component as 16 bits: a 32-bit float is truncated, all other values are rounded.
 u16 narrow(u32 value, const BufferFormat& format) {
   if (is_integer(format.number)) return static_cast<u16>(value);
   const bool truncates = format.number == kFloat && format.widths[0] == 32;
@@ -142,7 +142,7 @@ u32 widen(u16 value, const BufferFormat& format) {
   return format.number == kUint ? value : bits<u32>(half_to_float(value));
 }
 
-// What the shader's component `shader` reads: a component of memory, 0 or 1.
+// Returns the value of a shader component (dst_sel): a component in memory, 0 or 1.
 u32 select(const BufferFormat& format, const u32* memory, u32 shader) {
   const u32 selector = format.selectors >> (3 * shader) & 7;
   if (selector >= 4) return memory[selector - 4];
@@ -150,7 +150,7 @@ u32 select(const BufferFormat& format, const u32* memory, u32 shader) {
   return 0;
 }
 
-// The shader's component that goes to component `memory`; X where the selectors name none.
+// Returns the shader component stored to component `memory`; X if no selector names it.
 u32 inverse_select(const BufferFormat& format, u32 memory, u32 components) {
   for (u32 shader = 0; shader < components; ++shader) {
     if ((format.selectors >> (3 * shader) & 7) == memory + 4) return shader;
@@ -158,13 +158,13 @@ u32 inverse_select(const BufferFormat& format, u32 memory, u32 components) {
   return 0;
 }
 
-void load_lane(const BufferFormat& format, const u8* from, const FormatOp& op, u32* out,
+void load_lane(const BufferFormat& format, const u8* src, const FormatOp& op, u32* out,
                u32 stride) {
   u32 memory[4] = {};
   u32 bit = 0;
   for (u32 c = 0; c < 4 && format.widths[c]; bit += format.widths[c++]) {
-    if (from)
-      memory[c] = unpack(bits_at(from, bit, format.widths[c]), format.widths[c], format.number);
+    if (src)
+      memory[c] = unpack(bits_at(src, bit, format.widths[c]), format.widths[c], format.number);
   }
   u32 value[4] = {};
   for (u32 c = 0; c < op.components; ++c) value[c] = select(format, memory, c);
@@ -179,18 +179,19 @@ void load_lane(const BufferFormat& format, const u8* from, const FormatOp& op, u
   }
 }
 
-void store_lane(const BufferFormat& format, u8* to, const FormatOp& op, const u32* in, u32 stride) {
+void store_lane(const BufferFormat& format, u8* dst, const FormatOp& op, const u32* src,
+                u32 stride) {
   u32 value[4];
   for (u32 c = 0; c < op.components; ++c) {
     const u32 shift = op.high || c % 2 ? 16 : 0;
     value[c] =
-        op.d16 ? widen(static_cast<u16>(in[c / 2 * stride] >> shift), format) : in[c * stride];
+        op.d16 ? widen(static_cast<u16>(src[c / 2 * stride] >> shift), format) : src[c * stride];
   }
-  std::memset(to, 0, format.bytes);
+  std::memset(dst, 0, format.bytes);
   u32 bit = 0;
   for (u32 c = 0; c < 4 && format.widths[c]; bit += format.widths[c++]) {
     const u32 component = value[inverse_select(format, c, op.components)];
-    set_bits_at(to, bit, format.widths[c], pack(component, format.widths[c], format.number));
+    set_bits_at(dst, bit, format.widths[c], pack(component, format.widths[c], format.number));
   }
 }
 
@@ -204,19 +205,19 @@ void buffer_load_format(Wave& wave, const Inst& inst, const FormatOp& op) {
   const u32 dwords = op.d16 ? (op.components + 1) / 2 : op.components;
   u32* rows = wave.va(inst.dst);
   if (!format.bytes) return zero_lanes(rows, dwords, exec);
-  BufferAccess access(wave, inst, resource, format.bytes, Granule::kWhole, true, false);
+  BufferAccess access(wave, inst, resource, format.bytes, Granule::kElement, true, false);
   Stage result;
-  LaneAddresses at;
+  LaneAddresses addresses;
   for_lanes(exec, [&](u32 lane) {
     const bool inside = access.mask() >> lane & 1;
-    const u8* from = inside ? reinterpret_cast<const u8*>(access.at()[lane]) : nullptr;
+    const u8* src = inside ? reinterpret_cast<const u8*>(access.addresses()[lane]) : nullptr;
     u32 out[4] = {};
-    load_lane(format, from, op, out, 1);
+    load_lane(format, src, op, out, 1);
     std::memcpy(result.lanes[lane], out, sizeof(out));
-    at.at[lane] = host_address(result.lanes[lane]);
+    addresses.lane[lane] = host_address(result.lanes[lane]);
     for (u32 d = 0; d < dwords && !inst.lds; ++d) rows[d * kLanes + lane] = out[d];
   });
-  if (inst.lds) lds_dma(wave, inst, at.at, exec, exec, load_dwords<1>, 4);
+  if (inst.lds) lds_dma(wave, inst, addresses.lane, exec, exec, load_dwords<1>, 4);
 }
 
 void buffer_store_format(Wave& wave, const Inst& inst, const FormatOp& op) {
@@ -224,10 +225,10 @@ void buffer_store_format(Wave& wave, const Inst& inst, const FormatOp& op) {
   const BufferResource resource = buffer_resource(wave, inst);
   const BufferFormat format = format_of(wave, inst, resource);
   if (!format.bytes) return;
-  BufferAccess access(wave, inst, resource, format.bytes, Granule::kWhole, true, true);
+  BufferAccess access(wave, inst, resource, format.bytes, Granule::kElement, true, true);
   const u32* rows = wave.va(inst.data0);
   for_lanes(access.mask(), [&](u32 lane) {
-    store_lane(format, reinterpret_cast<u8*>(access.at()[lane]), op, rows + lane, kLanes);
+    store_lane(format, reinterpret_cast<u8*>(access.addresses()[lane]), op, rows + lane, kLanes);
   });
   access.write_back();
 }

@@ -1,9 +1,9 @@
-// Packed halves, a row of 128 at a time, in the host's vector units: what v_pk_fma_f16 and its kin
-// do where MODE and modifiers ask for nothing special.
+// Packed halves, a row of 128 per operation, in the host's vector units: v_pk_fma_f16 and similar
+// with default MODE and modifiers.
 //
-// Products of halves are exact in float. A float sum that is rounded to half rounds twice; that
-// goes wrong only where the float lies half-way between two halves, or is a denormal half. Such
-// vectors take the sum rounded to odd (its last bit set where it is inexact) instead.
+// Products of halves are exact in float. A float sum converted to half is rounded twice, which is
+// wrong only if the float lies half-way between two halves, or is a denormal half. In these cases
+// the sum is rounded to odd (last bit set if inexact) first.
 #pragma once
 
 #include "vgpu/exec/lanes.h"
@@ -23,20 +23,20 @@ inline __m256i sum_to_odd(__m256 product, __m256 c) {
   const __m256i inexact =
       _mm256_castps_si256(_mm256_cmp_ps(error, _mm256_setzero_ps(), _CMP_NEQ_OQ));
   const __m256i even = _mm256_cmpeq_epi32(_mm256_and_si256(word, one), _mm256_setzero_si256());
-  // +1 away from zero where the error has the sum's sign, else -1.
+  // +1 (away from zero) if the error has the sign of the sum, otherwise -1.
   const __m256i signs = _mm256_xor_si256(word, _mm256_castps_si256(error));
   const __m256i step = _mm256_or_si256(_mm256_srai_epi32(signs, 31), one);
   return _mm256_add_epi32(word, _mm256_and_si256(step, _mm256_and_si256(inexact, even)));
 }
 
-// NaN results as scalar arithmetic has them: the first operand that is a NaN, made quiet (widening
-// has done that), else the host's own.
+// Selects NaN results as scalar arithmetic does: the first NaN operand, quieted (by the widening
+// conversion), otherwise the host's default NaN.
 template <HalfOp kOp>
 __m256 select_nans(__m256 result, __m256 x, __m256 y, __m256 z) {
   const auto nans = [](__m256 v) { return _mm256_cmp_ps(v, v, _CMP_UNORD_Q); };
-  const __m256 own = _mm256_castsi256_ps(_mm256_set1_epi32(static_cast<i32>(0xffc00000)));
-  __m256 nan = own;
-  if constexpr (kOp == HalfOp::kFma) {  // a product without a value comes before the addend
+  const __m256 default_nan = _mm256_castsi256_ps(_mm256_set1_epi32(static_cast<i32>(0xffc00000)));
+  __m256 nan = default_nan;
+  if constexpr (kOp == HalfOp::kFma) {  // an invalid product takes precedence over the addend
     nan = _mm256_blendv_ps(nan, z, _mm256_andnot_ps(nans(_mm256_mul_ps(x, y)), nans(z)));
   }
   nan = _mm256_blendv_ps(nan, y, nans(y));
@@ -44,7 +44,8 @@ __m256 select_nans(__m256 result, __m256 x, __m256 y, __m256 z) {
   return _mm256_blendv_ps(result, nan, nans(result));
 }
 
-// A NaN, a denormal half, or half-way between two halves.
+// Returns a mask of sums that need round to odd: NaN, denormal half, or half-way between two
+// halves.
 inline __m256i doubtful_sums(__m256 sum) {
   const __m256i word = _mm256_castps_si256(sum);
   const __m256i size = _mm256_and_si256(word, _mm256_set1_epi32(0x7fffffff));
@@ -75,8 +76,8 @@ __m256 half_result(__m256 x, __m256 y, __m256 z) {
 
 template <HalfOp kOp>
 void half_pairs(const u32* a, const u32* b, const u32* c, u32* out) {
-  const auto floats = [](const u32* from) {
-    return _mm256_cvtph_ps(_mm_load_si128(reinterpret_cast<const __m128i*>(from)));
+  const auto floats = [](const u32* pairs) {
+    return _mm256_cvtph_ps(_mm_load_si128(reinterpret_cast<const __m128i*>(pairs)));
   };
   for (u32 lane = 0; lane < kLanes; lane += 4) {
     const __m256 x = floats(a + lane), y = floats(b + lane);
@@ -86,37 +87,37 @@ void half_pairs(const u32* a, const u32* b, const u32* c, u32* out) {
   }
 }
 
-// The pairs of a source as the instruction picks and negates them.
-inline const u32* fetch_pairs(Wave& w, const Inst& in, u32 s, Lanes& tmp) {
-  const Src& src = in.src[s];
-  const u32* from = tmp.word;
+// Returns the pairs of a source with op_sel and neg applied.
+inline const u32* fetch_pairs(Wave& w, const Inst& inst, u32 s, Lanes& tmp) {
+  const Src& src = inst.src[s];
+  const u32* pairs = tmp.word;
   if (src.kind == SrcKind::kVgpr) {
-    from = w.v(src.reg);
+    pairs = w.v(src.reg);
   } else {
     broadcast(tmp.word, static_cast<u32>(read_scalar64(w, src)));
   }
-  const u32 low = in.opsel >> s & 1, high = in.opsel_hi >> s & 1;
-  const u32 flip = (in.neg >> s & 1) << 15 | (in.neg_hi >> s & 1) << 31;
-  if (!low && high && !flip) return from;
+  const u32 low = inst.opsel >> s & 1, high = inst.opsel_hi >> s & 1;
+  const u32 flip = (inst.neg >> s & 1) << 15 | (inst.neg_hi >> s & 1) << 31;
+  if (!low && high && !flip) return pairs;
   const u32 low_shift = low ? 16 : 0, high_shift = high ? 16 : 0;
   VGPU_LANES {
-    const u32 word = from[lane];
+    const u32 word = pairs[lane];
     tmp.word[lane] = ((word >> low_shift & 0xffff) | word >> high_shift << 16) ^ flip;
   }
   return tmp.word;
 }
 
-// Whether it has been done.
+// Returns whether the instruction was executed here.
 template <HalfOp kOp>
-bool run_half_pairs(Wave& w, const Inst& in) {
+bool run_half_pairs(Wave& w, const Inst& inst) {
   constexpr u32 kNearest = 0, kRoundBits = 3;
-  if (w.fp_split || (w.mode & kRoundBits) != kNearest || w.fp16_ovfl() || in.clamp) return false;
+  if (w.fp_split || (w.mode & kRoundBits) != kNearest || w.fp16_ovfl() || inst.clamp) return false;
   Lanes tmp[3], out;
-  const u32* a = fetch_pairs(w, in, 0, tmp[0]);
-  const u32* b = fetch_pairs(w, in, 1, tmp[1]);
-  const u32* c = kOp == HalfOp::kFma ? fetch_pairs(w, in, 2, tmp[2]) : a;
+  const u32* a = fetch_pairs(w, inst, 0, tmp[0]);
+  const u32* b = fetch_pairs(w, inst, 1, tmp[1]);
+  const u32* c = kOp == HalfOp::kFma ? fetch_pairs(w, inst, 2, tmp[2]) : a;
   half_pairs<kOp>(a, b, c, out.word);
-  store_masked(w, in.dst, out.word, 1, w.exec());
+  store_masked(w, inst.dst, out.word, 1, w.exec());
   return true;
 }
 

@@ -1,9 +1,9 @@
-// The host's side of the protocol that ROCm's device library speaks (ockl: hostcall, printf).
+// Host side of the hostcall protocol of ROCm's device library (ockl: hostcall, printf).
 //
 // A wave pops a packet from the free stack, fills in the service, its active lanes and eight words
-// for each of them, pushes the packet onto the ready stack, adds to the doorbell signal, which has
-// a mailbox and therefore sends an interrupt message, and waits until the packet's ready flag is 0.
-// Two words for each lane come back.
+// per lane, pushes the packet onto the ready stack, adds to the doorbell signal, which has a
+// mailbox and therefore sends an interrupt message, and waits until the packet's ready flag is 0.
+// The host returns two words per lane.
 #include "vgpu/exec/hostcall.h"
 
 #include <cstdio>
@@ -34,7 +34,7 @@ struct alignas(64) Signal {  // amd_signal_t
   i64 kind = 1, value = 0;
   u64* mailbox = nullptr;
   u32 event = 0, reserved = 0;
-  u64 rest[4] = {};
+  u64 unused[4] = {};
 };
 static_assert(sizeof(Signal) == 64);
 
@@ -46,7 +46,7 @@ struct Buffer {
 };
 static_assert(sizeof(Buffer) == 48);
 
-// More than there are waves, each of which holds at most one. Their pages exist once touched.
+// More than the number of waves, each of which uses at most one. Pages are allocated on first use.
 constexpr u64 kPackets = 32768;
 constexpr u32 kReady = 1;
 constexpr u32 kServicePrintf = 2;
@@ -60,7 +60,7 @@ struct Memory {
   alignas(4096) Payload payloads[kPackets];
 };
 
-// A packet's name is its index and, above it, a tag, which keeps the first one from being 0: none.
+// A packet's id is its index with a tag above it; the tag keeps id 0 free as "no packet".
 Memory* make_memory() {
   void* pages = Allocations::instance().allocate(sizeof(Memory), MemoryKind::kHost, 0, kLimit);
   if (!pages) throw Fault("the host has no memory for the buffer of printf");
@@ -76,19 +76,19 @@ Memory* make_memory() {
   return &memory;
 }
 
-Memory& the_memory() {
+Memory& shared_memory() {
   static Memory* const memory = make_memory();
   return *memory;
 }
 
 // -------------------------------------------------------------------------------- printf
 
-// Reads a message: words, and strings that take whole words with their final 0.
+// Reads a message: words, and strings padded to whole words including the terminator.
 class Reader {
  public:
   explicit Reader(const std::vector<u64>& words) : words_(words) {}
 
-  u64 word() { return at_ < words_.size() ? words_[at_++] : 0; }
+  u64 word() { return offset_ < words_.size() ? words_[offset_++] : 0; }
   f64 number() {
     const u64 word = this->word();
     f64 value;
@@ -96,15 +96,15 @@ class Reader {
     return value;
   }
   std::string text() {
-    const char* start = reinterpret_cast<const char*>(words_.data() + at_);
-    const size_t length = strnlen(start, (words_.size() - at_) * sizeof(u64));
-    at_ = std::min(at_ + length / sizeof(u64) + 1, words_.size());
+    const char* start = reinterpret_cast<const char*>(words_.data() + offset_);
+    const size_t length = strnlen(start, (words_.size() - offset_) * sizeof(u64));
+    offset_ = std::min(offset_ + length / sizeof(u64) + 1, words_.size());
     return std::string(start, length);
   }
 
  private:
   const std::vector<u64>& words_;
-  size_t at_ = 0;
+  size_t offset_ = 0;
 };
 
 template <class... Values>
@@ -117,7 +117,7 @@ void append(std::string& out, const std::string& spec, Values... values) {
   out += text;
 }
 
-// An integer as wide as the length modifier says; without one it is an int.
+// Truncates an integer to the width of its length modifier; without one to int.
 i64 narrow_signed(u64 value, const std::string& length) {
   if (length == "hh") return static_cast<signed char>(value);
   if (length == "h") return static_cast<short>(value);
@@ -129,40 +129,41 @@ u64 narrow_unsigned(u64 value, const std::string& length) {
   return length.empty() ? static_cast<u32>(value) : value;
 }
 
-// Takes the characters of `set` at `at`; with `stars`, a * is the next argument.
-std::string take(const std::string& format, size_t& at, const char* set, Reader* stars = nullptr) {
-  std::string taken;
-  for (; at < format.size() && std::strchr(set, format[at]); ++at) {
-    taken += format[at] == '*' && stars ? std::to_string(static_cast<i32>(stars->word()))
-                                        : std::string(1, format[at]);
+// Consumes the characters of `set` at `pos`; with `stars`, each * takes the next argument.
+std::string take_chars(const std::string& format, size_t& pos, const char* set,
+                       Reader* stars = nullptr) {
+  std::string chars;
+  for (; pos < format.size() && std::strchr(set, format[pos]); ++pos) {
+    chars += format[pos] == '*' && stars ? std::to_string(static_cast<i32>(stars->word()))
+                                         : std::string(1, format[pos]);
   }
-  return taken;
+  return chars;
 }
 
-void convert(std::string& out, const std::string& format, size_t& at, Reader& in) {
+void convert(std::string& out, const std::string& format, size_t& pos, Reader& reader) {
   std::string spec(1, '%');
-  spec += take(format, at, "-+ #0");
-  spec += take(format, at, "0123456789*", &in);
-  if (at < format.size() && format[at] == '.') {
-    spec += format[at++];
-    spec += take(format, at, "0123456789*", &in);
+  spec += take_chars(format, pos, "-+ #0");
+  spec += take_chars(format, pos, "0123456789*", &reader);
+  if (pos < format.size() && format[pos] == '.') {
+    spec += format[pos++];
+    spec += take_chars(format, pos, "0123456789*", &reader);
   }
-  const std::string length = take(format, at, "hlLqjzt");
-  const char conversion = at < format.size() ? format[at++] : '%';
+  const std::string length = take_chars(format, pos, "hlLqjzt");
+  const char conversion = pos < format.size() ? format[pos++] : '%';
   const std::string kind(1, conversion);
   switch (conversion) {
     case 'd':
     case 'i':
       return append(out, spec + "ll" + kind,
-                    static_cast<long long>(narrow_signed(in.word(), length)));
+                    static_cast<long long>(narrow_signed(reader.word(), length)));
     case 'o':
     case 'u':
     case 'x':
     case 'X':
       return append(out, spec + "ll" + kind,
-                    static_cast<unsigned long long>(narrow_unsigned(in.word(), length)));
+                    static_cast<unsigned long long>(narrow_unsigned(reader.word(), length)));
     case 'c':
-      return append(out, spec + kind, static_cast<int>(in.word()));
+      return append(out, spec + kind, static_cast<int>(reader.word()));
     case 'f':
     case 'F':
     case 'e':
@@ -171,29 +172,30 @@ void convert(std::string& out, const std::string& format, size_t& at, Reader& in
     case 'G':
     case 'a':
     case 'A':
-      return append(out, spec + kind, in.number());
+      return append(out, spec + kind, reader.number());
     case 's':
-      return append(out, spec + kind, in.text().c_str());
+      return append(out, spec + kind, reader.text().c_str());
     case 'p':
-      return append(out, spec + kind, reinterpret_cast<void*>(in.word()));
+      return append(out, spec + kind, reinterpret_cast<void*>(reader.word()));
     case 'n':
-      in.word();
+      reader.word();
       return;
     default:
       out += conversion;
   }
 }
 
-// The first word of a message says where to, then come format and arguments. Returns the length.
+// Prints a message: the first word selects the stream, then format and arguments. Returns the
+// length.
 u64 print(const std::vector<u64>& words) {
-  Reader in(words);
-  FILE* stream = in.word() == 1 ? stderr : stdout;
-  const std::string format = in.text();
+  Reader reader(words);
+  FILE* stream = reader.word() == 1 ? stderr : stdout;
+  const std::string format = reader.text();
   std::string out;
-  for (size_t at = 0; at < format.size();) {
-    const char c = format[at++];
+  for (size_t pos = 0; pos < format.size();) {
+    const char c = format[pos++];
     if (c == '%') {
-      convert(out, format, at, in);
+      convert(out, format, pos, reader);
     } else {
       out += c;
     }
@@ -203,22 +205,23 @@ u64 print(const std::vector<u64>& words) {
   return out.size();
 }
 
-// A message comes in several calls of a lane. Its descriptor: first, last, words here, identity.
-constexpr u64 kFirst = 1, kLast = 2;
-constexpr u32 kCountAt = 5, kIdAt = 8;
-constexpr size_t kMostWords = 1 << 17;  // of a message that a broken kernel never ends
+// A message arrives in several calls of a lane. Layout of its descriptor: begin, end, words in this
+// call, id.
+constexpr u64 kBegin = 1, kEnd = 2;
+constexpr u32 kCountShift = 5, kIdShift = 8;
+constexpr size_t kMaxWords = 1 << 17;  // limits a message that a broken kernel never ends
 
 class Messages {
  public:
-  void take(u64* slots) {
+  void receive(u64* slots) {
     u64 descriptor = slots[0];
-    if (descriptor & kFirst) descriptor = next_id_++ << kIdAt | (descriptor & 0xfe);
-    const u64 id = descriptor >> kIdAt;
+    if (descriptor & kBegin) descriptor = next_id_++ << kIdShift | (descriptor & 0xfe);
+    const u64 id = descriptor >> kIdShift;
     std::vector<u64>& words = open_[id];
-    const u64 count = descriptor >> kCountAt & 7;
-    if (words.size() < kMostWords) words.insert(words.end(), slots + 1, slots + 1 + count);
+    const u64 count = descriptor >> kCountShift & 7;
+    if (words.size() < kMaxWords) words.insert(words.end(), slots + 1, slots + 1 + count);
     slots[0] = descriptor;
-    if (!(descriptor & kLast)) return;
+    if (!(descriptor & kEnd)) return;
     slots[0] = print(words);
     open_.erase(id);
   }
@@ -230,28 +233,28 @@ class Messages {
 
 }  // namespace
 
-u64 hostcall_buffer() { return reinterpret_cast<u64>(&the_memory().buffer); }
+u64 hostcall_buffer() { return reinterpret_cast<u64>(&shared_memory().buffer); }
 
 void serve_hostcalls(const Wave& wave, const Inst& inst) {
   static std::mutex serving;
   static Messages messages;
   const std::lock_guard lock(serving);
-  Memory& memory = the_memory();
+  Memory& memory = shared_memory();
   u64 packet = __atomic_exchange_n(&memory.buffer.ready_stack, u64{0}, __ATOMIC_ACQUIRE);
-  u32 refused = kServicePrintf;
-  for (u64 left = kPackets; packet && left; --left) {
+  u32 unsupported = kServicePrintf;
+  for (u64 remaining = kPackets; packet && remaining; --remaining) {
     Header& header = memory.headers[packet % kPackets];
     Payload& payload = memory.payloads[packet % kPackets];
     packet = header.next;
-    if (header.service != kServicePrintf) refused = header.service;
+    if (header.service != kServicePrintf) unsupported = header.service;
     for (u32 lane = 0; lane < kLanes && header.service == kServicePrintf; ++lane) {
-      if (header.active_lanes >> lane & 1) messages.take(payload.slots[lane]);
+      if (header.active_lanes >> lane & 1) messages.receive(payload.slots[lane]);
     }
     __atomic_fetch_and(&header.control, ~kReady, __ATOMIC_RELEASE);
   }
-  if (refused == kServicePrintf) return;
+  if (unsupported == kServicePrintf) return;
   fault(wave, inst,
-        "the kernel calls host service " + std::to_string(refused) +
+        "the kernel calls host service " + std::to_string(unsupported) +
             "; the virtual GPU has printf (" + std::to_string(kServicePrintf) + ") only");
 }
 

@@ -1,4 +1,4 @@
-// What a running kernel asks of the host: printf, thus device_print and the text of an assertion.
+// Services of the host for a running kernel: printf, and so device_print and assertion texts.
 #pragma once
 
 #include "vgpu/isa/isa.h"
@@ -6,11 +6,12 @@
 
 namespace vgpu {
 
-// The value of a kernel's hidden_hostcall_buffer, made when the first such kernel is launched.
+// Returns the value of a kernel's hidden_hostcall_buffer; the buffer is created at the first such
+// launch.
 u64 hostcall_buffer();
 
-// Serves the calls that wait. Waves announce one with s_sendmsg and then wait for its end. Throws
-// Fault for a service that does not exist here.
+// Serves all pending calls. Waves announce a call with s_sendmsg and then wait for its completion.
+// Throws Fault for an unsupported service.
 void serve_hostcalls(const Wave& wave, const Inst& inst);
 
 }  // namespace vgpu

@@ -1,4 +1,4 @@
-// Operand fetch and result commit of the VALU: everything that is the same for all opcodes.
+// Operand fetch and result commit of the VALU, common to all opcodes.
 #include "vgpu/exec/lanes.h"
 
 #include <cfenv>
@@ -10,17 +10,17 @@ namespace {
 
 constexpr u32 kNoLane = 64;
 
-// The lane that `lane` reads under DPP control `ctrl`; kNoLane where there is none.
+// Returns the lane that `lane` reads under DPP control `ctrl`, kNoLane if none.
 u32 dpp_source(u32 ctrl, u32 lane) {
-  const u32 row = lane & ~15u, at = lane & 15, amount = ctrl & 15;
+  const u32 row = lane & ~15u, row_lane = lane & 15, amount = ctrl & 15;
   if (ctrl < 0x100) return (lane & ~3u) | (ctrl >> (2 * (lane & 3)) & 3);  // quad_perm
   switch (ctrl >> 4) {
     case 0x10:
-      return at + amount < 16 ? lane + amount : kNoLane;  // row_shl
+      return row_lane + amount < 16 ? lane + amount : kNoLane;  // row_shl
     case 0x11:
-      return at >= amount ? lane - amount : kNoLane;  // row_shr
+      return row_lane >= amount ? lane - amount : kNoLane;  // row_shr
     case 0x12:
-      return row | ((at - amount) & 15);  // row_ror
+      return row | ((row_lane - amount) & 15);  // row_ror
     case 0x15:
       return row | amount;  // row_newbcast
     default:
@@ -36,7 +36,7 @@ u32 dpp_source(u32 ctrl, u32 lane) {
     case 0x13c:
       return (lane - 1) & 63;  // wave_ror
     case 0x140:
-      return row | (15 - at);  // row_mirror
+      return row | (15 - row_lane);  // row_mirror
     case 0x141:
       return (lane & ~7u) | (7 - (lane & 7));  // row_half_mirror
     case 0x142:
@@ -48,16 +48,16 @@ u32 dpp_source(u32 ctrl, u32 lane) {
   }
 }
 
-bool dpp_valid(const Wave& wave, const Dpp& dpp, u32 from) {
-  return from < kLanes && (dpp.fetch_inactive || wave.exec() & lane_bit(from));
+bool dpp_valid(const Wave& wave, const Dpp& dpp, u32 src_lane) {
+  return src_lane < kLanes && (dpp.fetch_inactive || wave.exec() & lane_bit(src_lane));
 }
 
-// Reads every source before anything is written: in-place DPP is what reductions use.
-void permute(const Wave& wave, const Dpp& dpp, const u32* from, u32 rows, u32* to) {
+// Reads all sources before any write, because reductions use DPP in place.
+void permute(const Wave& wave, const Dpp& dpp, const u32* src, u32 rows, u32* dst) {
   for (u32 lane = 0; lane < kLanes; ++lane) {
     const u32 source = dpp_source(dpp.ctrl, lane);
     const bool valid = dpp_valid(wave, dpp, source);
-    for (u32 r = 0; r < rows; ++r) to[r * kLanes + lane] = valid ? from[r * kLanes + source] : 0;
+    for (u32 r = 0; r < rows; ++r) dst[r * kLanes + lane] = valid ? src[r * kLanes + source] : 0;
   }
 }
 
@@ -84,10 +84,10 @@ u32 sdwa_merge(u32 old, u32 value, const Sdwa& sdwa) {
   switch (sdwa.dst_unused) {
     case 2:
       return placed | (old & ~mask);  // preserve
-    case 1: {                         // sign-extend upwards
+    case 1: {                         // sign-extends
       const bool negative = value >> (width - 1) & 1;
-      const u32 above = ~(mask | (mask - 1u));
-      return placed | (negative && shift + width < 32 ? above : 0);
+      const u32 upper_bits = ~(mask | (mask - 1u));
+      return placed | (negative && shift + width < 32 ? upper_bits : 0);
     }
     default:
       return placed;
@@ -96,7 +96,8 @@ u32 sdwa_merge(u32 old, u32 value, const Sdwa& sdwa) {
 
 // -------------------------------------------------------------------------------- source values
 
-// The raw dwords of a source, `rows` registers of lanes: the register itself or a broadcast.
+// Returns the raw dwords of a source, `rows` registers of lanes: the register itself or a
+// broadcast.
 const u32* raw_lanes(Wave& wave, const Src& src, u32 rows, u32* tmp) {
   if (src.kind == SrcKind::kVgpr) return wave.v(src.reg);
   const u64 value = read_scalar64(wave, src);
@@ -105,8 +106,8 @@ const u32* raw_lanes(Wave& wave, const Src& src, u32 rows, u32* tmp) {
   return tmp;
 }
 
-// neg and abs on the sign bit of the type; then 16-bit values go to their low half, widened if
-// float.
+// Applies neg and abs to the sign bit of the type, then moves 16-bit values to the low half and
+// widens floats.
 void apply_modifiers(u32* lanes, Type type, bool high_half, bool abs, bool neg) {
   const u32 sign = is_16bit(type) ? 0x8000 : 0x80000000;
   u32* word = type == Type::kF64 ? lanes + kLanes : lanes;
@@ -122,9 +123,9 @@ void apply_modifiers(u32* lanes, Type type, bool high_half, bool abs, bool neg) 
   }
 }
 
-// A signalling NaN stays signalling: minimum, maximum and compares tell it from a quiet one.
-// Half denormals become zero where the f16/f64 field of MODE says so (bits 7:6): 0 flushes sources
-// and results, 1 results, 2 sources, 3 neither.
+// Keeps signalling NaNs, because minimum, maximum and compares distinguish them. Half denormals
+// become zero as the f16/f64 field of MODE (bits 7:6) says: 0 flushes sources and results, 1
+// results, 2 sources, 3 neither.
 void flush_halves(u32* lanes) {
   VGPU_LANES { lanes[lane] = lanes[lane] & 0x7c00 ? lanes[lane] : lanes[lane] & 0x8000; }
 }
@@ -133,7 +134,7 @@ bool flush_half_results(const Wave& wave) { return !(wave.mode >> 7 & 1); }
 
 // -------------------------------------------------------------------------------- result modifiers
 
-// omod works only where MODE neither asks for IEEE rules nor keeps denormal results; then a scaled
+// omod applies only if MODE disables IEEE rules and flushes denormal results; then a scaled
 // denormal becomes zero and -0 becomes +0.
 bool omod_works(const Wave& wave, Type type) {
   return !wave.ieee() && !(wave.mode >> (type == Type::kF32 ? 5 : 7) & 1);
@@ -151,10 +152,10 @@ void scale_and_clamp_as(const Wave& wave, const Inst& inst, Type type, u32* lane
   const F scale = kScale[inst.omod], smallest = smallest_normal<F>(type);
   const bool nan_to_zero = wave.dx10_clamp();
   for (u32 lane = 0; lane < kLanes; ++lane) {
-    F x = get<F>(lanes, lane);
+    F x = load_lane<F>(lanes, lane);
     if (scaled) x = std::fabs(x * scale) < smallest ? F{0} : x * scale;
     if (inst.clamp) x = is_nan(x) ? (nan_to_zero ? F{0} : x) : x < 0 ? F{0} : x > 1 ? F{1} : x;
-    put<F>(lanes, lane, x);
+    store_lane<F>(lanes, lane, x);
   }
 }
 
@@ -209,7 +210,7 @@ void widen_halves(u32* lanes) {
 #endif
 }
 
-// Rounds as MODE says: the host's control word follows it.
+// Rounds as MODE says, because the host's control word follows MODE.
 void narrow_halves(u32* lanes) {
 #if defined(__AVX512F__)
   for (u32 lane = 0; lane < kLanes; lane += 16) {
@@ -232,7 +233,7 @@ void narrow(const Wave& wave, Type type, u32* lanes) {
   if (type == Type::kF16) {
     narrow_halves(lanes);
     if (wave.fp_split && flush_half_results(wave)) flush_halves(lanes);
-    if (wave.fp16_ovfl()) {  // finite overflow clamps instead of becoming infinite
+    if (wave.fp16_ovfl()) {  // finite overflow saturates instead of becoming infinite
       VGPU_LANES { lanes[lane] -= (lanes[lane] & 0x7fff) == 0x7c00; }
     }
   } else if (type == Type::kBf16) {
@@ -245,7 +246,7 @@ const u32* fetch_slow(Wave& wave, const Inst& inst, u32 s, Type type, Lanes& tmp
   const u32 rows = dwords_of(type);
   const u32* raw = raw_lanes(wave, src, rows, tmp.word);
   if (inst.lane_mod == LaneMod::kDpp && s == 0) {
-    if (raw == tmp.word) return raw;  // a constant has no lanes to permute
+    if (raw == tmp.word) return raw;  // a constant is the same in all lanes
     permute(wave, inst.dpp, raw, rows, tmp.word);
   } else if (inst.lane_mod == LaneMod::kSdwa && s < 2) {
     const u32 sel = inst.sdwa.sel[s];
@@ -254,7 +255,7 @@ const u32* fetch_slow(Wave& wave, const Inst& inst, u32 s, Type type, Lanes& tmp
   } else if (raw != tmp.word) {
     std::memcpy(tmp.word, raw, rows * kLanes * sizeof(u32));
   }
-  // A constant is in its low half already, whatever op_sel says; an SGPR has two halves.
+  // A constant is always in its low half; op_sel applies to registers only.
   const bool high_half = inst.opsel >> s & 1 && src.kind != SrcKind::kConst;
   apply_modifiers(tmp.word, type, high_half, inst.abs >> s & 1, inst.neg >> s & 1);
   widen(wave, type, tmp.word);
@@ -266,7 +267,7 @@ const u32* fetch_packed(Wave& wave, const Inst& inst, u32 s, u32 half, Type type
   const u32 pick = (half ? inst.opsel_hi : inst.opsel) >> s & 1;
   const bool neg = (half ? inst.neg_hi : inst.neg) >> s & 1;
   const bool pair = type == Type::kF32 || type == Type::kB32;
-  if (pair) {  // op_sel chooses a register of the pair
+  if (pair) {  // op_sel selects a register of the pair
     if (src.kind == SrcKind::kVgpr) {
       const u32* row = wave.v(src.reg + pick);
       if (!neg || type == Type::kB32) return row;
@@ -311,23 +312,23 @@ u64 write_mask(const Wave& wave, const Inst& inst) {
   const Dpp& dpp = inst.dpp;
   for (u32 lane = 0; lane < kLanes; ++lane) {
     const bool selected = dpp.row_mask >> (lane / 16) & 1 && dpp.bank_mask >> (lane / 4 % 4) & 1;
-    const bool sourced = dpp.bound_ctrl || dpp_valid(wave, dpp, dpp_source(dpp.ctrl, lane));
-    if (!selected || !sourced) mask &= ~lane_bit(lane);
+    const bool src_mask = dpp.bound_ctrl || dpp_valid(wave, dpp, dpp_source(dpp.ctrl, lane));
+    if (!selected || !src_mask) mask &= ~lane_bit(lane);
   }
   return mask;
 }
 
-void store_masked(Wave& wave, u32 dst, const u32* from, u32 rows, u64 mask) {
-  u32* to = wave.v(dst);
+void store_masked(Wave& wave, u32 dst, const u32* src, u32 rows, u64 mask) {
+  u32* dst_rows = wave.v(dst);
   if (mask == ~u64{0}) {
-    std::memcpy(to, from, rows * kLanes * sizeof(u32));
+    std::memcpy(dst_rows, src, rows * kLanes * sizeof(u32));
     return;
   }
-  for (u32 r = 0; r < rows; ++r, to += kLanes, from += kLanes) {
+  for (u32 r = 0; r < rows; ++r, dst_rows += kLanes, src += kLanes) {
 #if defined(__AVX512F__)
     for (u32 lane = 0; lane < kLanes; lane += 16) {
-      _mm512_mask_storeu_epi32(to + lane, static_cast<__mmask16>(mask >> lane),
-                               _mm512_loadu_si512(from + lane));
+      _mm512_mask_storeu_epi32(dst_rows + lane, static_cast<__mmask16>(mask >> lane),
+                               _mm512_loadu_si512(src + lane));
     }
 #else
     for (u32 word = 0; word < 2; ++word) {
@@ -381,7 +382,7 @@ static void set_host_mode(u32 round, u32 denormals) {
   const u32 flush = (denormals & 2 ? 0u : 0x8000u) | (denormals & 1 ? 0u : 0x40u);
   _mm_setcsr(0x1f80u | kRound[round & 3] << 13 | flush);
 }
-#else  // denormals are kept whatever MODE says
+#else  // denormals are kept, independently of MODE
 u32 save_host_fp_mode() { return static_cast<u32>(std::fegetround()); }
 void restore_host_fp_mode(u32 saved) { std::fesetround(static_cast<int>(saved)); }
 static void set_host_mode(u32 round, u32) {
@@ -401,6 +402,6 @@ void FpGuard::enter(const Wave& wave) {
   saved = save_host_fp_mode();
   set_host_mode(wave.mode >> 2 & 3, wave.mode >> 6 & 3);
 }
-void FpGuard::leave() { restore_host_fp_mode(saved); }
+void FpGuard::exit() { restore_host_fp_mode(saved); }
 
 }  // namespace vgpu

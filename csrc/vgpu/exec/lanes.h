@@ -1,8 +1,8 @@
-// How a VALU instruction runs: fetch the lanes of each source, one loop over 64 lanes, commit.
+// Execution of VALU instructions: fetch the lanes of each source, one loop over 64 lanes, commit.
 //
-// An opcode's meaning is a function of one lane's values, written beside its number in a table row
-// (OP1, OP2, OP3 below). Everything around it - constants, SGPRs, neg/abs, op_sel, DPP, SDWA,
-// clamp, omod, EXEC - happens in fetch() and commit(), once for all opcodes.
+// An opcode is a function of one lane's values in a table row (OP1, OP2, OP3 below). Constants,
+// SGPRs, neg/abs, op_sel, DPP, SDWA, clamp, omod and EXEC are handled in fetch() and commit(), once
+// for all opcodes.
 #pragma once
 
 #include <type_traits>
@@ -12,7 +12,7 @@
 
 namespace vgpu {
 
-// Lane values that are not C++ types of their own. Both compute in float.
+// Lane types without a C++ type; both compute in float.
 struct f16 {
   f32 value;
   constexpr f16(f32 v) : value(v) {}
@@ -23,7 +23,7 @@ struct bf16 {
   constexpr bf16(f32 v) : value(v) {}
   constexpr operator f32() const { return value; }
 };
-// A raw dword that takes float neg/abs bits (v_cndmask_b32).
+// A raw dword to which float neg/abs apply (v_cndmask_b32).
 struct raw32 {
   u32 value;
   constexpr raw32(u32 v) : value(v) {}
@@ -60,39 +60,39 @@ struct alignas(64) Lanes {
   u32 word[2 * kLanes];
 };
 
-// A fetched 16-bit source lies in its low half; f16 and bf16 have been widened to float.
+// A fetched 16-bit source is in the low half; f16 and bf16 are already widened to float.
 template <class T>
-inline T get(const u32* from, u32 lane) {
+inline T load_lane(const u32* src, u32 lane) {
   if constexpr (sizeof(T) == 8) {
-    return bits<T>(from[lane] | u64{from[lane + kLanes]} << 32);
+    return bits<T>(src[lane] | u64{src[lane + kLanes]} << 32);
   } else if constexpr (sizeof(T) == 2) {
-    return static_cast<T>(from[lane]);
+    return static_cast<T>(src[lane]);
   } else {
-    return bits<T>(from[lane]);
+    return bits<T>(src[lane]);
   }
 }
 
 template <class T>
-inline void put(u32* to, u32 lane, T value) {
+inline void store_lane(u32* dst, u32 lane, T value) {
   if constexpr (sizeof(T) == 8) {
-    to[lane] = static_cast<u32>(bits<u64>(value));
-    to[lane + kLanes] = static_cast<u32>(bits<u64>(value) >> 32);
+    dst[lane] = static_cast<u32>(bits<u64>(value));
+    dst[lane + kLanes] = static_cast<u32>(bits<u64>(value) >> 32);
   } else if constexpr (sizeof(T) == 2) {
-    to[lane] = static_cast<u16>(value);
+    dst[lane] = static_cast<u16>(value);
   } else {
-    to[lane] = bits<u32>(value);
+    dst[lane] = bits<u32>(value);
   }
 }
 
-inline void broadcast(u32* to, u32 value) {
-  for (u32 lane = 0; lane < kLanes; ++lane) to[lane] = value;
+inline void broadcast(u32* dst, u32 value) {
+  for (u32 lane = 0; lane < kLanes; ++lane) dst[lane] = value;
 }
 
 constexpr bool is_16bit(Type type) {
   return type == Type::kB16 || type == Type::kF16 || type == Type::kBf16;
 }
 
-// Source `s` as `type` wants it, all modifiers applied; the result lies in a register or in `tmp`.
+// Returns source `s` as `type` with all modifiers applied, either in its register or in `tmp`.
 const u32* fetch_slow(Wave& wave, const Inst& inst, u32 s, Type type, Lanes& tmp);
 
 template <class T>
@@ -104,32 +104,33 @@ inline const u32* fetch(Wave& wave, const Inst& inst, u32 s, Lanes& tmp) {
   return fetch_slow(wave, inst, s, kTypeOf<T>, tmp);
 }
 
-// One half of source `s` of a packed instruction: 0 low (op_sel, neg), 1 high (op_sel_hi, neg_hi).
+// Returns one half of source `s` of a packed instruction: 0 low (op_sel, neg), 1 high (op_sel_hi,
+// neg_hi).
 const u32* fetch_packed(Wave& wave, const Inst& inst, u32 s, u32 half, Type type, Lanes& tmp);
 
-// Halves in the low 16 bits of each lane to floats, and back in the host's rounding mode.
+// Convert halves in the low 16 bits of each lane to floats, and back in the host's rounding mode.
 void widen_halves(u32* lanes);
 void narrow_halves(u32* lanes);
 
-// Rounds float results to the 16 bits that `type` stores; other types pass.
+// Rounds float results to the 16 bits that `type` stores; other types are unchanged.
 void narrow(const Wave& wave, Type type, u32* lanes);
-// 16-bit floats in the low halves to floats; denormals are flushed as MODE says.
+// Converts 16-bit floats in the low halves to floats; flushes denormals as MODE says.
 void widen(const Wave& wave, Type type, u32* lanes);
 
-// Bit l is set where flags[l] is not 0.
+// Returns a mask with bit l set if flags[l] is not 0.
 u64 mask_of(const u32* flags);
 
-// The lanes that this instruction writes: EXEC, and with DPP the lanes that have a source.
+// Returns the lanes that this instruction writes: EXEC, and with DPP only lanes that have a source.
 u64 write_mask(const Wave& wave, const Inst& inst);
 
-// Writes `rows` registers of `from` to VGPR `dst` under `mask`.
-void store_masked(Wave& wave, u32 dst, const u32* from, u32 rows, u64 mask);
+// Writes `rows` registers of `src` to VGPR `dst` under `mask`.
+void store_masked(Wave& wave, u32 dst, const u32* src, u32 rows, u64 mask);
 
-// omod and clamp of float results (f64: two registers a lane), before they are narrowed to `type`.
-// For instructions whose results do not go through Result.
+// Applies omod and clamp to float results (f64: two registers per lane) before they are narrowed to
+// `type`. For instructions that do not use Result.
 void scale_and_clamp(const Wave& wave, const Inst& inst, Type type, u32* lanes);
 
-// Result of one instruction: written straight to the register file when nothing stands between.
+// The result of one instruction; written directly to the register file if no modifier applies.
 void commit_slow(Wave& wave, const Inst& inst, Type type, Lanes& tmp);
 
 template <class T>
@@ -150,21 +151,21 @@ struct Result {
   }
 };
 
-// f16 and f64 follow their own rounding and denormal mode where it differs from that of f32, under
-// which the host's floating-point unit runs.
+// Switches the host's floating-point mode for f16 and f64 instructions if their rounding and
+// denormal mode differs from that of f32, which is the host's default.
 struct FpGuard {
   explicit FpGuard(const Wave& wave) : active(wave.fp_split) {
     if (active) enter(wave);
   }
   ~FpGuard() {
-    if (active) leave();
+    if (active) exit();
   }
   FpGuard(const FpGuard&) = delete;
   FpGuard& operator=(const FpGuard&) = delete;
 
  private:
   void enter(const Wave& wave);
-  void leave();
+  void exit();
   bool active;
   u32 saved = 0;
 };
@@ -176,12 +177,12 @@ template <class... T>
 using GuardFor = std::conditional_t<((kTypeOf<T> == Type::kF64 || kTypeOf<T> == Type::kF16) || ...),
                                     FpGuard, NoGuard>;
 
-// Sets the host's rounding and denormal mode from MODE; the runner calls it when a wave starts.
+// Sets the host's rounding and denormal mode from MODE; called when a wave starts to run.
 void enter_fp_mode(Wave& wave);
 u32 save_host_fp_mode();
 void restore_host_fp_mode(u32 saved);
 
-// The loops carry no dependence between lanes: a lane reads all its sources before it writes.
+// The lanes of a loop are independent: a lane reads all its sources before it writes.
 #if defined(__clang__)
 #define VGPU_LANES _Pragma("clang loop vectorize(enable)") for (u32 lane = 0; lane < kLanes; ++lane)
 #else
@@ -195,7 +196,7 @@ void lanes1(Wave& wave, const Inst& inst) {
   const u32* a = fetch<A>(wave, inst, 0, ta);
   Result<R> result(wave, inst);
   u32* out = result.out;
-  VGPU_LANES { put<R>(out, lane, kOp(get<A>(a, lane))); }
+  VGPU_LANES { store_lane<R>(out, lane, kOp(load_lane<A>(a, lane))); }
   result.commit();
 }
 
@@ -207,7 +208,7 @@ void lanes2(Wave& wave, const Inst& inst) {
   const u32* b = fetch<B>(wave, inst, 1, tb);
   Result<R> result(wave, inst);
   u32* out = result.out;
-  VGPU_LANES { put<R>(out, lane, kOp(get<A>(a, lane), get<B>(b, lane))); }
+  VGPU_LANES { store_lane<R>(out, lane, kOp(load_lane<A>(a, lane), load_lane<B>(b, lane))); }
   result.commit();
 }
 
@@ -220,11 +221,14 @@ void lanes3(Wave& wave, const Inst& inst) {
   const u32* c = fetch<C>(wave, inst, 2, tc);
   Result<R> result(wave, inst);
   u32* out = result.out;
-  VGPU_LANES { put<R>(out, lane, kOp(get<A>(a, lane), get<B>(b, lane), get<C>(c, lane))); }
+  VGPU_LANES {
+    store_lane<R>(out, lane,
+                  kOp(load_lane<A>(a, lane), load_lane<B>(b, lane), load_lane<C>(c, lane)));
+  }
   result.commit();
 }
 
-// d = op(d, a, b): fmac and its kin.
+// d = op(d, a, b): fmac and similar.
 template <class R, class A, class B, auto kOp>
 void lanes_acc(Wave& wave, const Inst& inst) {
   [[maybe_unused]] GuardFor<R, A, B> guard(wave);
@@ -232,26 +236,30 @@ void lanes_acc(Wave& wave, const Inst& inst) {
   const u32* a = fetch<A>(wave, inst, 0, ta);
   const u32* b = fetch<B>(wave, inst, 1, tb);
   const u32* d = wave.v(inst.dst);
-  if constexpr (is_16bit(kTypeOf<R>)) {  // the accumulator is the register's low half
+  if constexpr (is_16bit(kTypeOf<R>)) {  // the accumulator is in the register's low half
     for (u32 lane = 0; lane < kLanes; ++lane)
       td.word[lane] = bits<u32>(half_to_float(static_cast<u16>(d[lane])));
     d = td.word;
   }
   Result<R> result(wave, inst);
   u32* out = result.out;
-  VGPU_LANES { put<R>(out, lane, kOp(get<R>(d, lane), get<A>(a, lane), get<B>(b, lane))); }
+  VGPU_LANES {
+    store_lane<R>(out, lane,
+                  kOp(load_lane<R>(d, lane), load_lane<A>(a, lane), load_lane<B>(b, lane)));
+  }
   result.commit();
 }
 
-// One, in a form that no compiler folds a multiplication away for.
+// The constant 1, opaque to the compiler, so that multiplications by it are kept.
 extern const f32 kRuntimeOneF32;
 extern const f64 kRuntimeOneF64;
 
-// Minimum, maximum and median, which C++ would do without arithmetic: a multiplication makes MODE's
-// denormal flush apply to the result. With MODE.IEEE off a signalling NaN is as quiet as any other.
+// Minimum, maximum and median would compile to compares without arithmetic; a multiplication by 1
+// makes the host apply MODE's denormal flush. With MODE.IEEE off signalling NaNs are treated like
+// quiet ones.
 template <class T, u32 kSources, auto kOp>
 void extreme(Wave& wave, const Inst& inst) {
-  using F = std::conditional_t<kTypeOf<T> == Type::kF64, f64, f32>;  // a half has been widened
+  using F = std::conditional_t<kTypeOf<T> == Type::kF64, f64, f32>;  // a half was widened
   [[maybe_unused]] GuardFor<T> guard(wave);
   Lanes ta, tb, tc;
   const u32* a = fetch<T>(wave, inst, 0, ta);
@@ -261,19 +269,21 @@ void extreme(Wave& wave, const Inst& inst) {
   u32* out = result.out;
   const bool ieee = wave.ieee();
   const F one = sizeof(F) == 8 ? static_cast<F>(kRuntimeOneF64) : static_cast<F>(kRuntimeOneF32);
-  const auto value = [ieee](const u32* from, u32 lane) {
-    const F x = get<F>(from, lane);
+  const auto value = [ieee](const u32* src, u32 lane) {
+    const F x = load_lane<F>(src, lane);
     return ieee || !is_nan(x) ? x : quiet(x);
   };
-  VGPU_LANES { put<F>(out, lane, kOp(value(a, lane), value(b, lane), value(c, lane)) * one); }
+  VGPU_LANES {
+    store_lane<F>(out, lane, kOp(value(a, lane), value(b, lane), value(c, lane)) * one);
+  }
   result.commit();
 }
 
-// The row that copies lanes: v_mov_b32.
+// Returns the opcode row that copies lanes: v_mov_b32.
 const OpInfo& lane_copy();
 
 // Rows of an opcode table. R, A, B, C are the lane types of result and sources; the last argument
-// is the value of one lane. Those with _T join traits of their own.
+// is the value of one lane. The _T forms add traits.
 #define OP1_T(number, name, R, A, traits, ...)                           \
   {number,                                                               \
    name,                                                                 \

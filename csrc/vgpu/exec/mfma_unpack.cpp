@@ -1,4 +1,4 @@
-// A and B of matrix instructions as floats.
+// Unpacks A and B of matrix instructions to floats.
 #include "vgpu/exec/mfma_unpack.h"
 
 #include "vgpu/base/formats.h"
@@ -17,7 +17,7 @@ constexpr f32 from_xf32(u32 word) { return bits<f32>(word & 0xffffe000); }
 constexpr f32 from_bf16(u32 half) { return bits<f32>(half << 16); }
 constexpr f32 from_i8(u32 byte) { return static_cast<f32>(static_cast<i32>(byte << 24) >> 24); }
 
-// Elements that divide a dword.
+// Elements whose width divides a dword.
 template <u32 kBits, auto kDecode>
 void unpack_words(const u32* regs, u32 dwords, f32* out) {
   constexpr u32 kMask = kBits == 32 ? ~0u : (1u << (kBits & 31)) - 1;
@@ -28,7 +28,7 @@ void unpack_words(const u32* regs, u32 dwords, f32* out) {
   }
 }
 
-// Six-bit elements: a stream of 32 in six dwords.
+// Six-bit elements: 32 of them packed in six dwords.
 template <auto kDecode>
 void unpack_sixes(const u32* regs, u32, f32* out) {
   for (u32 e = 0; e < 32; ++e, out += kLanes) {
@@ -36,7 +36,7 @@ void unpack_sixes(const u32* regs, u32, f32* out) {
     const u32* low = regs + 6 * e / 32 * kLanes;
     if (shift <= 26) {
       for (u32 lane = 0; lane < kLanes; ++lane) out[lane] = kDecode(low[lane] >> shift & 63);
-    } else {  // the last bits lie in the next dword
+    } else {  // the last bits are in the next dword
       for (u32 lane = 0; lane < kLanes; ++lane) {
         out[lane] = kDecode((low[lane] >> shift | low[lane + kLanes] << (32 - shift)) & 63);
       }
@@ -48,7 +48,7 @@ void unpack_sixes(const u32* regs, u32, f32* out) {
 void unpack_halves(const u32* regs, u32 dwords, f32* out) {
   for (u32 r = 0; r < dwords; ++r, regs += kLanes, out += 2 * kLanes) {
     for (u32 lane = 0; lane < kLanes; lane += 16) {
-      // The maskz forms: g++ 12 warns about the undefined source of the plain ones.
+      // Uses the maskz forms, because g++ 12 warns about the undefined source of the plain ones.
       const __m512i words = _mm512_loadu_si512(regs + lane);
       const __m512i shifted = _mm512_maskz_srli_epi32(0xffff, words, 16);
       const __m256i low = _mm512_maskz_cvtepi32_epi16(0xffff, words);
@@ -99,7 +99,7 @@ void flush_denormals(f32* values, u32 count) {
 }  // namespace
 
 void unpack(Wave& wave, Elem elem, u32 reg, u32 dwords, Unpacked& out) {
-  const bool fnuz = traits_of(wave.group->arch).fnuz;
+  const bool fnuz = arch_traits(wave.group->arch).fnuz;
   unpacker(elem, fnuz)(wave.va(reg), dwords, out.slot[0]);
   if (elem == Elem::kF32 && flush_float_sources(wave))
     flush_denormals(out.slot[0], dwords * kLanes);
@@ -116,18 +116,18 @@ bool all_finite(const Unpacked& values, u32 slots) {
 }
 
 void broadcast_blocks(Unpacked& a, u32 slots, const MatrixShape& shape, u32 cbsz, u32 abid) {
-  const u32 wanted = 1u << cbsz, blocks = wanted < shape.blocks ? wanted : shape.blocks;
-  const u32 group = blocks * shape.dim, from = abid % blocks * shape.dim;
+  const u32 requested = 1u << cbsz, blocks = requested < shape.blocks ? requested : shape.blocks;
+  const u32 group = blocks * shape.dim, first_lane = abid % blocks * shape.dim;
   for (u32 s = 0; s < slots; ++s) {
     f32 old[kLanes];
     std::memcpy(old, a.slot[s], sizeof(old));
     for (u32 lane = 0; lane < kLanes; ++lane)
-      a.slot[s][lane] = old[lane / group * group + from + lane % shape.dim];
+      a.slot[s][lane] = old[lane / group * group + first_lane + lane % shape.dim];
   }
 }
 
 void permute_lanes(Unpacked& b, u32 slots, u32 blgp) {
-  // BLGP as (lane + add) % modulus + base.
+  // BLGP as a lane permutation: (lane + add) % modulus + base.
   constexpr struct {
     u8 add, modulus, base;
   } kTable[8] = {{0, 64, 0}, {0, 32, 0},  {0, 32, 32}, {16, 64, 0},

@@ -1,5 +1,5 @@
-// Sixteen floats or eight doubles at a time, with a fused multiply-add: compilers turn it into what
-// the host has.
+// Vectors of sixteen floats or eight doubles with a fused multiply-add; the compiler maps them to
+// the host's vector unit.
 #pragma once
 
 #include "vgpu/base/types.h"
@@ -10,18 +10,18 @@
 
 namespace vgpu {
 
-// Unaligned and aliasing, because rows of registers are u32.
+// Unaligned and may_alias, because register rows are u32.
 using Floats = f32 __attribute__((vector_size(64), may_alias, aligned(4)));
 using Ints = i32 __attribute__((vector_size(64), may_alias, aligned(4)));
 using Doubles = f64 __attribute__((vector_size(64), may_alias, aligned(8)));
 
 template <class V, class T>
-[[gnu::always_inline]] inline V& as_vector(T* at) {
-  return *reinterpret_cast<V*>(at);
+[[gnu::always_inline]] inline V& as_vector(T* ptr) {
+  return *reinterpret_cast<V*>(ptr);
 }
 template <class V, class T>
-[[gnu::always_inline]] inline const V& as_vector(const T* at) {
-  return *reinterpret_cast<const V*>(at);
+[[gnu::always_inline]] inline const V& as_vector(const T* ptr) {
+  return *reinterpret_cast<const V*>(ptr);
 }
 
 // sum += a * b, rounded once.
@@ -41,7 +41,7 @@ template <class V, class T>
 #endif
 }
 
-// Rows of a result tile: enough independent sums to hide the latency of a multiply-add.
+// Rows of a result tile: enough independent sums to hide the multiply-add latency.
 inline constexpr u32 kTileRows = 8;
 
 template <u32 kDim>
@@ -55,7 +55,7 @@ struct Tile {
     }
   }
 
-  // Adds the products of `length` consecutive k, whose rows of A and of B lie 64 floats apart.
+  // Adds the products of `length` consecutive k; rows of A and of B are 64 floats apart.
   [[gnu::always_inline]] void accumulate(const f32* a, const f32* b, u32 length) {
     for (u32 s = 0; s < length; ++s, a += 64, b += 64) {
       for (u32 v = 0; v < kVectors; ++v) {

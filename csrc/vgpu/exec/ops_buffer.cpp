@@ -1,4 +1,4 @@
-// MUBUF and MTBUF: memory through buffer resources.
+// MUBUF and MTBUF: memory access through buffer resources.
 #include <iterator>
 
 #include "vgpu/exec/atomics.h"
@@ -9,10 +9,11 @@ namespace {
 
 // -------------------------------------------------------------------------------- raw accesses
 
-// Loads to LDS exist for single dwords and less; on some architectures for three and four, too.
+// LDS-DMA exists for single dwords and smaller, and on some architectures for three and four
+// dwords.
 void check_lds_form(Wave& wave, const Inst& inst, u32 bytes) {
   const bool wide = bytes == 12 || bytes == 16;
-  if (bytes <= 4 || (wide && traits_of(wave.group->arch).wide_lds_dma)) return;
+  if (bytes <= 4 || (wide && arch_traits(wave.group->arch).wide_lds_dma)) return;
   fault(wave, inst,
         std::string("no lds form of this instruction on ") + arch_name(wave.group->arch));
 }
@@ -24,37 +25,38 @@ void buffer_load(Wave& wave, const Inst& inst) {
   BufferAccess access(wave, inst, resource, kBytes, Granule::kDword, false, false);
   const u64 exec = wave.exec();
   if (inst.lds) {
-    lds_dma(wave, inst, access.at(), exec, access.mask(), kTransfer, kBytes);
+    lds_dma(wave, inst, access.addresses(), exec, access.mask(), kTransfer, kBytes);
     return;
   }
   u32* rows = wave.va(inst.dst);
   if (access.mask() != exec) zero_lanes(rows, dwords_for(kBytes), exec & ~access.mask());
-  kTransfer(rows, access.at(), access.mask());
+  kTransfer(rows, access.addresses(), access.mask());
 }
 
 template <auto kTransfer, u32 kBytes>
 void buffer_store(Wave& wave, const Inst& inst) {
   const BufferResource resource = buffer_resource(wave, inst);
   BufferAccess access(wave, inst, resource, kBytes, Granule::kDword, false, true);
-  kTransfer(wave.va(inst.data0), access.at(), access.mask());
+  kTransfer(wave.va(inst.data0), access.addresses(), access.mask());
   access.write_back();
 }
 
-// The data registers also receive the old values.
+// The data registers receive the old values.
 template <auto kLanesOp, u32 kBytes>
 void buffer_atomic(Wave& wave, const Inst& inst) {
   const BufferResource resource = buffer_resource(wave, inst);
   if (resource.add_tid && resource.swizzle) fault(wave, inst, "atomic on a swizzled buffer");
-  BufferAccess access(wave, inst, resource, kBytes, Granule::kWhole, false, true);
-  check_aligned(wave, inst, access.at(), kBytes, access.mask());
+  BufferAccess access(wave, inst, resource, kBytes, Granule::kElement, false, true);
+  check_aligned(wave, inst, access.addresses(), kBytes, access.mask());
   u32* data = wave.va(inst.data0);
-  kLanesOp(inst.sc0 ? data : nullptr, data, data + kBytes / 4 * kLanes, access.at(), access.mask());
+  kLanesOp(inst.sc0 ? data : nullptr, data, data + kBytes / 4 * kLanes, access.addresses(),
+           access.mask());
   const u64 outside = wave.exec() & ~access.mask();
   if (outside && inst.sc0) zero_lanes(data, kBytes / 4, outside);
   access.write_back();
 }
 
-// The host's caches are coherent; what is left of these is the order of accesses.
+// The host's caches are coherent, so only the ordering of accesses remains.
 void cache_control(Wave&, const Inst&) { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 
 // -------------------------------------------------------------------------------- typed accesses

@@ -1,9 +1,8 @@
-// Conversions from and to formats of 16 bits and fewer, and the few moves that stand beside them in
-// the opcode map.
+// Conversions from and to formats of 16 bits and fewer, and the few moves next to them in the
+// opcode map.
 //
-// Direction of the block scale (cvt_scalef32): unpacking multiplies by 2^(e - 127), packing
-// divides; e is the exponent field of the scale operand, 255 is NaN. Only f32 sources follow MODE's
-// denormal field.
+// Block scale (cvt_scalef32): unpacking multiplies by 2^(e - 127), packing divides by it; e is the
+// exponent field of the scale operand, 255 is NaN. Only f32 sources follow MODE's denormal field.
 #include "vgpu/base/formats.h"
 #include "vgpu/exec/lanes.h"
 #include "vgpu/machine/fp_scope.h"
@@ -11,9 +10,10 @@
 namespace vgpu {
 namespace {
 
-// -------------------------------------------------------------------------------- parts
+// -------------------------------------------------------------------------------- helpers
 
-// x * 2^n in two factors, each in the normal range. Exact, but for results below the normal range.
+// Returns x * 2^n in two factors, each in the normal range. Exact except for results below the
+// normal range.
 [[gnu::always_inline]] inline f32 times_power(f32 x, i32 n) {
   const i32 half = n >> 1;
   return x * power_of_two(half) * power_of_two(n - half);
@@ -28,7 +28,7 @@ namespace {
   return e == 255 ? bits<f32>(kFloatNan) : times_power(x, 127 - static_cast<i32>(e));
 }
 
-// A float source as MODE wants it.
+// A float source, flushed as MODE says.
 class FloatSource {
  public:
   explicit FloatSource(const Wave& wave) : flush_(flush_float_sources(wave)) {}
@@ -40,7 +40,7 @@ class FloatSource {
   bool flush_;
 };
 
-// The wide side of a conversion.
+// The wide type of a conversion.
 enum class Wide { kF32, kF16, kBf16 };
 
 template <Wide kWide>
@@ -50,7 +50,7 @@ constexpr f32 widen(u32 code) {
   return bits<f32>(code);
 }
 
-// FP16_OVFL keeps an overflow of numbers finite, but not an infinity.
+// FP16_OVFL saturates an overflow of finite values, but keeps an infinity.
 template <Wide kWide>
 constexpr u32 narrow(f32 x, bool saturate) {
   if constexpr (kWide == Wide::kF16)
@@ -62,7 +62,7 @@ constexpr u32 narrow(f32 x, bool saturate) {
 template <Wide kWide>
 inline constexpr Type kPairType = kWide == Wide::kF32 ? Type::kB64 : Type::kB32;
 
-// Replaces the field of the destination that op_sel names: a half by bit 3, a byte by bits 3:2.
+// Replaces the field of the destination that op_sel selects: a half by bit 3, a byte by bits 3:2.
 void store_field(Wave& wave, const Inst& inst, u32 width, Lanes& values) {
   const u32 shift = width == 16 ? 16 * (inst.opsel >> 3 & 1) : 8 * (inst.opsel >> 2 & 3);
   const u32 mask = ((1u << width) - 1) << shift;
@@ -71,17 +71,17 @@ void store_field(Wave& wave, const Inst& inst, u32 width, Lanes& values) {
   store_masked(wave, inst.dst, values.word, 1, write_mask(wave, inst));
 }
 
-// neg and abs of a packed or tuple source, which fetch() leaves alone: on every element.
+// neg and abs of a packed or tuple source, applied to every element; fetch() does not apply them.
 struct SignBits {
-  u32 keep, flip;
+  u32 keep_mask, flip_mask;
   SignBits(const Inst& inst, u32 sign)
-      : keep(inst.abs & 1 ? ~sign : ~0u), flip(inst.neg & 1 ? sign : 0u) {}
-  u32 operator()(u32 word) const { return (word & keep) ^ flip; }
+      : keep_mask(inst.abs & 1 ? ~sign : ~0u), flip_mask(inst.neg & 1 ? sign : 0u) {}
+  u32 operator()(u32 word) const { return (word & keep_mask) ^ flip_mask; }
 };
 template <Wide kWide>
 inline constexpr u32 kSignBits = kWide == Wide::kF32 ? 0x80000000u : 0x80008000u;
 
-// A pair of wide values of source 0: a register pair of floats, or two halves of a register.
+// A pair of wide values of source 0: a register pair of floats, or both halves of a register.
 template <Wide kWide>
 struct Pair {
   f32 low[kLanes], high[kLanes];
@@ -104,22 +104,22 @@ struct Pair {
 
 // -------------------------------------------------------------------------------- packing
 
-// Two floats (sources 0 and 1), unscaled: v_cvt_pk_fp8_f32 and bf8.
-template <SmallFloat kTo>
+// Packs two floats (sources 0 and 1), unscaled: v_cvt_pk_fp8_f32 and bf8.
+template <SmallFloat kTarget>
 void pack_floats(Wave& wave, const Inst& inst) {
   Lanes ta, tb, out;
   const u32* a = fetch<f32>(wave, inst, 0, ta);
   const u32* b = fetch<f32>(wave, inst, 1, tb);
   const Rounding rounding{false, 0, wave.fp16_ovfl()};
   VGPU_LANES {
-    out.word[lane] = encode_small<kTo>(bits<f32>(a[lane]), rounding) |
-                     encode_small<kTo>(bits<f32>(b[lane]), rounding) << kTo.bits();
+    out.word[lane] = encode_small<kTarget>(bits<f32>(a[lane]), rounding) |
+                     encode_small<kTarget>(bits<f32>(b[lane]), rounding) << kTarget.bits();
   }
-  store_field(wave, inst, 2 * kTo.bits(), out);
+  store_field(wave, inst, 2 * kTarget.bits(), out);
 }
 
-// Two floats over the scale in source 2.
-template <SmallFloat kTo>
+// Packs two floats divided by the scale in source 2.
+template <SmallFloat kTarget>
 void pack_floats_scaled(Wave& wave, const Inst& inst) {
   const NearestScope scope;
   const FloatSource source(wave);
@@ -129,30 +129,30 @@ void pack_floats_scaled(Wave& wave, const Inst& inst) {
   const u32* scale = fetch<f32>(wave, inst, 2, ts);
   const Rounding rounding{false, 0, wave.fp16_ovfl()};
   VGPU_LANES {
-    out.word[lane] = encode_small<kTo>(over_scale(source(a[lane]), scale[lane]), rounding) |
-                     encode_small<kTo>(over_scale(source(b[lane]), scale[lane]), rounding)
-                         << kTo.bits();
+    out.word[lane] = encode_small<kTarget>(over_scale(source(a[lane]), scale[lane]), rounding) |
+                     encode_small<kTarget>(over_scale(source(b[lane]), scale[lane]), rounding)
+                         << kTarget.bits();
   }
-  store_field(wave, inst, 2 * kTo.bits(), out);
+  store_field(wave, inst, 2 * kTarget.bits(), out);
 }
 
-// Two halves of source 0 over the scale in source 1.
-template <SmallFloat kTo, Wide kFrom>
+// Packs the two halves of source 0 divided by the scale in source 1.
+template <SmallFloat kTarget, Wide kSource>
 void pack_halves_scaled(Wave& wave, const Inst& inst) {
   const NearestScope scope;
-  const Pair<kFrom> x(wave, inst);
+  const Pair<kSource> x(wave, inst);
   Lanes ts, out;
   const u32* scale = fetch<f32>(wave, inst, 1, ts);
   const Rounding rounding{false, 0, wave.fp16_ovfl()};
   VGPU_LANES {
-    out.word[lane] = encode_small<kTo>(over_scale(x.low[lane], scale[lane]), rounding) |
-                     encode_small<kTo>(over_scale(x.high[lane], scale[lane]), rounding)
-                         << kTo.bits();
+    out.word[lane] = encode_small<kTarget>(over_scale(x.low[lane], scale[lane]), rounding) |
+                     encode_small<kTarget>(over_scale(x.high[lane], scale[lane]), rounding)
+                         << kTarget.bits();
   }
-  store_field(wave, inst, 2 * kTo.bits(), out);
+  store_field(wave, inst, 2 * kTarget.bits(), out);
 }
 
-template <Wide kFrom>
+template <Wide kSource>
 struct LaneOf {
   using T = f32;
 };
@@ -165,30 +165,30 @@ struct LaneOf<Wide::kBf16> {
   using T = bf16;
 };
 
-// One value, stochastically rounded by the bits of source 1; scaled by source 2.
-template <SmallFloat kTo, Wide kFrom, bool kScaled>
+// Packs one value, rounded stochastically with the bits of source 1 and scaled by source 2.
+template <SmallFloat kTarget, Wide kSource, bool kScaled>
 void pack_one_random(Wave& wave, const Inst& inst) {
   const NearestScope scope;
   const FloatSource source(wave);
   Lanes ta, tr, ts, out;
-  const u32* a = fetch<typename LaneOf<kFrom>::T>(wave, inst, 0, ta);  // widened to float
+  const u32* a = fetch<typename LaneOf<kSource>::T>(wave, inst, 0, ta);  // widened to float
   const u32* random = fetch<u32>(wave, inst, 1, tr);
   const u32* scale = kScaled ? fetch<f32>(wave, inst, 2, ts) : nullptr;
   const bool saturate = wave.fp16_ovfl();
   VGPU_LANES {
-    const f32 from = kFrom == Wide::kF32 ? source(a[lane]) : bits<f32>(a[lane]);
-    const f32 x = kScaled ? over_scale(from, scale[lane]) : from;
-    const bool keep_infinity = kTo.bits() == 16 && is_inf(x);
-    out.word[lane] = encode_small<kTo>(x, {true, random[lane], saturate && !keep_infinity});
+    const f32 value = kSource == Wide::kF32 ? source(a[lane]) : bits<f32>(a[lane]);
+    const f32 x = kScaled ? over_scale(value, scale[lane]) : value;
+    const bool keep_infinity = kTarget.bits() == 16 && is_inf(x);
+    out.word[lane] = encode_small<kTarget>(x, {true, random[lane], saturate && !keep_infinity});
   }
-  store_field(wave, inst, kTo.bits(), out);
+  store_field(wave, inst, kTarget.bits(), out);
 }
 
-// A pair to fp4, each element with random bits of its own.
-template <Wide kFrom>
+// Packs a pair to fp4, each element with its own random bits.
+template <Wide kSource>
 void pack_pair_random(Wave& wave, const Inst& inst) {
   const NearestScope scope;
-  const Pair<kFrom> x(wave, inst);
+  const Pair<kSource> x(wave, inst);
   Lanes tr, ts, out;
   const u32* random = fetch<u32>(wave, inst, 1, tr);
   const u32* scale = fetch<f32>(wave, inst, 2, ts);
@@ -203,7 +203,7 @@ void pack_pair_random(Wave& wave, const Inst& inst) {
 
 // -------------------------------------------------------------------------------- unpacking
 
-// The codes that op_sel (or SDWA, within fetch) names: `width` bits of source 0.
+// Returns the codes that op_sel (or SDWA, in fetch) selects: `width` bits of source 0.
 const u32* fetch_codes(Wave& wave, const Inst& inst, u32 width, Lanes& tmp) {
   const u32* raw = fetch<u32>(wave, inst, 0, tmp);
   const u32 shift = width == 16 ? 16 * (inst.opsel & 1) : 8 * (inst.opsel & 3);
@@ -212,29 +212,29 @@ const u32* fetch_codes(Wave& wave, const Inst& inst, u32 width, Lanes& tmp) {
   return tmp.word;
 }
 
-template <SmallFloat kFrom>
+template <SmallFloat kSource>
 void unpack_one(Wave& wave, const Inst& inst) {
   Lanes out;
   const u32* code = fetch_codes(wave, inst, 8, out);
-  VGPU_LANES { out.word[lane] = bits<u32>(decode_small<kFrom>(code[lane])); }
+  VGPU_LANES { out.word[lane] = bits<u32>(decode_small<kSource>(code[lane])); }
   scale_and_clamp(wave, inst, Type::kF32, out.word);
   store_masked(wave, inst.dst, out.word, 1, write_mask(wave, inst));
 }
 
-template <SmallFloat kFrom>
+template <SmallFloat kSource>
 void unpack_pair(Wave& wave, const Inst& inst) {
   Lanes tmp, out;
-  const u32* codes = fetch_codes(wave, inst, 2 * kFrom.bits(), tmp);
+  const u32* codes = fetch_codes(wave, inst, 2 * kSource.bits(), tmp);
   VGPU_LANES {
-    out.word[lane] = bits<u32>(decode_small<kFrom>(codes[lane]));
-    out.word[lane + kLanes] = bits<u32>(decode_small<kFrom>(codes[lane] >> kFrom.bits()));
+    out.word[lane] = bits<u32>(decode_small<kSource>(codes[lane]));
+    out.word[lane + kLanes] = bits<u32>(decode_small<kSource>(codes[lane] >> kSource.bits()));
   }
   for (u32* row : {out.word, out.word + kLanes}) scale_and_clamp(wave, inst, Type::kF32, row);
   store_masked(wave, inst.dst, out.word, 2, write_mask(wave, inst));
 }
 
-// Times the scale in source 1. To f16, op_sel bit 3 names the half that is written.
-template <SmallFloat kFrom, Wide kTo>
+// Unpacks with the scale in source 1. For f16, op_sel bit 3 selects the half that is written.
+template <SmallFloat kSource, Wide kTarget>
 void unpack_one_scaled(Wave& wave, const Inst& inst) {
   const NearestScope scope;
   Lanes tmp, ts, out;
@@ -243,35 +243,35 @@ void unpack_one_scaled(Wave& wave, const Inst& inst) {
   const bool saturate = wave.fp16_ovfl();
   VGPU_LANES {
     out.word[lane] =
-        narrow<kTo>(times_scale(decode_small<kFrom>(code[lane]), scale[lane]), saturate);
+        narrow<kTarget>(times_scale(decode_small<kSource>(code[lane]), scale[lane]), saturate);
   }
-  if (kTo == Wide::kF16) return store_field(wave, inst, 16, out);
+  if (kTarget == Wide::kF16) return store_field(wave, inst, 16, out);
   store_masked(wave, inst.dst, out.word, 1, write_mask(wave, inst));
 }
 
-template <SmallFloat kFrom, Wide kTo>
+template <SmallFloat kSource, Wide kTarget>
 void unpack_pair_scaled(Wave& wave, const Inst& inst) {
   const NearestScope scope;
   Lanes tmp, ts, out;
-  const u32* codes = fetch_codes(wave, inst, 2 * kFrom.bits(), tmp);
+  const u32* codes = fetch_codes(wave, inst, 2 * kSource.bits(), tmp);
   const u32* scale = fetch<f32>(wave, inst, 1, ts);
   const bool saturate = wave.fp16_ovfl();
   u32 *low = out.word, *high = out.word + kLanes;
   VGPU_LANES {
-    put<f32>(low, lane, times_scale(decode_small<kFrom>(codes[lane]), scale[lane]));
-    put<f32>(high, lane,
-             times_scale(decode_small<kFrom>(codes[lane] >> kFrom.bits()), scale[lane]));
+    store_lane<f32>(low, lane, times_scale(decode_small<kSource>(codes[lane]), scale[lane]));
+    store_lane<f32>(high, lane,
+                    times_scale(decode_small<kSource>(codes[lane] >> kSource.bits()), scale[lane]));
   }
-  if constexpr (kTo != Wide::kF32) {
-    if (kTo == Wide::kF16 && !saturate) {
+  if constexpr (kTarget != Wide::kF32) {
+    if (kTarget == Wide::kF16 && !saturate) {
       narrow_halves(low);
       narrow_halves(high);
     } else {
-      for (u32& word : out.word) word = narrow<kTo>(bits<f32>(word), saturate);
+      for (u32& word : out.word) word = narrow<kTarget>(bits<f32>(word), saturate);
     }
     VGPU_LANES { low[lane] |= high[lane] << 16; }
   }
-  store_masked(wave, inst.dst, out.word, kTo == Wide::kF32 ? 2 : 1, write_mask(wave, inst));
+  store_masked(wave, inst.dst, out.word, kTarget == Wide::kF32 ? 2 : 1, write_mask(wave, inst));
 }
 
 // -------------------------------------------------------------------------------- 32 six-bit codes
@@ -282,19 +282,19 @@ struct CodeStream {
   u32 word[kCodeDwords][kLanes] = {};
 
   void insert(u32 index, u32 lane, u32 code) {
-    const u32 at = 6 * index / 32, shift = 6 * index % 32;
-    word[at][lane] |= code << shift;
-    if (shift > 26) word[at + 1][lane] |= code >> (32 - shift);
+    const u32 dword = 6 * index / 32, shift = 6 * index % 32;
+    word[dword][lane] |= code << shift;
+    if (shift > 26) word[dword + 1][lane] |= code >> (32 - shift);
   }
 };
 
 u32 code_at(const u32* stream, u32 index, u32 lane) {
   const u32 shift = 6 * index % 32;
-  const u32* at = stream + 6 * index / 32 * kLanes + lane;
-  return (shift > 26 ? at[0] >> shift | at[kLanes] << (32 - shift) : at[0] >> shift) & 63;
+  const u32* src = stream + 6 * index / 32 * kLanes + lane;
+  return (shift > 26 ? src[0] >> shift | src[kLanes] << (32 - shift) : src[0] >> shift) & 63;
 }
 
-// Value `index` of a tuple of floats or packed halves.
+// Returns value `index` of a tuple of floats or packed halves.
 template <Wide kWide>
 f32 value_at(const u32* tuple, u32 index, u32 lane, const SignBits& sign,
              const FloatSource& source) {
@@ -306,29 +306,29 @@ void store_codes(Wave& wave, const Inst& inst, const CodeStream& stream) {
   store_masked(wave, inst.dst, stream.word[0], kCodeDwords, write_mask(wave, inst));
 }
 
-// 32 values of source 0 over the scale in source 1, or, stochastically, in source 2.
-template <SmallFloat kTo, Wide kFrom, bool kRandom>
+// Packs 32 values of source 0 divided by the scale in source 1 or, if stochastic, in source 2.
+template <SmallFloat kTarget, Wide kSource, bool kRandom>
 void pack_32(Wave& wave, const Inst& inst) {
   const NearestScope scope;
   Lanes tr, ts;
   const u32* values = wave.v(inst.src[0].reg);
   const u32* random = kRandom ? fetch<u32>(wave, inst, 1, tr) : nullptr;
   const u32* scale = fetch<f32>(wave, inst, kRandom ? 2 : 1, ts);
-  const SignBits sign(inst, kSignBits<kFrom>);
+  const SignBits sign(inst, kSignBits<kSource>);
   const FloatSource source(wave);
   CodeStream out;
   for (u32 lane = 0; lane < kLanes; ++lane) {
     u32 state = kRandom ? random[lane] : 0;
     for (u32 e = 0; e < kCodes; ++e, state = next_random(state)) {
-      const f32 x = over_scale(value_at<kFrom>(values, e, lane, sign, source), scale[lane]);
-      out.insert(e, lane, encode_small<kTo>(x, {kRandom, state, true}));
+      const f32 x = over_scale(value_at<kSource>(values, e, lane, sign, source), scale[lane]);
+      out.insert(e, lane, encode_small<kTarget>(x, {kRandom, state, true}));
     }
   }
   store_codes(wave, inst, out);
 }
 
-// Twice 16 floats, sources 0 and 1, interleaved in the result.
-template <SmallFloat kTo>
+// Packs 16 floats of source 0 and 16 of source 1, interleaved in the result.
+template <SmallFloat kTarget>
 void pack_2x16(Wave& wave, const Inst& inst) {
   const NearestScope scope;
   Lanes ts;
@@ -337,20 +337,20 @@ void pack_2x16(Wave& wave, const Inst& inst) {
   CodeStream out;
   for (u32 e = 0; e < kCodes; ++e) {
     const u32* values = wave.v(inst.src[e & 1].reg) + e / 2 * kLanes;
-    const u32 flip = inst.neg >> (e & 1) & 1 ? 0x80000000u : 0u,
-              keep = inst.abs >> (e & 1) & 1 ? 0x7fffffffu : ~0u;
+    const u32 flip_mask = inst.neg >> (e & 1) & 1 ? 0x80000000u : 0u,
+              keep_mask = inst.abs >> (e & 1) & 1 ? 0x7fffffffu : ~0u;
     for (u32 lane = 0; lane < kLanes; ++lane) {
-      const f32 x = over_scale(source((values[lane] & keep) ^ flip), scale[lane]);
-      out.insert(e, lane, encode_small<kTo>(x));
+      const f32 x = over_scale(source((values[lane] & keep_mask) ^ flip_mask), scale[lane]);
+      out.insert(e, lane, encode_small<kTarget>(x));
     }
   }
   store_codes(wave, inst, out);
 }
 
-template <SmallFloat kFrom, Wide kTo>
+template <SmallFloat kSource, Wide kTarget>
 void unpack_32(Wave& wave, const Inst& inst) {
   const NearestScope scope;
-  constexpr u32 kRows = kTo == Wide::kF32 ? kCodes : kCodes / 2;
+  constexpr u32 kRows = kTarget == Wide::kF32 ? kCodes : kCodes / 2;
   Lanes ts;
   const u32* stream = wave.v(inst.src[0].reg);
   const u32* scale = fetch<f32>(wave, inst, 1, ts);
@@ -358,11 +358,11 @@ void unpack_32(Wave& wave, const Inst& inst) {
   u32 out[kRows][kLanes] = {};
   for (u32 e = 0; e < kCodes; ++e) {
     u32* row = out[e * kRows / kCodes];
-    const u32 shift = kTo == Wide::kF32 ? 0 : 16 * (e & 1);
+    const u32 shift = kTarget == Wide::kF32 ? 0 : 16 * (e & 1);
     for (u32 lane = 0; lane < kLanes; ++lane) {
       row[lane] |=
-          narrow<kTo>(times_scale(decode_small<kFrom>(code_at(stream, e, lane)), scale[lane]),
-                      saturate)
+          narrow<kTarget>(times_scale(decode_small<kSource>(code_at(stream, e, lane)), scale[lane]),
+                          saturate)
           << shift;
     }
   }
@@ -371,8 +371,8 @@ void unpack_32(Wave& wave, const Inst& inst) {
 
 // -------------------------------------------------------------------------------- v_cvt_pk_*16_f32
 
-// Rounds to nearest even whatever MODE says.
-template <Wide kTo>
+// Rounds to nearest even, independently of MODE.
+template <Wide kTarget>
 void pack_wide(Wave& wave, const Inst& inst) {
   Lanes ta, tb, out;
   const u32* source[2] = {fetch<f32>(wave, inst, 0, ta), fetch<f32>(wave, inst, 1, tb)};
@@ -383,7 +383,7 @@ void pack_wide(Wave& wave, const Inst& inst) {
     VGPU_LANES { wide.word[lane] = source[half][lane]; }
     scale_and_clamp(wave, inst, Type::kF16, wide.word);
     VGPU_LANES {
-      out.word[lane] |= narrow<kTo>(bits<f32>(wide.word[lane]), saturate) << (16 * half);
+      out.word[lane] |= narrow<kTarget>(bits<f32>(wide.word[lane]), saturate) << (16 * half);
     }
   }
   store_masked(wave, inst.dst, out.word, 1, write_mask(wave, inst));
@@ -392,14 +392,15 @@ void pack_wide(Wave& wave, const Inst& inst) {
 // -------------------------------------------------------------------------------- moves, bits
 
 void accvgpr_mov(Wave& wave, const Inst& inst) {
-  const u32* from = wave.va(inst.src[0].reg);
-  u32* to = wave.va(inst.dst);
+  const u32* src = wave.va(inst.src[0].reg);
+  u32* dst = wave.va(inst.dst);
   const u64 exec = wave.exec();
-  for (u32 lane = 0; lane < kLanes; ++lane) to[lane] = exec >> lane & 1 ? from[lane] : to[lane];
+  for (u32 lane = 0; lane < kLanes; ++lane) dst[lane] = exec >> lane & 1 ? src[lane] : dst[lane];
 }
 
 // Swaps the odd groups of kGroup lanes of the destination with the even groups of the source. In
-// VOP3 op_sel bit 0 is fetch-inactive and bit 1 bound_ctrl: what a lane gets whose partner is off.
+// VOP3, op_sel bit 0 is fetch-inactive and bit 1 bound_ctrl: they decide the value of a lane whose
+// partner is inactive.
 template <u32 kGroup>
 void permlane_swap(Wave& wave, const Inst& inst) {
   u32* d = wave.v(inst.dst);
@@ -409,21 +410,21 @@ void permlane_swap(Wave& wave, const Inst& inst) {
   for (u32 even = 0; even < kLanes; ++even) {
     if (even & kGroup) continue;
     const u32 odd = even + kGroup;
-    const bool even_on = exec >> even & 1, odd_on = exec >> odd & 1;
+    const bool even_active = exec >> even & 1, odd_active = exec >> odd & 1;
     const u32 from_s = s[even], from_d = d[odd];
-    const auto put_lane = [&](u32& to, bool on, bool partner_on, u32 value) {
-      if (!on) return;
-      if (partner_on || fetch_inactive)
-        to = value;
+    const auto set_lane = [&](u32& dst, bool is_active, bool partner_active, u32 value) {
+      if (!is_active) return;
+      if (partner_active || fetch_inactive)
+        dst = value;
       else if (zero)
-        to = 0;
+        dst = 0;
     };
-    put_lane(s[even], even_on, odd_on, from_d);
-    put_lane(d[odd], odd_on, even_on, from_s);
+    set_lane(s[even], even_active, odd_active, from_d);
+    set_lane(d[odd], odd_active, even_active, from_s);
   }
 }
 
-// The truth table lies in the fields of omod, abs and neg; index bit 2 is source 0.
+// The truth table is encoded in the omod, abs and neg fields; index bit 2 is source 0.
 template <class T>
 void bitop3(Wave& wave, const Inst& inst) {
   Lanes ta, tb, tc;
@@ -431,15 +432,17 @@ void bitop3(Wave& wave, const Inst& inst) {
   const u32* b = fetch<T>(wave, inst, 1, tb);
   const u32* c = fetch<T>(wave, inst, 2, tc);
   const u32 table = inst.omod << 6 | inst.abs << 3 | inst.neg;
-  u32 on[8];
-  for (u32 t = 0; t < 8; ++t) on[t] = table >> t & 1 ? ~0u : 0u;
+  u32 active[8];
+  for (u32 t = 0; t < 8; ++t) active[t] = table >> t & 1 ? ~0u : 0u;
   Result<T> result(wave, inst);
   u32* out = result.out;
   VGPU_LANES {
     const u32 x = a[lane], y = b[lane], z = c[lane];
-    const u32 clear = ~y & ((~z & on[0]) | (z & on[1])), clear_y = y & ((~z & on[2]) | (z & on[3]));
-    const u32 set = ~y & ((~z & on[4]) | (z & on[5])), set_y = y & ((~z & on[6]) | (z & on[7]));
-    put<T>(out, lane, static_cast<T>((~x & (clear | clear_y)) | (x & (set | set_y))));
+    const u32 clear = ~y & ((~z & active[0]) | (z & active[1])),
+              clear_y = y & ((~z & active[2]) | (z & active[3]));
+    const u32 set = ~y & ((~z & active[4]) | (z & active[5])),
+              set_y = y & ((~z & active[6]) | (z & active[7]));
+    store_lane<T>(out, lane, static_cast<T>((~x & (clear | clear_y)) | (x & (set | set_y))));
   }
   result.commit();
 }
@@ -447,8 +450,8 @@ void bitop3(Wave& wave, const Inst& inst) {
 constexpr u32 clamp_byte(i32 x, i32 low, i32 high) {
   return static_cast<u32>(x < low ? low : x > high ? high : x) & 255;
 }
-constexpr u16 shift_pack(u32 a, u32 b, u32 by, i32 low, i32 high) {
-  const u32 s = by & 31;
+constexpr u16 shift_pack(u32 a, u32 b, u32 shift, i32 low, i32 high) {
+  const u32 s = shift & 31;
   return static_cast<u16>(clamp_byte(static_cast<i32>(a) >> s, low, high) |
                           clamp_byte(static_cast<i32>(b) >> s, low, high) << 8);
 }
@@ -476,7 +479,7 @@ constexpr OpInfo kVop1[] = {
     OP1_T(91, "v_cvt_f32_bf16", f32, bf16, kOnGfx950, f32{a}),
 };
 
-// gfx950 alone has block scales.
+// Only gfx950 has block scales.
 constexpr Traits kMerge = kReadsDst | kMerges, kMerge950 = kMerge | kOnGfx950;
 #define UNPACK(number, name, exec, dst) \
   ROW(number, "v_cvt_scalef32_" name, (exec), dst, kB32, kF32, kNone, kOnGfx950)

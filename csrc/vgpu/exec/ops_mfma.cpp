@@ -1,8 +1,8 @@
 // Matrix instructions with a dense A.
 //
-// Order of additions: an element of D starts as C and takes the products in order of k, one fused
-// multiply-add each. f8f6f4 sums each block of 32 k from zero in that way and adds the block's sum,
-// scaled, to the accumulator. i8 is exact. Hardware does not publish its own order.
+// Order of additions: an element of D starts as C and accumulates the products in order of k, one
+// fused multiply-add each. f8f6f4 sums each block of 32 k from zero in that order and adds the
+// scaled block sum to the accumulator. i8 is exact. Hardware's own order is not published.
 #include <algorithm>
 
 #include "vgpu/exec/mfma_unpack.h"
@@ -12,7 +12,7 @@
 namespace vgpu {
 namespace {
 
-// C as rows of 64 lanes, and D. C is copied where writing D row by row could destroy it.
+// C as rows of 64 lanes, and D. C is copied if writing D row by row could overwrite it.
 class Accumulator {
  public:
   Accumulator(Wave& wave, const Inst& inst, u32 dwords) : d(wave.va(inst.dst)) {
@@ -49,14 +49,14 @@ struct Inputs {
         b_runs(shape.dim, shape.blocks, shape.k, bits_of(matrix_elem(shape, inst, 1))) {
     unpack(wave, matrix_elem(shape, inst, 0), inst.src[0].reg, matrix_dwords(shape, inst, 0), a);
     unpack(wave, matrix_elem(shape, inst, 1), inst.src[1].reg, matrix_dwords(shape, inst, 1), b);
-    if (shape.a == Elem::kByField) return;  // CBSZ and BLGP name formats there
-    const u32 held = shape.k * shape.dim * shape.blocks / kLanes;
-    if (inst.cbsz && shape.blocks > 1) broadcast_blocks(a, held, shape, inst.cbsz, inst.abid);
-    if (inst.blgp) permute_lanes(b, held, inst.blgp);
+    if (shape.a == Elem::kByField) return;  // there CBSZ and BLGP name formats
+    const u32 per_lane = shape.k * shape.dim * shape.blocks / kLanes;
+    if (inst.cbsz && shape.blocks > 1) broadcast_blocks(a, per_lane, shape, inst.cbsz, inst.abid);
+    if (inst.blgp) permute_lanes(b, per_lane, inst.blgp);
   }
 };
 
-// What a tile of sums becomes.
+// Conversion of a tile of sums to the result.
 enum class ResultKind { kFloat, kInt };
 
 template <u32 kDim, ResultKind kResult>
@@ -68,34 +68,35 @@ void load_tile(Tile<kDim>& tile, const Accumulator& acc, u32 block, u32 i0) {
   }
 }
 
-// Integer sums are exact in float (at most 128 products of 14 bits); C joins modulo 2^32.
+// Integer sums are exact in float (at most 128 products of 14 bits); C is added modulo 2^32.
 template <u32 kDim, ResultKind kResult>
 void store_tile(const Tile<kDim>& tile, const Accumulator& acc, u32 block, u32 i0) {
   for (u32 r = 0; r < kTileRows; ++r) {
-    const u32 at = result_row(kDim, block, i0 + r);
+    const u32 index = result_row(kDim, block, i0 + r);
     for (u32 v = 0; v < tile.kVectors; ++v) {
       if constexpr (kResult == ResultKind::kInt) {
         for (u32 j = 0; j < 16; ++j) {
           const u32 sum = static_cast<u32>(static_cast<i32>(tile.row[r][v][j]));
-          acc.d[at + 16 * v + j] = acc.c(at)[16 * v + j] + sum;
+          acc.d[index + 16 * v + j] = acc.c(index)[16 * v + j] + sum;
         }
       } else {
-        as_vector<Floats>(acc.d + at + 16 * v) = tile.row[r][v];
+        as_vector<Floats>(acc.d + index + 16 * v) = tile.row[r][v];
       }
     }
   }
 }
 
 template <u32 kDim, ResultKind kResult>
-void multiply(const Inputs& in, const MatrixShape& shape, const Accumulator& acc) {
+void multiply(const Inputs& inputs, const MatrixShape& shape, const Accumulator& acc) {
   for (u32 block = 0; block < shape.blocks; ++block) {
-    const f32* a = in.a.rows() + block * kDim;
-    const f32* b = in.b.rows() + block * kDim;
+    const f32* a = inputs.a.rows() + block * kDim;
+    const f32* b = inputs.b.rows() + block * kDim;
     for (u32 i0 = 0; i0 < kDim; i0 += kTileRows) {
       Tile<kDim> tile;
       load_tile<kDim, kResult>(tile, acc, block, i0);
-      for (u32 r = 0; r < in.a_runs.count; ++r) {
-        tile.accumulate(a + in.a_runs.base[r] + i0, b + in.b_runs.base[r], in.a_runs.length);
+      for (u32 r = 0; r < inputs.a_runs.count; ++r) {
+        tile.accumulate(a + inputs.a_runs.base[r] + i0, b + inputs.b_runs.base[r],
+                        inputs.a_runs.length);
       }
       store_tile<kDim, kResult>(tile, acc, block, i0);
     }
@@ -106,18 +107,18 @@ template <ResultKind kResult>
 void exec_dense(Wave& wave, const Inst& inst) {
   const NearestScope scope;
   const MatrixShape& shape = *matrix_shape(inst);
-  const Inputs in(wave, inst, shape);
+  const Inputs inputs(wave, inst, shape);
   const Accumulator acc(wave, inst, shape.out_dwords());
   if (shape.dim == 32) {
-    multiply<32, kResult>(in, shape, acc);
+    multiply<32, kResult>(inputs, shape, acc);
   } else {
-    multiply<16, kResult>(in, shape, acc);
+    multiply<16, kResult>(inputs, shape, acc);
   }
 }
 
 // -------------------------------------------------------------------------------- block scales
 
-constexpr u32 kScaleBlock = 32;  // k that share a scale
+constexpr u32 kScaleBlock = 32;  // number of k per scale
 constexpr i32 kNanScale = 128;   // E8M0 255
 
 // Exponents of one operand: [k block][row of A or column of B].
@@ -126,7 +127,8 @@ struct Scales {
   bool any_nan = false;
 };
 
-// E8M0 bytes; an inline constant stands for its exponent. Without scale operands all are 2^0.
+// Reads E8M0 scale bytes; an inline constant supplies its exponent. Without scale operands all are
+// 2^0.
 Scales read_scales(Wave& wave, const Inst& inst, const MatrixShape& shape, u32 operand) {
   Scales scales;
   if (inst.format != Format::kVop3px2 || !(inst.abid & 1)) return scales;
@@ -143,7 +145,7 @@ Scales read_scales(Wave& wave, const Inst& inst, const MatrixShape& shape, u32 o
   return scales;
 }
 
-// tile += sums * 2^(a + b). The power is applied as two factors, because it may leave the float
+// tile += sums * 2^(a + b). The power is applied as two factors, because it may exceed the float
 // range although the product does not.
 template <u32 kDim>
 [[gnu::always_inline]] inline void add_scaled(Tile<kDim>& tile, const Tile<kDim>& sums,
@@ -159,27 +161,28 @@ template <u32 kDim>
   }
 }
 
-// The products of one block of k. A function of its own keeps the sums in vector registers.
+// Sums the products of one block of k. A separate function keeps the sums in vector registers.
 template <u32 kDim>
-[[gnu::noinline]] void sum_block(Tile<kDim>& out, const Inputs& in, u32 i0, u32 block) {
+[[gnu::noinline]] void sum_block(Tile<kDim>& out, const Inputs& inputs, u32 i0, u32 block) {
   constexpr u32 kRunsInBlock = kScaleBlock / 16;
   Tile<kDim> sums;
   sums.clear();
   for (u32 r = block * kRunsInBlock; r < (block + 1) * kRunsInBlock; ++r) {
-    sums.accumulate(in.a.rows() + in.a_runs.base[r] + i0, in.b.rows() + in.b_runs.base[r], 16);
+    sums.accumulate(inputs.a.rows() + inputs.a_runs.base[r] + i0,
+                    inputs.b.rows() + inputs.b_runs.base[r], 16);
   }
   out = sums;
 }
 
 template <u32 kDim>
-void multiply_scaled(const Inputs& in, const MatrixShape& shape, const Accumulator& acc,
+void multiply_scaled(const Inputs& inputs, const MatrixShape& shape, const Accumulator& acc,
                      const Scales& a_scale, const Scales& b_scale, bool scaled) {
   for (u32 i0 = 0; i0 < kDim; i0 += kTileRows) {
     Tile<kDim> tile;
     load_tile<kDim, ResultKind::kFloat>(tile, acc, 0, i0);
     for (u32 block = 0; block < shape.k / kScaleBlock; ++block) {
       Tile<kDim> sums;
-      sum_block(sums, in, i0, block);
+      sum_block(sums, inputs, i0, block);
       if (scaled) {
         add_scaled(tile, sums, a_scale.exponent[block] + i0, b_scale.exponent[block]);
       } else {
@@ -192,20 +195,20 @@ void multiply_scaled(const Inputs& in, const MatrixShape& shape, const Accumulat
   }
 }
 
-// With MODE.FP16_OVFL a sum of numbers that overflows stays at the largest number.
+// With MODE.FP16_OVFL an overflowing sum of finite values saturates at the largest finite value.
 void clamp_overflow(u32* d, u32 count) {
   for (u32 i = 0; i < count; ++i) d[i] -= (d[i] & 0x7fffffff) == 0x7f800000;
 }
 
-bool all_finite_inputs(const Inputs& in, const MatrixShape& shape, const Accumulator& acc) {
-  const u32 held = shape.k * shape.dim / kLanes;
-  bool finite = all_finite(in.a, held) && all_finite(in.b, held);
+bool all_finite_inputs(const Inputs& inputs, const MatrixShape& shape, const Accumulator& acc) {
+  const u32 per_lane = shape.k * shape.dim / kLanes;
+  bool finite = all_finite(inputs.a, per_lane) && all_finite(inputs.b, per_lane);
   for (u32 i = 0; i < shape.dim; ++i)
     finite &= all_finite(acc.c(result_row(shape.dim, 0, i)), shape.dim);
   return finite;
 }
 
-// A NaN scale makes its row of D (or column, for B) NaN.
+// A NaN scale makes its row of D (for B, its column) NaN.
 void spread_nan_scales(const MatrixShape& shape, const Accumulator& acc, const Scales& a,
                        const Scales& b) {
   bool row[32] = {}, column[32] = {};
@@ -231,15 +234,15 @@ void exec_mfma_f8f6f4(Wave& wave, const Inst& inst) {
   const MatrixShape& shape = *matrix_shape(inst);
   if (inst.cbsz > 4 || inst.blgp > 4)
     fault(wave, inst, "f8f6f4 format code above 4 (cbsz for A, blgp for B)");
-  const Inputs in(wave, inst, shape);
+  const Inputs inputs(wave, inst, shape);
   const Scales a = read_scales(wave, inst, shape, 0), b = read_scales(wave, inst, shape, 1);
   const bool scaled = inst.format == Format::kVop3px2;
   const Accumulator acc(wave, inst, shape.out_dwords());
-  const bool clamp = wave.fp16_ovfl() && all_finite_inputs(in, shape, acc);
+  const bool clamp = wave.fp16_ovfl() && all_finite_inputs(inputs, shape, acc);
   if (shape.dim == 32) {
-    multiply_scaled<32>(in, shape, acc, a, b, scaled);
+    multiply_scaled<32>(inputs, shape, acc, a, b, scaled);
   } else {
-    multiply_scaled<16>(in, shape, acc, a, b, scaled);
+    multiply_scaled<16>(inputs, shape, acc, a, b, scaled);
   }
   if (clamp) clamp_overflow(acc.d, shape.out_dwords() * kLanes);
   if (a.any_nan || b.any_nan) spread_nan_scales(shape, acc, a, b);
@@ -250,7 +253,7 @@ void exec_mfma_4x4(Wave& wave, const Inst& inst) {
   const NearestScope scope;
   const MatrixShape& shape = *matrix_shape(inst);
   const bool is_int = shape.a == Elem::kI8;
-  const Inputs in(wave, inst, shape);
+  const Inputs inputs(wave, inst, shape);
   const Accumulator acc(wave, inst, shape.out_dwords());
   for (u32 i = 0; i < 4; ++i) {
     const u32* c = acc.c(i * kLanes);
@@ -258,7 +261,7 @@ void exec_mfma_4x4(Wave& wave, const Inst& inst) {
     alignas(64) f32 sum[kLanes] = {}, element[kLanes];
     if (!is_int) std::memcpy(sum, c, sizeof(sum));
     for (u32 k = 0; k < shape.k; ++k) {
-      const f32 *a = in.a.slot[k] + i, *b = in.b.slot[k];
+      const f32 *a = inputs.a.slot[k] + i, *b = inputs.b.slot[k];
       for (u32 lane = 0; lane < kLanes; ++lane) element[lane] = a[lane & ~3u];
       for (u32 lane = 0; lane < kLanes; ++lane)
         sum[lane] = __builtin_fmaf(element[lane], b[lane], sum[lane]);
@@ -279,22 +282,22 @@ void load_doubles(const u32* rows, f64* out) {
     out[lane] = bits<f64>(rows[lane] | u64{rows[lane + kLanes]} << 32);
 }
 
-void store_doubles(const f64* from, u32* rows) {
+void store_doubles(const f64* src, u32* rows) {
   for (u32 lane = 0; lane < kLanes; ++lane) {
-    rows[lane] = static_cast<u32>(bits<u64>(from[lane]));
-    rows[lane + kLanes] = static_cast<u32>(bits<u64>(from[lane]) >> 32);
+    rows[lane] = static_cast<u32>(bits<u64>(src[lane]));
+    rows[lane + kLanes] = static_cast<u32>(bits<u64>(src[lane]) >> 32);
   }
 }
 
-// The element of A that eight lanes of a row take: each block of kDim lanes has its own.
+// Returns the element of A for eight lanes of a row: each block of kDim lanes has its own.
 template <u32 kDim>
 Doubles block_elements(const f64* a) {
   const f64 x = a[0], y = a[4 / kDim * kDim];
   return Doubles{x, x, x, x, y, y, y, y};
 }
 
-// A lane holds one element of A and of B. Of D it holds, in register pair i / 4, row i of its
-// block: dim * blocks is 16, so that 16 lanes are a row of all blocks. BLGP negates A, B, C.
+// Each lane holds one element of A and of B, and in register pair i / 4 of D row i of its block:
+// dim * blocks is 16, so 16 lanes hold a row of all blocks. BLGP negates A, B, C.
 template <u32 kDim>
 void multiply_doubles(Wave& wave, const Inst& inst, const MatrixShape& shape) {
   constexpr u32 kWidth = 16, kRows = kLanes / kWidth, kPairs = kDim / kRows;
@@ -316,10 +319,10 @@ void multiply_doubles(Wave& wave, const Inst& inst, const MatrixShape& shape) {
     f64* row = d[i / kRows] + i % kRows * kWidth;
     Doubles low = as_vector<Doubles>(row) * sign_c, high = as_vector<Doubles>(row + 8) * sign_c;
     for (u32 k = 0; k < shape.k; ++k) {
-      const f64 *other = b + k * kWidth, *column = a + k * kWidth + i;
-      multiply_add(low, block_elements<kDim>(column), as_vector<Doubles>(other));
+      const f64 *row = b + k * kWidth, *column = a + k * kWidth + i;
+      multiply_add(low, block_elements<kDim>(column), as_vector<Doubles>(row));
       multiply_add(high, block_elements<kDim>(column + 8 / kDim * kDim),
-                   as_vector<Doubles>(other + 8));
+                   as_vector<Doubles>(row + 8));
     }
     as_vector<Doubles>(row) = low;
     as_vector<Doubles>(row + 8) = high;
@@ -345,8 +348,8 @@ void exec_mfma_f64(Wave& wave, const Inst& inst) {
 
 namespace {
 
-void copy_masked(u32* to, const u32* from, u64 mask) {
-  for (u32 lane = 0; lane < kLanes; ++lane) to[lane] = mask >> lane & 1 ? from[lane] : to[lane];
+void copy_masked(u32* dst, const u32* src, u64 mask) {
+  for (u32 lane = 0; lane < kLanes; ++lane) dst[lane] = mask >> lane & 1 ? src[lane] : dst[lane];
 }
 
 }  // namespace

@@ -9,7 +9,7 @@
 namespace vgpu {
 namespace {
 
-// -------------------------------------------------------------------------------- plumbing
+// -------------------------------------------------------------------------------- row helpers
 
 template <class T>
 T read(const Wave& w, const Src& src) {
@@ -29,20 +29,19 @@ void write(Wave& w, u32 reg, T value) {
 template <class T>
 inline constexpr Type kScalarType = sizeof(T) == 8 ? Type::kB64 : Type::kB32;
 
-// A result with the SCC that goes with it.
+// A result together with its SCC.
 template <class T>
 struct Scc {
   T value;
   bool scc;
 };
-// SCC says whether the result is not 0.
+// A result whose SCC is "not 0".
 template <class T>
 struct Test {
   T value;
 };
 
-// Result types: T leaves SCC alone, Scc<T> and Test<T> set it. An op may take the wave as first
-// argument.
+// Result types: T keeps SCC, Scc<T> and Test<T> set it. An op may take the wave as first argument.
 template <class R>
 struct ResultOf {
   using Type = R;
@@ -83,16 +82,16 @@ constexpr Scc<T> pick(T value, bool scc) {
 }
 
 template <class A, auto kOp>
-void sop1(Wave& w, const Inst& in) {
-  set(w, in.dst, kOp(w, read<A>(w, in.src[0])));
+void sop1(Wave& w, const Inst& inst) {
+  set(w, inst.dst, kOp(w, read<A>(w, inst.src[0])));
 }
 template <class A, class B, auto kOp>
-void sop2(Wave& w, const Inst& in) {
-  set(w, in.dst, kOp(w, read<A>(w, in.src[0]), read<B>(w, in.src[1])));
+void sop2(Wave& w, const Inst& inst) {
+  set(w, inst.dst, kOp(w, read<A>(w, inst.src[0]), read<B>(w, inst.src[1])));
 }
 template <class A, class B, auto kOp>
-void sopc(Wave& w, const Inst& in) {
-  w.scc = kOp(read<A>(w, in.src[0]), read<B>(w, in.src[1]));
+void sopc(Wave& w, const Inst& inst) {
+  w.scc = kOp(read<A>(w, inst.src[0]), read<B>(w, inst.src[1]));
 }
 
 template <class R>
@@ -100,7 +99,7 @@ inline constexpr Type kDstOf = kScalarType<typename ResultOf<R>::Type>;
 template <class A>
 inline constexpr Traits kLiteralOf = std::is_same_v<A, i64> ? kSignedLiteral : kNoTraits;
 
-// Rows; the last argument is the value. Those with _T join traits of their own.
+// Table rows; the last argument is the value. The _T forms add traits.
 #define S1_T(number, name, R, A, traits, ...)  \
   {number,                                     \
    name,                                       \
@@ -165,7 +164,7 @@ SccU32 shift_add(u32 a, u32 b, u32 shift) {
   return {static_cast<u32>(sum), sum >> 32 != 0};
 }
 
-// The field b[4:0] (or b[5:0]) up of width b[22:16].
+// Extracts the field with offset b[4:0] (or b[5:0]) and width b[22:16].
 template <class T>
 Test<T> extract(T a, u32 b) {
   constexpr u32 kBits = sizeof(T) * 8;
@@ -185,7 +184,7 @@ template <class U>
 u32 leading_bit(U a) {
   return a ? static_cast<u32>(std::countl_zero(a)) : ~0u;
 }
-// Distance of the first bit from the top that differs from the sign.
+// Returns the distance from the top of the first bit that differs from the sign.
 template <class U>
 u32 leading_signed(U a) {
   const U flipped = static_cast<std::make_signed_t<U>>(a) < 0 ? static_cast<U>(~a) : a;
@@ -231,31 +230,31 @@ TestU64 write_exec(Wave& w, u64 next) {
 
 u64 address_of(const Wave& w, u32 index) { return w.program->address + u64{index} * 4; }
 
-void jump(Wave& w, const Inst& in, u64 address) {
+void jump(Wave& w, const Inst& inst, u64 address) {
   const u64 offset = address - w.program->address;
   if (offset & 3 || offset / 4 >= w.program->count)
-    fault(w, in, "jump outside the code object's text");
+    fault(w, inst, "jump outside the code object's text");
   w.pc = static_cast<u32>(offset / 4);
 }
 
-void s_getpc(Wave& w, const Inst& in) { write(w, in.dst, address_of(w, w.pc)); }
-void s_setpc(Wave& w, const Inst& in) { jump(w, in, read_scalar64(w, in.src[0])); }
-void s_swappc(Wave& w, const Inst& in) {
-  const u64 target = read_scalar64(w, in.src[0]);
-  write(w, in.dst, address_of(w, w.pc));
-  jump(w, in, target);
+void s_getpc(Wave& w, const Inst& inst) { write(w, inst.dst, address_of(w, w.pc)); }
+void s_setpc(Wave& w, const Inst& inst) { jump(w, inst, read_scalar64(w, inst.src[0])); }
+void s_swappc(Wave& w, const Inst& inst) {
+  const u64 target = read_scalar64(w, inst.src[0]);
+  write(w, inst.dst, address_of(w, w.pc));
+  jump(w, inst, target);
 }
-void branch_relative(Wave& w, const Inst& in) {
-  jump(w, in, address_of(w, w.pc) + static_cast<u64>(i64{in.imm} * 4));
+void branch_relative(Wave& w, const Inst& inst) {
+  jump(w, inst, address_of(w, w.pc) + static_cast<u64>(i64{inst.imm} * 4));
 }
-void s_call(Wave& w, const Inst& in) {
-  write(w, in.dst, address_of(w, w.pc));
-  branch_relative(w, in);
+void s_call(Wave& w, const Inst& inst) {
+  write(w, inst.dst, address_of(w, w.pc));
+  branch_relative(w, inst);
 }
 
-template <auto kTaken>
-void branch_if(Wave& w, const Inst& in) {
-  if (kTaken(w)) branch_relative(w, in);
+template <auto kCondition>
+void branch_if(Wave& w, const Inst& inst) {
+  if (kCondition(w)) branch_relative(w, inst);
 }
 #define BRANCH(number, name, reads, ...)  \
   {number,                                \
@@ -271,30 +270,32 @@ void branch_if(Wave& w, const Inst& in) {
 // -------------------------------------------------------------------------------- indirect moves
 
 template <class T>
-void s_movrels(Wave& w, const Inst& in) {
-  Src from = in.src[0];
-  from.reg = static_cast<u16>((from.reg + w.sgpr[kM0]) & 127);
-  write(w, in.dst, read<T>(w, from));
+void s_movrels(Wave& w, const Inst& inst) {
+  Src src = inst.src[0];
+  src.reg = static_cast<u16>((src.reg + w.sgpr[kM0]) & 127);
+  write(w, inst.dst, read<T>(w, src));
 }
 template <class T>
-void s_movreld(Wave& w, const Inst& in) {
-  write(w, in.dst + w.sgpr[kM0], read<T>(w, in.src[0]));
+void s_movreld(Wave& w, const Inst& inst) {
+  write(w, inst.dst + w.sgpr[kM0], read<T>(w, inst.src[0]));
 }
 
-// VGPR indexing: M0[7:0] is added to the register numbers that M0[15:12] names (source 0, 1, 2,
-// destination). The runner's slow path does the adding while kIndexed is on.
-void set_index_mode(Wave& w, u32 which) {
-  w.sgpr[kM0] = (w.sgpr[kM0] & ~0xf000u) | (which & 15) << 12;
+// VGPR indexing: M0[7:0] is added to the register numbers that M0[15:12] selects (source 0, 1, 2,
+// destination). The runner's slow path adds it while kIndexed is set.
+void set_index_mode(Wave& w, u32 fields) {
+  w.sgpr[kM0] = (w.sgpr[kM0] & ~0xf000u) | (fields & 15) << 12;
 }
-void s_set_gpr_idx_on(Wave& w, const Inst& in) {  // the second field is a number, not an operand
-  w.sgpr[kM0] = (w.sgpr[kM0] & ~0xffu) | (read_scalar32(w, in.src[0]) & 0xff);
-  set_index_mode(w, in.src[1].reg);
+void s_set_gpr_idx_on(Wave& w, const Inst& inst) {  // the second field is an immediate
+  w.sgpr[kM0] = (w.sgpr[kM0] & ~0xffu) | (read_scalar32(w, inst.src[0]) & 0xff);
+  set_index_mode(w, inst.src[1].reg);
   w.set_slow(kIndexed, true);
 }
-void s_set_gpr_idx_idx(Wave& w, const Inst& in) {
-  w.sgpr[kM0] = (w.sgpr[kM0] & ~0xffu) | (read_scalar32(w, in.src[0]) & 0xff);
+void s_set_gpr_idx_idx(Wave& w, const Inst& inst) {
+  w.sgpr[kM0] = (w.sgpr[kM0] & ~0xffu) | (read_scalar32(w, inst.src[0]) & 0xff);
 }
-void s_set_gpr_idx_mode(Wave& w, const Inst& in) { set_index_mode(w, static_cast<u32>(in.imm)); }
+void s_set_gpr_idx_mode(Wave& w, const Inst& inst) {
+  set_index_mode(w, static_cast<u32>(inst.imm));
+}
 void s_set_gpr_idx_off(Wave& w, const Inst&) { w.set_slow(kIndexed, false); }
 
 // ------------------------------------------------------------ hardware registers
@@ -302,14 +303,14 @@ void s_set_gpr_idx_off(Wave& w, const Inst&) { w.set_slow(kIndexed, false); }
 constexpr u32 kHwMode = 1, kHwStatus = 2, kHwHwId = 4, kHwGprAlloc = 5, kHwLdsAlloc = 6,
               kHwShMemBases = 15, kHwXccId = 20;
 
-u32 hardware_register(const Wave& w, const Inst& in, u32 id) {
+u32 hardware_register(const Wave& w, const Inst& inst, u32 id) {
   switch (id) {
     case kHwMode:
       return w.mode;
     case kHwStatus:
       return (w.scc ? 1u : 0u) | (w.exec() ? 0u : 1u << 9) | (w.vcc() ? 0u : 1u << 10);
     case 3:
-      return 0;  // TRAPSTS: no exception is ever raised
+      return 0;  // TRAPSTS: exceptions are not modelled
     case kHwHwId:
       return w.index & 15;
     case kHwGprAlloc:
@@ -322,105 +323,100 @@ u32 hardware_register(const Wave& w, const Inst& in, u32 id) {
       return static_cast<u32>(kPrivateBaseAddr >> 48) | static_cast<u32>(kSharedBaseAddr >> 48)
                                                             << 16;
     case kHwXccId:
-      return w.group->id[0] % 8;  // workgroups go round the eight XCDs
+      return w.group->id[0] % 8;  // XCC_ID: workgroups are dealt round-robin to eight XCDs
     default:
-      fault(w, in, "s_getreg_b32 of an unknown hardware register " + std::to_string(id));
+      fault(w, inst, "s_getreg_b32 of an unknown hardware register " + std::to_string(id));
   }
 }
 
-void s_getreg(Wave& w, const Inst& in) {
-  const u32 code = static_cast<u16>(in.imm), offset = code >> 6 & 31, size = (code >> 11) + 1;
-  const u64 value = hardware_register(w, in, code & 63);
-  w.sgpr[in.dst] = field(value, offset, size);
+void s_getreg(Wave& w, const Inst& inst) {
+  const u32 code = static_cast<u16>(inst.imm), offset = code >> 6 & 31, size = (code >> 11) + 1;
+  const u64 value = hardware_register(w, inst, code & 63);
+  w.sgpr[inst.dst] = field(value, offset, size);
 }
 
-constexpr u32 kVskip = 28;  // MODE: vector instructions are not issued
+constexpr u32 kVskip = 28;  // MODE: vector instructions are skipped
 
 void set_mode(Wave& w, u32 mode) {
   w.mode = mode;
   w.set_slow(kSkipping, mode >> kVskip & 1);
   enter_fp_mode(w);
 }
-void s_setvskip(Wave& w, const Inst& in) {
-  const u32 on = read_scalar32(w, in.src[0]) >> (read_scalar32(w, in.src[1]) & 31) & 1;
-  set_mode(w, (w.mode & ~(1u << kVskip)) | on << kVskip);
+void s_setvskip(Wave& w, const Inst& inst) {
+  const u32 is_set = read_scalar32(w, inst.src[0]) >> (read_scalar32(w, inst.src[1]) & 31) & 1;
+  set_mode(w, (w.mode & ~(1u << kVskip)) | is_set << kVskip);
 }
 
-void set_register(Wave& w, const Inst& in, u32 value) {
-  const u32 code = static_cast<u16>(in.imm), offset = code >> 6 & 31, size = (code >> 11) + 1;
+void set_register(Wave& w, const Inst& inst, u32 value) {
+  const u32 code = static_cast<u16>(inst.imm), offset = code >> 6 & 31, size = (code >> 11) + 1;
   if ((code & 63) != kHwMode) {
-    if ((code & 63) == 3) return;  // TRAPSTS: clearing exception flags
-    fault(w, in, "s_setreg_b32 of hardware register " + std::to_string(code & 63));
+    if ((code & 63) == 3) return;  // TRAPSTS: clears exception flags, which are never set
+    fault(w, inst, "s_setreg_b32 of hardware register " + std::to_string(code & 63));
   }
   const u32 mask = static_cast<u32>(((u64{1} << size) - 1) << offset);
   set_mode(w, (w.mode & ~mask) | (value << offset & mask));
 }
-void s_setreg(Wave& w, const Inst& in) { set_register(w, in, w.sgpr[in.dst]); }
-void s_setreg_imm32(Wave& w, const Inst& in) {
-  set_register(w, in, static_cast<u32>(in.src[0].value));
+void s_setreg(Wave& w, const Inst& inst) { set_register(w, inst, w.sgpr[inst.dst]); }
+void s_setreg_imm32(Wave& w, const Inst& inst) {
+  set_register(w, inst, static_cast<u32>(inst.src[0].value));
 }
 
 // -------------------------------------------------------------------------------- SOPK, SOPP
 
-void s_movk(Wave& w, const Inst& in) { w.sgpr[in.dst] = static_cast<u32>(in.imm); }
-void s_cmovk(Wave& w, const Inst& in) {
-  if (w.scc) s_movk(w, in);
+void s_movk(Wave& w, const Inst& inst) { w.sgpr[inst.dst] = static_cast<u32>(inst.imm); }
+void s_cmovk(Wave& w, const Inst& inst) {
+  if (w.scc) s_movk(w, inst);
 }
-void s_addk(Wave& w, const Inst& in) {
-  set(w, in.dst, add_signed(w.sgpr[in.dst], static_cast<u32>(in.imm)));
+void s_addk(Wave& w, const Inst& inst) {
+  set(w, inst.dst, add_signed(w.sgpr[inst.dst], static_cast<u32>(inst.imm)));
 }
-void s_mulk(Wave& w, const Inst& in) { w.sgpr[in.dst] *= static_cast<u32>(in.imm); }
+void s_mulk(Wave& w, const Inst& inst) { w.sgpr[inst.dst] *= static_cast<u32>(inst.imm); }
 
 template <auto kOp>
-void compare_k(Wave& w, const Inst& in) {
-  w.scc = kOp(static_cast<i32>(w.sgpr[in.dst]), in.imm);
+void compare_k(Wave& w, const Inst& inst) {
+  w.scc = kOp(static_cast<i32>(w.sgpr[inst.dst]), inst.imm);
 }
 template <auto kOp>
-void compare_ku(Wave& w, const Inst& in) {
-  w.scc = kOp(w.sgpr[in.dst], static_cast<u32>(in.imm & 0xffff));
+void compare_ku(Wave& w, const Inst& inst) {
+  w.scc = kOp(w.sgpr[inst.dst], static_cast<u32>(inst.imm & 0xffff));
 }
-#define CMPK(number, name, op)                       \
-  {number,                                           \
-   "s_cmpk_" name "_i32",                            \
-   compare_k<([](i32 a, i32 b) { return a op b; })>, \
-   Type::kB32,                                       \
-   {},                                               \
+#define CMPK_AS(number, name, compare, T, op)  \
+  {number,                                     \
+   "s_cmpk_" name,                             \
+   compare<([](T a, T b) { return a op b; })>, \
+   Type::kB32,                                 \
+   {},                                         \
    Category::kSalu | kDstIsSource | kWritesScc}
-#define CMPKU(number, name, op)                       \
-  {number,                                            \
-   "s_cmpk_" name "_u32",                             \
-   compare_ku<([](u32 a, u32 b) { return a op b; })>, \
-   Type::kB32,                                        \
-   {},                                                \
-   Category::kSalu | kDstIsSource | kWritesScc}
+#define CMPK(number, name, op) CMPK_AS(number, name "_i32", compare_k, i32, op)
+#define CMPKU(number, name, op) CMPK_AS(number, name "_u32", compare_ku, u32, op)
 
 void nothing(Wave&, const Inst&) {}
 void s_endpgm(Wave& w, const Inst&) { w.state = WaveState::kDone; }
 void s_barrier(Wave& w, const Inst&) { w.state = WaveState::kAtBarrier; }
-void s_sleep(Wave& w, const Inst& in) {
-  if (in.imm & 0x7f) w.state = WaveState::kAsleep;
+void s_sleep(Wave& w, const Inst& inst) {
+  if (inst.imm & 0x7f) w.state = WaveState::kAsleep;
 }
-void s_trap(Wave& w, const Inst& in) {
-  fault(w, in,
-        "s_trap " + std::to_string(in.imm & 0xffff) +
+void s_trap(Wave& w, const Inst& inst) {
+  fault(w, inst,
+        "s_trap " + std::to_string(inst.imm & 0xffff) +
             " (abort or a failed assertion in device code)");
 }
-// An interrupt is how a wave rings the host's doorbell; other messages have no receiver.
-void s_sendmsg(Wave& w, const Inst& in) {
+// An interrupt message rings the host's doorbell; other messages have no receiver.
+void s_sendmsg(Wave& w, const Inst& inst) {
   constexpr u32 kInterrupt = 1;
-  if ((static_cast<u32>(in.imm) & 15) == kInterrupt) serve_hostcalls(w, in);
+  if ((static_cast<u32>(inst.imm) & 15) == kInterrupt) serve_hostcalls(w, inst);
 }
-void s_sethalt(Wave& w, const Inst& in) {  // 0 takes the halt back
-  if (in.imm & 1) fault(w, in, "s_sethalt 1: the wave would never go on");
+void s_sethalt(Wave& w, const Inst& inst) {  // 0 ends the halt
+  if (inst.imm & 1) fault(w, inst, "s_sethalt 1: the wave would never go on");
 }
 template <class T>
-void s_cmov(Wave& w, const Inst& in) {
-  if (w.scc) write(w, in.dst, read<T>(w, in.src[0]));
+void s_cmov(Wave& w, const Inst& inst) {
+  if (w.scc) write(w, inst.dst, read<T>(w, inst.src[0]));
 }
 template <class U, bool kSet>
-void s_bitset(Wave& w, const Inst& in) {
-  const u32 reg = in.dst;
-  const U bit = U{1} << (read_scalar32(w, in.src[0]) & (sizeof(U) * 8 - 1));
+void s_bitset(Wave& w, const Inst& inst) {
+  const u32 reg = inst.dst;
+  const U bit = U{1} << (read_scalar32(w, inst.src[0]) & (sizeof(U) * 8 - 1));
   const U old = sizeof(U) == 8 ? static_cast<U>(w.sgpr64(reg)) : static_cast<U>(w.sgpr[reg]);
   write(w, reg, static_cast<U>(kSet ? old | bit : old & ~bit));
 }
@@ -431,7 +427,7 @@ using enum Spread;
 
 constexpr Traits kKeepsOld = kReadsDst | kReadsScc | kConditional;
 constexpr Traits kSetsBit = kReadsDst | kBitset;
-constexpr Traits kRelative = kReadsM0 | kKnownAtRunTime | kNothing;
+constexpr Traits kRelative = kReadsM0 | kDynamicOperands | kNothing;
 constexpr Traits kIndexing = kWritesM0 | kWritesMode | Syntax::kIndexMode;
 constexpr Traits kHardware = Category::kSalu | Syntax::kHardwareRegister;
 constexpr Traits kWriteExec = kReadsExec | kWritesExec;
@@ -495,12 +491,12 @@ constexpr OpInfo kSop1[] = {
 
 // clang-format off: one opcode a row
 constexpr OpInfo kSop2[] = {
-    S2_T(0, "s_add_u32", SccU32, u32, u32, kUpwards, add_carry(a, b, 0)),
+    S2_T(0, "s_add_u32", SccU32, u32, u32, kTowardsHigh, add_carry(a, b, 0)),
     S2_T(1, "s_sub_u32", SccU32, u32, u32, kDifference, sub_borrow(a, b, 0)),
-    S2_T(2, "s_add_i32", SccU32, u32, u32, kUpwards, add_signed(a, b)),
+    S2_T(2, "s_add_i32", SccU32, u32, u32, kTowardsHigh, add_signed(a, b)),
     S2_T(3, "s_sub_i32", SccU32, u32, u32, kDifference, sub_signed(a, b)),
-    S2_T(4, "s_addc_u32", SccU32, u32, u32, kReadsScc | kUpwards, add_carry(a, b, w.scc)),
-    S2_T(5, "s_subb_u32", SccU32, u32, u32, kReadsScc | kUpwards, sub_borrow(a, b, w.scc)),
+    S2_T(4, "s_addc_u32", SccU32, u32, u32, kReadsScc | kTowardsHigh, add_carry(a, b, w.scc)),
+    S2_T(5, "s_subb_u32", SccU32, u32, u32, kReadsScc | kTowardsHigh, sub_borrow(a, b, w.scc)),
     S2(6, "s_min_i32", SccI32, i32, i32, pick(a < b ? a : b, a < b)),
     S2(7, "s_min_u32", SccU32, u32, u32, pick(a < b ? a : b, a < b)),
     S2(8, "s_max_i32", SccI32, i32, i32, pick(a > b ? a : b, a >= b)),
@@ -531,7 +527,7 @@ constexpr OpInfo kSop2[] = {
     S2(33, "s_ashr_i64", TestI64, i64, u32, nonzero(a >> (b & 63))),
     S2(34, "s_bfm_b32", u32, u32, u32, ((1u << (a & 31)) - 1) << (b & 31)),
     S2(35, "s_bfm_b64", u64, u32, u32, ((u64{1} << (a & 63)) - 1) << (b & 63)),
-    S2_T(36, "s_mul_i32", u32, u32, u32, kUpwards, a * b),
+    S2_T(36, "s_mul_i32", u32, u32, u32, kTowardsHigh, a * b),
     S2_T(37, "s_bfe_u32", TestU32, u32, u32, kField, extract(a, b)),
     S2_T(38, "s_bfe_i32", TestI32, i32, u32, kSignedField, extract(a, b)),
     S2_T(39, "s_bfe_u64", TestU64, u64, u32, kField, extract(a, b)),
@@ -568,8 +564,8 @@ constexpr OpInfo kSopc[] = {
     SC(13, "s_bitcmp1_b32", u32, u32, a >> (b & 31) & 1),
     SC(14, "s_bitcmp0_b64", u64, u32, !(a >> (b & 63) & 1)),
     SC(15, "s_bitcmp1_b64", u64, u32, a >> (b & 63) & 1),
-    TWO(16, "s_setvskip", s_setvskip, kWritesMode | kKnownAtRunTime),
-    TWO(17, "s_set_gpr_idx_on", s_set_gpr_idx_on, kIndexing | kKnownAtRunTime),
+    TWO(16, "s_setvskip", s_setvskip, kWritesMode | kDynamicOperands),
+    TWO(17, "s_set_gpr_idx_on", s_set_gpr_idx_on, kIndexing | kDynamicOperands),
     SC(18, "s_cmp_eq_u64", u64, u64, a == b),
     SC(19, "s_cmp_lg_u64", u64, u64, a != b),
 };
@@ -583,8 +579,8 @@ constexpr OpInfo kSopk[] = {
     CMPK(5, "ge", >=), CMPK(6, "lt", <), CMPK(7, "le", <=),
     CMPKU(8, "eq", ==), CMPKU(9, "lg", !=), CMPKU(10, "gt", >),
     CMPKU(11, "ge", >=), CMPKU(12, "lt", <), CMPKU(13, "le", <=),
-    CTRL(14, "s_addk_i32", s_addk, Type::kB32, Type::kNone, kReadsDst | kWritesScc | kUpwards),
-    CTRL(15, "s_mulk_i32", s_mulk, Type::kB32, Type::kNone, kReadsDst | kUpwards),
+    CTRL(14, "s_addk_i32", s_addk, Type::kB32, Type::kNone, kReadsDst | kWritesScc | kTowardsHigh),
+    CTRL(15, "s_mulk_i32", s_mulk, Type::kB32, Type::kNone, kReadsDst | kTowardsHigh),
     CTRL(17, "s_getreg_b32", s_getreg, Type::kB32, Type::kNone, kHardware | kNothing),
     {18, "s_setreg_b32", s_setreg, Type::kB32, {}, kHardware | kDstIsSource | kWritesMode},
     {20, "s_setreg_imm32_b32", s_setreg_imm32, Type::kNone, {}, kHardware | kInlineK | kWritesMode},
@@ -593,7 +589,7 @@ constexpr OpInfo kSopk[] = {
 // clang-format on
 
 #define SOPP(number, name, exec, traits) {number, name, exec, Type::kNone, {}, traits}
-// There is no debugger: what branches on one never does.
+// There is no debugger, so branches on one are never taken.
 // clang-format off: one opcode a row
 constexpr OpInfo kSopp[] = {
     SOPP(0, "s_nop", nothing, Category::kNop),
@@ -649,7 +645,7 @@ u64 read_scalar64(const Wave& w, const Src& src) {
     default:
       return 0;
   }
-  switch (src.reg) {  // the apertures are 64-bit values whose high half carries the base
+  switch (src.reg) {  // apertures are 64-bit values with the base in the high half
     case kSharedBase:
       return kSharedBaseAddr;
     case kSharedLimit:

@@ -20,14 +20,14 @@ void check_scalar(Wave& wave, const Inst& inst, u64 address, u32 bytes, bool is_
   if ((address - 4096) >> 47) check_global_slow(wave, inst, &address, 1);
 }
 
-// Base in an SGPR pair + offset; the two lowest bits are ignored.
+// Computes base in an SGPR pair + offset; the two lowest bits are ignored.
 u64 scalar_address(Wave& wave, const Inst& inst, u32 bytes, bool is_write) {
   const u64 address = (wave.sgpr64(inst.saddr) + scalar_offset(wave, inst)) & ~u64{3};
   check_scalar(wave, inst, address, bytes, is_write);
   return address;
 }
 
-// Where a scalar access lands in a buffer, and how many of its bytes lie in the buffer.
+// The position of a scalar access in a buffer, and how many of its bytes are in range.
 struct BufferSpan {
   u64 address;
   u32 bytes;
@@ -39,15 +39,16 @@ BufferSpan buffer_span(Wave& wave, const Inst& inst, u32 bytes, bool is_write) {
   const u64 size = u64{resource[2]} * (stride ? stride : 1);
   const u64 offset = static_cast<u32>(scalar_offset(wave, inst)) & ~3u;
   const u64 base = (resource[0] | u64{resource[1] & 0xffff} << 32) & ~u64{3};
-  const u64 left = offset < size ? size - offset : 0;
-  const BufferSpan span = {base + offset, left < bytes ? static_cast<u32>(left & ~u64{3}) : bytes};
+  const u64 remaining = offset < size ? size - offset : 0;
+  const BufferSpan span = {base + offset,
+                           remaining < bytes ? static_cast<u32>(remaining & ~u64{3}) : bytes};
   if (span.bytes) check_scalar(wave, inst, span.address, span.bytes, is_write);
   return span;
 }
 
 // -------------------------------------------------------------------------------- loads and stores
 
-// The tuple of SGPRs at `first`, if all of it exists.
+// Returns the tuple of SGPRs at `first`; faults if it exceeds the register file.
 u32* scalar_tuple(Wave& wave, const Inst& inst, u32 dwords) {
   if (inst.dst + dwords > std::size(wave.sgpr)) {
     fault(wave, inst,
@@ -59,14 +60,15 @@ u32* scalar_tuple(Wave& wave, const Inst& inst, u32 dwords) {
 
 template <u32 kDwords>
 void s_load(Wave& wave, const Inst& inst) {
-  const u64 from = scalar_address(wave, inst, 4 * kDwords, false);
-  std::memcpy(scalar_tuple(wave, inst, kDwords), reinterpret_cast<const void*>(from), 4 * kDwords);
+  const u64 address = scalar_address(wave, inst, 4 * kDwords, false);
+  std::memcpy(scalar_tuple(wave, inst, kDwords), reinterpret_cast<const void*>(address),
+              4 * kDwords);
 }
 
 template <u32 kDwords>
 void s_store(Wave& wave, const Inst& inst) {
-  const u64 to = scalar_address(wave, inst, 4 * kDwords, true);
-  std::memcpy(reinterpret_cast<void*>(to), scalar_tuple(wave, inst, kDwords), 4 * kDwords);
+  const u64 address = scalar_address(wave, inst, 4 * kDwords, true);
+  std::memcpy(reinterpret_cast<void*>(address), scalar_tuple(wave, inst, kDwords), 4 * kDwords);
 }
 
 // Dwords outside the buffer read as zero and are not written.
@@ -90,13 +92,13 @@ void s_scratch(Wave& wave, const Inst& inst) {
 
 // -------------------------------------------------------------------------------- atomics
 
-// Operands and result share the tuple at sdata: the new value, then what cmpswap compares with.
+// Operands and result share the tuple at sdata: the new value, then the compare value of cmpswap.
 void scalar_rmw(Wave& wave, const Inst& inst, u64 address, AtomicLanes lanes, u32 bytes,
                 bool pair) {
   if (address & (bytes - 1)) misaligned_atomic(wave, inst, &address, bytes, 1, 0);
   const u32 dwords = bytes / 4;
   u32* tuple = scalar_tuple(wave, inst, pair ? 2 * dwords : dwords);
-  u32 a[2 * kLanes] = {}, b[2 * kLanes] = {}, old[2 * kLanes];  // one lane of a vector atomic
+  u32 a[2 * kLanes] = {}, b[2 * kLanes] = {}, old[2 * kLanes];  // as one lane of a vector atomic
   for (u32 d = 0; d < dwords; ++d) {
     a[d * kLanes] = tuple[d];
     if (pair) b[d * kLanes] = tuple[dwords + d];
@@ -123,11 +125,11 @@ void s_buffer_atomic(Wave& wave, const Inst& inst) {
 // -------------------------------------------------------------------------------- clocks, caches
 
 u64 nanoseconds() {
-  const auto now = std::chrono::steady_clock::now().time_since_epoch();
-  return static_cast<u64>(std::chrono::duration_cast<std::chrono::nanoseconds>(now).count());
+  const auto elapsed = std::chrono::steady_clock::now().time_since_epoch();
+  return static_cast<u64>(std::chrono::duration_cast<std::chrono::nanoseconds>(elapsed).count());
 }
 
-// Host time stands for the core clock at 1 GHz; the constant clock of these devices runs at 100
+// Host time approximates the core clock at 1 GHz; the constant clock of these devices runs at 100
 // MHz.
 template <u32 kDivisor>
 void s_time(Wave& wave, const Inst& inst) {

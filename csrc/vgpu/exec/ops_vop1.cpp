@@ -27,7 +27,7 @@ inline constexpr i32 kFractionBits = 23;
 template <>
 inline constexpr i32 kFractionBits<f64> = 52;
 
-// The power of two that leaves a fraction in [1/2, 1); 0 for zero, infinity and NaN.
+// Returns the exponent that leaves a fraction in [1/2, 1); 0 for zero, infinity and NaN.
 template <class F>
 constexpr i32 frexp_exponent(F x) {
   const auto mag = magnitude(x);
@@ -45,7 +45,7 @@ F frexp_fraction(F x) {
   return std::scalbn(x, -frexp_exponent(x));
 }
 
-// x - floor(x), kept below 1.
+// Returns x - floor(x), kept below 1.
 template <class F>
 F fraction(F x) {
   const F below_one =
@@ -76,23 +76,24 @@ f32 reciprocal(f32 x) { return flush(1.0f / flush(x)); }
 f32 square_root(f32 x) { return std::sqrt(flush(x)); }
 f32 reciprocal_root(f32 x) { return static_cast<f32>(1.0 / std::sqrt(static_cast<f64>(flush(x)))); }
 
-// -------------------------------------------------------------------------------- not lane by lane
+// -------------------------------------------------------------------------------- cross-lane
+// operations
 
 void nothing(Wave&, const Inst&) {}
 
-void v_readfirstlane(Wave& w, const Inst& in) {
+void v_readfirstlane(Wave& w, const Inst& inst) {
   Lanes tmp;
-  const u32* a = fetch<u32>(w, in, 0, tmp);
+  const u32* a = fetch<u32>(w, inst, 0, tmp);
   const u64 exec = w.exec();
-  w.sgpr[in.dst & 127] = a[exec ? std::countr_zero(exec) : 0];
+  w.sgpr[inst.dst & 127] = a[exec ? std::countr_zero(exec) : 0];
 }
 
-void v_swap(Wave& w, const Inst& in) {
+void v_swap(Wave& w, const Inst& inst) {
   Lanes a, b;
-  std::memcpy(a.word, w.v(in.dst), sizeof(u32) * kLanes);
-  std::memcpy(b.word, w.v(in.src[0].reg), sizeof(u32) * kLanes);
-  store_masked(w, in.dst, b.word, 1, w.exec());
-  store_masked(w, in.src[0].reg, a.word, 1, w.exec());
+  std::memcpy(a.word, w.v(inst.dst), sizeof(u32) * kLanes);
+  std::memcpy(b.word, w.v(inst.src[0].reg), sizeof(u32) * kLanes);
+  store_masked(w, inst.dst, b.word, 1, w.exec());
+  store_masked(w, inst.src[0].reg, a.word, 1, w.exec());
 }
 
 #define T1(number, name, R, A, ...) \

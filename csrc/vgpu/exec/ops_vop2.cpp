@@ -1,4 +1,5 @@
-// VOP2: two sources, the second a VGPR; fused forms add to their destination or take a constant.
+// VOP2: two sources, the second a VGPR; fused forms accumulate in their destination or take a
+// literal.
 #include "vgpu/exec/dot.h"
 #include "vgpu/exec/lanes.h"
 
@@ -11,29 +12,29 @@ constexpr u64 umul24(u32 a, u32 b) { return u64{a & 0xffffff} * (b & 0xffffff); 
 
 // ------------------------------------------------------------ masks and carries
 
-u64 mask_source(const Wave& w, const Inst& in) { return read_scalar64(w, in.src[2]); }
+u64 mask_source(const Wave& w, const Inst& inst) { return read_scalar64(w, inst.src[2]); }
 
-void v_cndmask(Wave& w, const Inst& in) {
+void v_cndmask(Wave& w, const Inst& inst) {
   Lanes ta, tb;
-  const u32* a = fetch<raw32>(w, in, 0, ta);
-  const u32* b = fetch<raw32>(w, in, 1, tb);
-  const u64 mask = mask_source(w, in);
+  const u32* a = fetch<raw32>(w, inst, 0, ta);
+  const u32* b = fetch<raw32>(w, inst, 1, tb);
+  const u64 mask = mask_source(w, inst);
   const u32 low = static_cast<u32>(mask), high = static_cast<u32>(mask >> 32);
-  Result<u32> result(w, in);
+  Result<u32> result(w, inst);
   u32* out = result.out;
   for (u32 l = 0; l < 32; ++l) out[l] = low >> l & 1 ? b[l] : a[l];
   for (u32 l = 0; l < 32; ++l) out[l + 32] = high >> l & 1 ? b[l + 32] : a[l + 32];
   result.commit();
 }
 
-// kOp(a, b, carry) gives the 33-bit result; inactive lanes' carry bits become 0.
+// kOp(a, b, carry) returns the 33-bit result; carry bits of inactive lanes become 0.
 template <bool kCarry, auto kOp>
-void carry(Wave& w, const Inst& in) {
+void carry(Wave& w, const Inst& inst) {
   Lanes ta, tb;
-  const u32* a = fetch<u32>(w, in, 0, ta);
-  const u32* b = fetch<u32>(w, in, 1, tb);
-  const u64 carries = kCarry ? mask_source(w, in) : 0;
-  const u64 lanes = write_mask(w, in);
+  const u32* a = fetch<u32>(w, inst, 0, ta);
+  const u32* b = fetch<u32>(w, inst, 1, tb);
+  const u64 carries = kCarry ? mask_source(w, inst) : 0;
+  const u64 lanes = write_mask(w, inst);
   u64 out_mask = 0;
   Lanes sum;
   for (u32 lane = 0; lane < kLanes; ++lane) {
@@ -41,16 +42,16 @@ void carry(Wave& w, const Inst& in) {
     sum.word[lane] = static_cast<u32>(full);
     out_mask |= (full >> 32 & 1) << lane;
   }
-  if (in.clamp) {  // saturate: an add to the top, a subtraction to 0
+  if (inst.clamp) {  // saturates: an addition at the maximum, a subtraction at 0
     const u32 limit = kOp(0, 0, 0) == kOp(1, 1, 0) ? 0 : ~0u;
     for (u32 lane = 0; lane < kLanes; ++lane)
       if (out_mask >> lane & 1) sum.word[lane] = limit;
   }
-  w.set_sgpr64(in.sdst, (out_mask & lanes) | (w.sgpr64(in.sdst) & w.exec() & ~lanes));
-  if (in.lane_mod == LaneMod::kSdwa) {
-    commit_slow(w, in, Type::kB32, sum);
+  w.set_sgpr64(inst.sdst, (out_mask & lanes) | (w.sgpr64(inst.sdst) & w.exec() & ~lanes));
+  if (inst.lane_mod == LaneMod::kSdwa) {
+    commit_slow(w, inst, Type::kB32, sum);
   } else {
-    store_masked(w, in.dst, sum.word, 1, lanes);
+    store_masked(w, inst.dst, sum.word, 1, lanes);
   }
 }
 
@@ -66,23 +67,28 @@ constexpr Type kU = Type::kB32;
    {kU, kU, Type::kNone},                         \
    kVector | traits}
 
-// Integer adds saturate when clamp is set.
+// Integer additions saturate with the clamp bit.
 template <class T, auto kOp>
-void integer2(Wave& w, const Inst& in) {
+void integer2(Wave& w, const Inst& inst) {
   Lanes ta, tb;
-  const u32* a = fetch<T>(w, in, 0, ta);
-  const u32* b = fetch<T>(w, in, 1, tb);
-  Result<T> result(w, in);
+  const u32* a = fetch<T>(w, inst, 0, ta);
+  const u32* b = fetch<T>(w, inst, 1, tb);
+  Result<T> result(w, inst);
   u32* out = result.out;
-  if (!in.clamp) {
+  if (!inst.clamp) {
     VGPU_LANES {
-      put<T>(out, lane, static_cast<T>(kOp(i64{get<T>(a, lane)}, i64{get<T>(b, lane)})));
+      store_lane<T>(out, lane,
+                    static_cast<T>(kOp(i64{load_lane<T>(a, lane)}, i64{load_lane<T>(b, lane)})));
     }
   } else {
-    constexpr i64 lowest = std::numeric_limits<T>::min(), highest = std::numeric_limits<T>::max();
+    constexpr i64 kMinValue = std::numeric_limits<T>::min(),
+                  kMaxValue = std::numeric_limits<T>::max();
     VGPU_LANES {
-      const i64 x = kOp(i64{get<T>(a, lane)}, i64{get<T>(b, lane)});
-      put<T>(out, lane, static_cast<T>(x < lowest ? lowest : x > highest ? highest : x));
+      const i64 x = kOp(i64{load_lane<T>(a, lane)}, i64{load_lane<T>(b, lane)});
+      store_lane<T>(out, lane,
+                    static_cast<T>(x < kMinValue   ? kMinValue
+                                   : x > kMaxValue ? kMaxValue
+                                                   : x));
     }
   }
   result.commit();
@@ -95,7 +101,7 @@ void integer2(Wave& w, const Inst& in) {
    {kTypeOf<T>, kTypeOf<T>, Type::kNone},                          \
    kVector | traits}
 
-// The constant form of a fused multiply-add: src2 is the constant.
+// The literal form of a fused multiply-add: src2 is the literal.
 #define FMAK(number, name, F, traits, ...) \
   OP3_T(number, name, F, F, F, F, kInlineK | kFlops2 | traits, __VA_ARGS__)
 

@@ -26,7 +26,7 @@ constexpr u32 sad_u8(u32 a, u32 b, u32 c) {
   for (u32 i = 0; i < 4; ++i) c += absdiff(byte_of(a, i), byte_of(b, i));
   return c;
 }
-constexpr u32 msad_u8(u32 a, u32 b, u32 c) {  // bytes that are 0 in b do not count
+constexpr u32 msad_u8(u32 a, u32 b, u32 c) {  // bytes of b that are 0 are skipped
   for (u32 i = 0; i < 4; ++i) c += byte_of(b, i) ? absdiff(byte_of(a, i), byte_of(b, i)) : 0;
   return c;
 }
@@ -34,7 +34,7 @@ constexpr u32 sad_u16(u32 a, u32 b, u32 c) {
   return c + absdiff(a & 0xffff, b & 0xffff) + absdiff(a >> 16, b >> 16);
 }
 template <auto kSad>
-u64 quad_sad(u64 a, u32 b, u64 c) {  // four sums of windows that start at bytes 0 to 3 of a
+u64 quad_sad(u64 a, u32 b, u64 c) {  // four sums over windows that start at bytes 0 to 3 of a
   u64 out = 0;
   for (u32 i = 0; i < 4; ++i) {
     out |= u64{kSad(static_cast<u32>(a >> (8 * i)), b, static_cast<u32>(c >> (16 * i) & 0xffff)) &
@@ -107,8 +107,8 @@ bool is_denormal(F x) {
   return x != 0 && std::fabs(x) < Division<F>::kMinNormal;
 }
 
-// Pre-scales numerator s2 or denominator s1 (s0 is whichever the result is for) so that the Newton
-// steps between div_scale and div_fmas neither overflow nor lose denormal bits.
+// Pre-scales numerator s2 or denominator s1 (s0 equals the one to scale) so that the Newton steps
+// between div_scale and div_fmas neither overflow nor lose denormal bits.
 template <class F>
 F div_scale(F s0, F s1, F s2, bool& flag) {
   using D = Division<F>;
@@ -138,25 +138,27 @@ F div_scale(F s0, F s1, F s2, bool& flag) {
 }
 
 template <class F>
-void v_div_scale(Wave& w, const Inst& in) {
+void v_div_scale(Wave& w, const Inst& inst) {
   Lanes ta, tb, tc, out;
-  const u32* a = fetch<F>(w, in, 0, ta);
-  const u32* b = fetch<F>(w, in, 1, tb);
-  const u32* c = fetch<F>(w, in, 2, tc);
+  const u32* a = fetch<F>(w, inst, 0, ta);
+  const u32* b = fetch<F>(w, inst, 1, tb);
+  const u32* c = fetch<F>(w, inst, 2, tc);
   u64 flags = 0;
   for (u32 lane = 0; lane < kLanes; ++lane) {
     bool flag = false;
-    put<F>(out.word, lane, div_scale<F>(get<F>(a, lane), get<F>(b, lane), get<F>(c, lane), flag));
+    store_lane<F>(
+        out.word, lane,
+        div_scale<F>(load_lane<F>(a, lane), load_lane<F>(b, lane), load_lane<F>(c, lane), flag));
     flags |= u64{flag} << lane;
   }
-  w.set_sgpr64(in.sdst, flags & w.exec());
-  scale_and_clamp(w, in, kTypeOf<F>, out.word);
-  store_masked(w, in.dst, out.word, dwords_of(kTypeOf<F>), w.exec());
+  w.set_sgpr64(inst.sdst, flags & w.exec());
+  scale_and_clamp(w, inst, kTypeOf<F>, out.word);
+  store_masked(w, inst.dst, out.word, dwords_of(kTypeOf<F>), w.exec());
 }
 
-// a * b + c, times 2^kScale or 2^-kScale: back to where div_scale came from. c is the quotient so
-// far; div_scale made it large when the true one is larger, small when it is smaller. Rounded once:
-// where the result is denormal, a tie is decided by what the sum had lost.
+// Returns a * b + c times 2^kScale or 2^-kScale, which reverts div_scale. c is the quotient so far;
+// div_scale made it large if the true quotient is larger, small if it is smaller. Rounded once: if
+// the result is denormal, the bits lost in the sum decide a tie.
 template <class F>
 F scaled_fma(F a, F b, F c) {
   constexpr i32 scale = Division<F>::kScale;
@@ -165,35 +167,35 @@ F scaled_fma(F a, F b, F c) {
   const F result = std::scalbn(sum, -scale);
   if (std::fabs(result) > Division<F>::kMinNormal || !std::isfinite(sum)) return result;
   const F half = std::scalbn(std::numeric_limits<F>::denorm_min(), scale - 1);
-  const F rest = sum - std::scalbn(result, scale);
-  const F lost = std::fma(a, b, c - sum);  // c is close to the sum: the difference is exact
+  const F remainder = sum - std::scalbn(result, scale);
+  const F lost_bits = std::fma(a, b, c - sum);  // exact, because c is close to the sum
   const F step = std::numeric_limits<F>::denorm_min();
-  if (rest == half && lost > 0) return result + step;
-  if (rest == -half && lost < 0) return result - step;
+  if (remainder == half && lost_bits > 0) return result + step;
+  if (remainder == -half && lost_bits < 0) return result - step;
   return result;
 }
 
 template <class F>
-void v_div_fmas(Wave& w, const Inst& in) {
+void v_div_fmas(Wave& w, const Inst& inst) {
   [[maybe_unused]] GuardFor<F> guard(w);
   Lanes ta, tb, tc;
-  const u32* a = fetch<F>(w, in, 0, ta);
-  const u32* b = fetch<F>(w, in, 1, tb);
-  const u32* c = fetch<F>(w, in, 2, tc);
+  const u32* a = fetch<F>(w, inst, 0, ta);
+  const u32* b = fetch<F>(w, inst, 1, tb);
+  const u32* c = fetch<F>(w, inst, 2, tc);
   const u64 scaled = w.vcc();
-  Result<F> result(w, in);
+  Result<F> result(w, inst);
   for (u32 lane = 0; lane < kLanes; ++lane) {
-    const F x = get<F>(a, lane), y = get<F>(b, lane), z = get<F>(c, lane);
-    put<F>(result.out, lane, scaled >> lane & 1 ? scaled_fma(x, y, z) : std::fma(x, y, z));
+    const F x = load_lane<F>(a, lane), y = load_lane<F>(b, lane), z = load_lane<F>(c, lane);
+    store_lane<F>(result.out, lane, scaled >> lane & 1 ? scaled_fma(x, y, z) : std::fma(x, y, z));
   }
   result.commit();
 }
 
-// The special cases of numerator / denominator; s0 is the quotient so far.
+// Handles the special cases of numerator / denominator; s0 is the quotient so far.
 template <class F>
 F div_fixup(F quotient, F denominator, F numerator) {
   constexpr F infinity = std::numeric_limits<F>::infinity();
-  const bool negative = sign_of(denominator) != sign_of(numerator);
+  const bool negative = sign_bit_of(denominator) != sign_bit_of(numerator);
   const auto with_sign = [&](F x) { return negative ? -x : x; };
   if (is_nan(numerator)) return quiet(numerator);
   if (is_nan(denominator)) return quiet(denominator);
@@ -204,70 +206,70 @@ F div_fixup(F quotient, F denominator, F numerator) {
   if (is_inf(denominator) || numerator == 0) return with_sign(0);
   if (biased_exponent(numerator) - biased_exponent(denominator) < Division<F>::kUnderflow)
     return with_sign(0);
-  if (is_nan(quotient)) return with_sign(infinity);  // it overflowed on the way
+  if (is_nan(quotient)) return with_sign(infinity);  // an intermediate result overflowed
   return with_sign(std::fabs(quotient));
 }
 
 // ------------------------------------------------------------ wide multiply-add
 
 template <class T, class Wide>
-void v_mad_wide(Wave& w, const Inst& in) {
+void v_mad_wide(Wave& w, const Inst& inst) {
   Lanes ta, tb, tc, out;
-  const u32* a = fetch<T>(w, in, 0, ta);
-  const u32* b = fetch<T>(w, in, 1, tb);
-  const u32* c = fetch<u64>(w, in, 2, tc);
+  const u32* a = fetch<T>(w, inst, 0, ta);
+  const u32* b = fetch<T>(w, inst, 1, tb);
+  const u32* c = fetch<u64>(w, inst, 2, tc);
   u64 carries = 0;
   for (u32 lane = 0; lane < kLanes; ++lane) {
-    const u64 product = static_cast<u64>(Wide{get<T>(a, lane)} * Wide{get<T>(b, lane)});
-    const u64 addend = get<u64>(c, lane), sum = product + addend;
-    const bool over =
+    const u64 product = static_cast<u64>(Wide{load_lane<T>(a, lane)} * Wide{load_lane<T>(b, lane)});
+    const u64 addend = load_lane<u64>(c, lane), sum = product + addend;
+    const bool overflows =
         std::is_signed_v<T> ? ((product ^ sum) & (addend ^ sum)) >> 63 : sum < product;
-    put<u64>(out.word, lane, sum);
-    carries |= u64{over} << lane;
+    store_lane<u64>(out.word, lane, sum);
+    carries |= u64{overflows} << lane;
   }
-  w.set_sgpr64(in.sdst, carries & w.exec());
-  store_masked(w, in.dst, out.word, 2, w.exec());
+  w.set_sgpr64(inst.sdst, carries & w.exec());
+  store_masked(w, inst.dst, out.word, 2, w.exec());
 }
 
-// The four masked sums are 32 bits each: c and the result are register quads.
-void v_mqsad_u32_u8(Wave& w, const Inst& in) {
+// The four masked sums are 32 bits each; c and the result are register quads.
+void v_mqsad_u32_u8(Wave& w, const Inst& inst) {
   Lanes ta, tb;
-  const u32* a = fetch<u64>(w, in, 0, ta);
-  const u32* b = fetch<u32>(w, in, 1, tb);
+  const u32* a = fetch<u64>(w, inst, 0, ta);
+  const u32* b = fetch<u32>(w, inst, 1, tb);
   u32 out[4 * kLanes];
   for (u32 i = 0; i < 4; ++i) {
-    const Src& c = in.src[2];
+    const Src& c = inst.src[2];
     for (u32 lane = 0; lane < kLanes; ++lane) {
       const u32 addend =
           c.kind == SrcKind::kVgpr ? w.v(c.reg + i)[lane] : static_cast<u32>(c.value);
       out[i * kLanes + lane] =
-          msad_u8(static_cast<u32>(get<u64>(a, lane) >> (8 * i)), b[lane], addend);
+          msad_u8(static_cast<u32>(load_lane<u64>(a, lane) >> (8 * i)), b[lane], addend);
     }
   }
-  store_masked(w, in.dst, out, 4, w.exec());
+  store_masked(w, inst.dst, out, 4, w.exec());
 }
 
 // -------------------------------------------------------------------------------- lane access
 
-void v_readlane(Wave& w, const Inst& in) {
+void v_readlane(Wave& w, const Inst& inst) {
   Lanes tmp;
-  const u32* a = fetch<u32>(w, in, 0, tmp);
-  w.sgpr[in.dst & 127] = a[read_scalar32(w, in.src[1]) & 63];
+  const u32* a = fetch<u32>(w, inst, 0, tmp);
+  w.sgpr[inst.dst & 127] = a[read_scalar32(w, inst.src[1]) & 63];
 }
-void v_writelane(Wave& w, const Inst& in) {
-  w.v(in.dst)[read_scalar32(w, in.src[1]) & 63] = read_scalar32(w, in.src[0]);
+void v_writelane(Wave& w, const Inst& inst) {
+  w.v(inst.dst)[read_scalar32(w, inst.src[1]) & 63] = read_scalar32(w, inst.src[0]);
 }
 
-// Bits of the mask below this lane, added to b.
+// Counts the mask bits below this lane and adds b.
 template <bool kHigh>
-void v_mbcnt(Wave& w, const Inst& in) {
+void v_mbcnt(Wave& w, const Inst& inst) {
   Lanes ta, tb;
-  const u32* a = fetch<u32>(w, in, 0, ta);
-  const u32* b = fetch<u32>(w, in, 1, tb);
-  Result<u32> result(w, in);
+  const u32* a = fetch<u32>(w, inst, 0, ta);
+  const u32* b = fetch<u32>(w, inst, 1, tb);
+  Result<u32> result(w, inst);
   for (u32 lane = 0; lane < kLanes; ++lane) {
-    const u64 below = lane_bit(lane) - 1;
-    const u32 mask = static_cast<u32>(kHigh ? below >> 32 : below);
+    const u64 lower_lanes = lane_bit(lane) - 1;
+    const u32 mask = static_cast<u32>(kHigh ? lower_lanes >> 32 : lower_lanes);
     result.out[lane] = b[lane] + static_cast<u32>(std::popcount(a[lane] & mask));
   }
   result.commit();
@@ -277,25 +279,25 @@ void v_mbcnt(Wave& w, const Inst& in) {
 
 u32 pack16(u32 low, u32 high) { return (low & 0xffff) | high << 16; }
 
-// Half precision, rounded toward zero: the largest half not above |x|.
+// Converts to half, rounding toward zero: the largest half not above |x|.
 u32 half_toward_zero(f32 x) {
   const u16 nearest = float_to_half(x);
   const u16 mag = nearest & 0x7fff;
   if (is_nan(x) || is_inf(x)) return nearest;
   return std::fabs(half_to_float(mag)) > std::fabs(x) ? nearest - 1u : nearest;
 }
-// The clamp comes first: 0 and 1 are halves.
-void v_cvt_pkrtz_f16_f32(Wave& w, const Inst& in) {
+// The clamp precedes the conversion, which is exact for 0 and 1.
+void v_cvt_pkrtz_f16_f32(Wave& w, const Inst& inst) {
   Lanes ta, tb, wide[2];
-  const u32* source[2] = {fetch<f32>(w, in, 0, ta), fetch<f32>(w, in, 1, tb)};
+  const u32* source[2] = {fetch<f32>(w, inst, 0, ta), fetch<f32>(w, inst, 1, tb)};
   for (u32 half = 0; half < 2; ++half) {
     VGPU_LANES { wide[half].word[lane] = source[half][lane]; }
-    scale_and_clamp(w, in, Type::kF16, wide[half].word);
+    scale_and_clamp(w, inst, Type::kF16, wide[half].word);
   }
-  Result<u32> result(w, in);
+  Result<u32> result(w, inst);
   for (u32 lane = 0; lane < kLanes; ++lane) {
-    result.out[lane] = pack16(half_toward_zero(get<f32>(wide[0].word, lane)),
-                              half_toward_zero(get<f32>(wide[1].word, lane)));
+    result.out[lane] = pack16(half_toward_zero(load_lane<f32>(wide[0].word, lane)),
+                              half_toward_zero(load_lane<f32>(wide[1].word, lane)));
   }
   result.commit();
 }
@@ -307,29 +309,31 @@ u32 norm16(f64 x) {
                                                                    : x) *
                                                           scale)));
 }
-template <class To, class From>
-u32 clamp16(From x) {
-  const i64 wide = x, low = std::numeric_limits<To>::min(), high = std::numeric_limits<To>::max();
+template <class Target, class Source>
+u32 clamp16(Source x) {
+  const i64 wide = x, low = std::numeric_limits<Target>::min(),
+            high = std::numeric_limits<Target>::max();
   return static_cast<u16>(wide < low ? low : wide > high ? high : wide);
 }
 
-void v_pack_b32_f16(Wave& w, const Inst& in) {
+void v_pack_b32_f16(Wave& w, const Inst& inst) {
   Lanes ta, tb;
-  const u32* a = fetch<f16>(w, in, 0, ta);
-  const u32* b = fetch<f16>(w, in, 1, tb);
-  Result<u32> result(w, in);
-  Inst plain = in;  // op_sel has chosen the halves; the result is a whole register
+  const u32* a = fetch<f16>(w, inst, 0, ta);
+  const u32* b = fetch<f16>(w, inst, 1, tb);
+  Result<u32> result(w, inst);
+  Inst plain = inst;  // op_sel has selected the halves; the result is a whole register
   plain.opsel = 0;
   for (u32 lane = 0; lane < kLanes; ++lane) {
     result.tmp.word[lane] =
-        pack16(float_to_half(get<f16>(a, lane)), float_to_half(get<f16>(b, lane)));
+        pack16(float_to_half(load_lane<f16>(a, lane)), float_to_half(load_lane<f16>(b, lane)));
   }
   commit_slow(w, plain, Type::kB32, result.tmp);
 }
 
 // ------------------------------------------------------------ 2/pi for sine and cosine
 
-// Bits of 2/pi after the point, most significant first, as 24-bit digits (enough for any double).
+// Bits of 2/pi after the binary point, most significant first, as 24-bit digits (enough for any
+// double).
 constexpr u32 kTwoOverPi[] = {
     0xA2F983, 0x6E4E44, 0x1529FC, 0x2757D1, 0xF534DD, 0xC0DB62, 0x95993C, 0x439041, 0xFE5163,
     0xABDEBB, 0xC561B7, 0x246E3A, 0x424DD2, 0xE00649, 0x2EEA09, 0xD1921C, 0xFE1DEB, 0x1CB129,
@@ -338,7 +342,7 @@ constexpr u32 kTwoOverPi[] = {
     0x27CB09, 0xB74F46, 0x3F669E, 0x5FEA2D, 0x7527BA, 0xC7EBE5, 0xF17B3D, 0x0739F7, 0x8A5292,
     0xEA6BFB, 0x5FB11F, 0x8D5D08, 0x560330, 0x46FC7B};
 
-u32 two_over_pi_bit(u32 i) {  // bit i after the point; the 1201st and later count as 0
+u32 two_over_pi_bit(u32 i) {  // bit i after the binary point; 0 from the 1201st on
   return i < 1200 ? kTwoOverPi[i / 24] >> (23 - i % 24) & 1 : 0;
 }
 
@@ -374,25 +378,26 @@ constexpr T med_of(T a, T b, T c) {
   return max_of(min_of(a, b), min_of(max_of(a, b), c));
 }
 
-// Integer arithmetic that saturates where clamp is set; the function sees i64. Two sources: A is B.
+// Integer arithmetic with saturation by the clamp bit; the function takes i64. With two sources, A
+// is B.
 template <class R, class A, class C, u32 kSources, auto kOp>
-void integer3(Wave& w, const Inst& in) {
+void integer3(Wave& w, const Inst& inst) {
   constexpr i64 low = std::numeric_limits<R>::min(), high = std::numeric_limits<R>::max();
   Lanes ta, tb, tc;
-  const u32* a = fetch<A>(w, in, 0, ta);
-  const u32* b = fetch<A>(w, in, 1, tb);
-  const u32* c = kSources == 3 ? fetch<C>(w, in, 2, tc) : a;
-  Result<R> result(w, in);
+  const u32* a = fetch<A>(w, inst, 0, ta);
+  const u32* b = fetch<A>(w, inst, 1, tb);
+  const u32* c = kSources == 3 ? fetch<C>(w, inst, 2, tc) : a;
+  Result<R> result(w, inst);
   u32* out = result.out;
   const auto value = [&](u32 lane) {
-    return kOp(i64{get<A>(a, lane)}, i64{get<A>(b, lane)}, i64{get<C>(c, lane)});
+    return kOp(i64{load_lane<A>(a, lane)}, i64{load_lane<A>(b, lane)}, i64{load_lane<C>(c, lane)});
   };
-  if (!in.clamp) {
-    VGPU_LANES { put<R>(out, lane, static_cast<R>(value(lane))); }
+  if (!inst.clamp) {
+    VGPU_LANES { store_lane<R>(out, lane, static_cast<R>(value(lane))); }
   } else {
     VGPU_LANES {
       const i64 x = value(lane);
-      put<R>(out, lane, static_cast<R>(x < low ? low : x > high ? high : x));
+      store_lane<R>(out, lane, static_cast<R>(x < low ? low : x > high ? high : x));
     }
   }
   result.commit();
@@ -455,8 +460,8 @@ constexpr OpInfo kVop3[] = {
     OP3_T(485, "v_qsad_pk_u16_u8", u64, u64, u32, u64, Category::kQuarter, quad_sad<sad_u8>(a, b, c)),
     OP3_T(486, "v_mqsad_pk_u16_u8", u64, u64, u32, u64, Category::kQuarter, quad_sad<msad_u8>(a, b, c)),
     SPECIAL(487, "v_mqsad_u32_u8", v_mqsad_u32_u8, Type::kB128, Type::kB64, kU, Type::kB128, Category::kQuarter),
-    SPECIAL(488, "v_mad_u64_u32", (v_mad_wide<u32, u64>), Type::kB64, kU, kU, Type::kB64, kCarryOut | Category::kQuarter | Spread::kUpwards),
-    SPECIAL(489, "v_mad_i64_i32", (v_mad_wide<i32, i64>), Type::kB64, kU, kU, Type::kB64, kCarryOut | Category::kQuarter | Spread::kUpwards),
+    SPECIAL(488, "v_mad_u64_u32", (v_mad_wide<u32, u64>), Type::kB64, kU, kU, Type::kB64, kCarryOut | Category::kQuarter | Spread::kTowardsHigh),
+    SPECIAL(489, "v_mad_i64_i32", (v_mad_wide<i32, i64>), Type::kB64, kU, kU, Type::kB64, kCarryOut | Category::kQuarter | Spread::kTowardsHigh),
     OP3_T(490, "v_mad_legacy_f16", f16, f16, f16, f16, kFlops2, half_to_float(float_to_half(a * b)) + c),
     INT_SAT(491, "v_mad_legacy_u16", u16, u16, u16, 3, kNoTraits, a * b + c),
     INT_SAT(492, "v_mad_legacy_i16", i16, i16, i16, 3, kNoTraits, a * b + c),
@@ -487,7 +492,7 @@ constexpr OpInfo kVop3[] = {
     INT_SAT(517, "v_mad_i16", i16, i16, i16, 3, kKeepHigh, a * b + c),
     HALF3(518, "v_fma_f16", kFlops2, half_fma(a, b, c)),
     HALF3(519, "v_div_fixup_f16", kNoTraits, div_fixup(a.value, b.value, c.value)),
-    OP3_T(520, "v_lshl_add_u64", u64, u64, u32, u64, Spread::kUpwards, ((b & 7) > 4 ? 0 : a << (b & 7)) + c),
+    OP3_T(520, "v_lshl_add_u64", u64, u64, u32, u64, Spread::kTowardsHigh, ((b & 7) > 4 ? 0 : a << (b & 7)) + c),
     OP2_T(640, "v_add_f64", f64, f64, f64, kFlops1, a + b),
     OP2_T(641, "v_mul_f64", f64, f64, f64, kFlops1, a * b),
     EXTREME(642, "v_min_f64", f64, 2, kNoTraits, float_min(a, b)),
@@ -502,9 +507,9 @@ constexpr OpInfo kVop3[] = {
     OP2(651, "v_bcnt_u32_b32", u32, u32, u32, static_cast<u32>(std::popcount(a)) + b),
     {652, "v_mbcnt_lo_u32_b32", v_mbcnt<false>, kU, {kU, kU, Type::kNone}, kVector},
     {653, "v_mbcnt_hi_u32_b32", v_mbcnt<true>, kU, {kU, kU, Type::kNone}, kVector},
-    OP2_T(655, "v_lshlrev_b64", u64, u32, u64, Spread::kUpwards, b << (a & 63)),
-    OP2_T(656, "v_lshrrev_b64", u64, u32, u64, Spread::kDownwards, b >> (a & 63)),
-    OP2_T(657, "v_ashrrev_i64", i64, u32, i64, Spread::kDownwards, b >> (a & 63)),
+    OP2_T(655, "v_lshlrev_b64", u64, u32, u64, Spread::kTowardsHigh, b << (a & 63)),
+    OP2_T(656, "v_lshrrev_b64", u64, u32, u64, Spread::kTowardsLow, b >> (a & 63)),
+    OP2_T(657, "v_ashrrev_i64", i64, u32, i64, Spread::kTowardsLow, b >> (a & 63)),
     OP2(658, "v_trig_preop_f64", f64, f64, u32, trig_preop(a, b)),
     OP2(659, "v_bfm_b32", u32, u32, u32, ((1u << (a & 31)) - 1) << (b & 31)),
     OP2(660, "v_cvt_pknorm_i16_f32", u32, f32, f32, pack16(norm16<i16>(f64{a}), norm16<i16>(f64{b}))),

@@ -12,57 +12,60 @@ f32 clamp_float(const Wave& w, f32 x) {
 }
 void clamp_floats(const Wave& w, u32* lanes) {
   for (u32 lane = 0; lane < kLanes; ++lane)
-    put<f32>(lanes, lane, clamp_float(w, get<f32>(lanes, lane)));
+    store_lane<f32>(lanes, lane, clamp_float(w, load_lane<f32>(lanes, lane)));
 }
 
 // ------------------------------------------------------------ two 16-bit values
 
-// A packed instruction runs its function over the low halves, then over the high halves. Each half
-// is fetched into lanes of its own, so the destination may be a source.
+// A packed instruction runs its function on the low halves, then on the high halves. Each half is
+// fetched into separate lanes, so the destination may be a source.
 inline void combine(u32* out, const u32* low, const u32* high) {
   VGPU_LANES { out[lane] = (low[lane] & 0xffff) | high[lane] << 16; }
 }
 
-// Integer functions see i64, so that clamp can saturate.
+// Integer functions take i64, so that clamp can saturate.
 template <class T, u32 kSources, auto kOp>
-void packed_int(Wave& w, const Inst& in) {
+void packed_int(Wave& w, const Inst& inst) {
   constexpr i64 low = std::numeric_limits<T>::min(), high = std::numeric_limits<T>::max();
   Lanes tmp[3], result[2];
   for (u32 half = 0; half < 2; ++half) {
-    const u32* a = fetch_packed(w, in, 0, half, Type::kB16, tmp[0]);
-    const u32* b = fetch_packed(w, in, 1, half, Type::kB16, tmp[1]);
-    const u32* c = kSources == 3 ? fetch_packed(w, in, 2, half, Type::kB16, tmp[2]) : a;
+    const u32* a = fetch_packed(w, inst, 0, half, Type::kB16, tmp[0]);
+    const u32* b = fetch_packed(w, inst, 1, half, Type::kB16, tmp[1]);
+    const u32* c = kSources == 3 ? fetch_packed(w, inst, 2, half, Type::kB16, tmp[2]) : a;
     u32* out = result[half].word;
-    const bool clamp = in.clamp;
+    const bool clamp = inst.clamp;
     VGPU_LANES {
-      const i64 x = kOp(i64{get<T>(a, lane)}, i64{get<T>(b, lane)}, i64{get<T>(c, lane)});
+      const i64 x =
+          kOp(i64{load_lane<T>(a, lane)}, i64{load_lane<T>(b, lane)}, i64{load_lane<T>(c, lane)});
       out[lane] = static_cast<u32>(!clamp ? x : x < low ? low : x > high ? high : x);
     }
   }
   combine(result[0].word, result[0].word, result[1].word);
-  store_masked(w, in.dst, result[0].word, 1, w.exec());
+  store_masked(w, inst.dst, result[0].word, 1, w.exec());
 }
 
 template <u32 kSources, auto kOp, HalfOp kQuick>
-void packed_f16(Wave& w, const Inst& in) {
+void packed_f16(Wave& w, const Inst& inst) {
   if constexpr (kQuick != HalfOp::kNone) {
-    if (run_half_pairs<kQuick>(w, in)) return;
+    if (run_half_pairs<kQuick>(w, inst)) return;
   }
   FpGuard guard(w);
   Lanes tmp[3], result[2];
   for (u32 half = 0; half < 2; ++half) {
-    const u32* a = fetch_packed(w, in, 0, half, Type::kF16, tmp[0]);
-    const u32* b = fetch_packed(w, in, 1, half, Type::kF16, tmp[1]);
-    const u32* c = kSources == 3 ? fetch_packed(w, in, 2, half, Type::kF16, tmp[2]) : a;
+    const u32* a = fetch_packed(w, inst, 0, half, Type::kF16, tmp[0]);
+    const u32* b = fetch_packed(w, inst, 1, half, Type::kF16, tmp[1]);
+    const u32* c = kSources == 3 ? fetch_packed(w, inst, 2, half, Type::kF16, tmp[2]) : a;
     u32* out = result[half].word;
     VGPU_LANES {
-      put<f32>(out, lane, kOp(get<f16>(a, lane), get<f16>(b, lane), get<f16>(c, lane)));
+      store_lane<f32>(
+          out, lane,
+          kOp(load_lane<f16>(a, lane), load_lane<f16>(b, lane), load_lane<f16>(c, lane)));
     }
-    if (in.clamp) clamp_floats(w, out);
+    if (inst.clamp) clamp_floats(w, out);
     narrow(w, Type::kF16, out);
   }
   combine(result[0].word, result[0].word, result[1].word);
-  store_masked(w, in.dst, result[0].word, 1, w.exec());
+  store_masked(w, inst.dst, result[0].word, 1, w.exec());
 }
 
 #define PK_INT(number, name, T, sources, ...)                               \
@@ -89,39 +92,41 @@ void packed_f16(Wave& w, const Inst& in) {
 
 // -------------------------------------------------------------------------------- two floats
 
-// One float of a pair: a register as it is, without a call, where no sign is flipped.
-inline const u32* fetch_float(Wave& w, const Inst& in, u32 s, u32 half, Lanes& tmp) {
-  const Src& src = in.src[s];
-  const u32 pick = (half ? in.opsel_hi : in.opsel) >> s & 1,
-            neg = (half ? in.neg_hi : in.neg) >> s & 1;
+// Returns one float of a pair; without a sign flip the register itself.
+inline const u32* fetch_float(Wave& w, const Inst& inst, u32 s, u32 half, Lanes& tmp) {
+  const Src& src = inst.src[s];
+  const u32 pick = (half ? inst.opsel_hi : inst.opsel) >> s & 1,
+            neg = (half ? inst.neg_hi : inst.neg) >> s & 1;
   if (src.kind == SrcKind::kVgpr && !neg) return w.v(src.reg + pick);
-  return fetch_packed(w, in, s, half, Type::kF32, tmp);
+  return fetch_packed(w, inst, s, half, Type::kF32, tmp);
 }
 
 template <u32 kSources, auto kOp>
-void packed_f32(Wave& w, const Inst& in) {
+void packed_f32(Wave& w, const Inst& inst) {
   Lanes tmp[2][3];
   const u32* src[2][3];
   for (u32 half = 0; half < 2; ++half) {
-    for (u32 s = 0; s < kSources; ++s) src[half][s] = fetch_float(w, in, s, half, tmp[half][s]);
+    for (u32 s = 0; s < kSources; ++s) src[half][s] = fetch_float(w, inst, s, half, tmp[half][s]);
     if (kSources == 2) src[half][2] = src[half][0];
   }
-  Result<f64> result(w, in);  // a register pair
+  Result<f64> result(w, inst);  // a register pair
   u32* out = result.out;
   const u32 *a0 = src[0][0], *b0 = src[0][1], *c0 = src[0][2];
   const u32 *a1 = src[1][0], *b1 = src[1][1], *c1 = src[1][2];
   VGPU_LANES {
-    const f32 low = kOp(get<f32>(a0, lane), get<f32>(b0, lane), get<f32>(c0, lane));
-    const f32 high = kOp(get<f32>(a1, lane), get<f32>(b1, lane), get<f32>(c1, lane));
+    const f32 low =
+        kOp(load_lane<f32>(a0, lane), load_lane<f32>(b0, lane), load_lane<f32>(c0, lane));
+    const f32 high =
+        kOp(load_lane<f32>(a1, lane), load_lane<f32>(b1, lane), load_lane<f32>(c1, lane));
     out[lane] = bits<u32>(low);
     out[lane + kLanes] = bits<u32>(high);
   }
   if (result.direct) return;
-  if (in.clamp) {
+  if (inst.clamp) {
     clamp_floats(w, out);
     clamp_floats(w, out + kLanes);
   }
-  store_masked(w, in.dst, result.tmp.word, 2, w.exec());
+  store_masked(w, inst.dst, result.tmp.word, 2, w.exec());
 }
 
 #define PK_F32(number, name, sources, flops, ...)                           \
@@ -135,59 +140,60 @@ void packed_f32(Wave& w, const Inst& in) {
    {Type::kPkF32, Type::kPkF32, sources == 3 ? Type::kPkF32 : Type::kNone}, \
    kVector | Category::kPacked | Spread::kPair | flops}
 
-// Low word: the half of src0 that op_sel[0] names; high word: that of src1 by op_sel[1].
-void v_pk_mov_b32(Wave& w, const Inst& in) {
+// Low word: the half of src0 that op_sel[0] selects; high word: that of src1 by op_sel[1].
+void v_pk_mov_b32(Wave& w, const Inst& inst) {
   Lanes ta, tb, out;
-  const u32* low = fetch_packed(w, in, 0, 0, Type::kB32, ta);
-  const u32* high = fetch_packed(w, in, 1, 0, Type::kB32, tb);
+  const u32* low = fetch_packed(w, inst, 0, 0, Type::kB32, ta);
+  const u32* high = fetch_packed(w, inst, 1, 0, Type::kB32, tb);
   std::memcpy(out.word, low, sizeof(u32) * kLanes);
   std::memcpy(out.word + kLanes, high, sizeof(u32) * kLanes);
-  store_masked(w, in.dst, out.word, 2, w.exec());
+  store_masked(w, inst.dst, out.word, 2, w.exec());
 }
 
 // -------------------------------------------------------------------------------- dot products
 
 template <class T>
-void v_dot2_float(Wave& w, const Inst& in) {
+void v_dot2_float(Wave& w, const Inst& inst) {
   Lanes ta[2], tb[2], tc;
   const u32 *a[2], *b[2];
   for (u32 half = 0; half < 2; ++half) {
-    a[half] = fetch_packed(w, in, 0, half, kTypeOf<T>, ta[half]);
-    b[half] = fetch_packed(w, in, 1, half, kTypeOf<T>, tb[half]);
+    a[half] = fetch_packed(w, inst, 0, half, kTypeOf<T>, ta[half]);
+    b[half] = fetch_packed(w, inst, 1, half, kTypeOf<T>, tb[half]);
   }
   Lanes tmp;
-  const Src& addend = in.src[2];
+  const Src& addend = inst.src[2];
   const u32* c = addend.kind == SrcKind::kVgpr ? w.v(addend.reg) : tc.word;
   if (c == tc.word) broadcast(tc.word, read_scalar32(w, addend));
-  const u32 flip = in.neg & 4 ? 0x80000000 : 0;
+  const u32 flip = inst.neg & 4 ? 0x80000000 : 0;
   const u32 *a0 = a[0], *a1 = a[1], *b0 = b[0], *b1 = b[1];
   u32* out = tmp.word;
   VGPU_LANES {
-    put<f32>(out, lane,
-             dot2_value(get<f32>(a0, lane), get<f32>(b0, lane), get<f32>(a1, lane),
-                        get<f32>(b1, lane), bits<f32>(c[lane] ^ flip)));
+    store_lane<f32>(
+        out, lane,
+        dot2_value(load_lane<f32>(a0, lane), load_lane<f32>(b0, lane), load_lane<f32>(a1, lane),
+                   load_lane<f32>(b1, lane), bits<f32>(c[lane] ^ flip)));
   }
-  if (in.clamp) clamp_floats(w, out);
-  store_masked(w, in.dst, out, 1, w.exec());
+  if (inst.clamp) clamp_floats(w, out);
+  store_masked(w, inst.dst, out, 1, w.exec());
 }
 
 template <class T, u32 kBits>
-void v_dot_int(Wave& w, const Inst& in) {
+void v_dot_int(Wave& w, const Inst& inst) {
   using Wide = std::conditional_t<std::is_signed_v<T>, i32, u32>;
   Lanes t[3], out;
   const u32* src[3];
   for (u32 s = 0; s < 3; ++s) {
-    const Src& from = in.src[s];
-    src[s] = from.kind == SrcKind::kVgpr ? w.v(from.reg) : t[s].word;
-    if (src[s] == t[s].word) broadcast(t[s].word, read_scalar32(w, from));
+    const Src& operand = inst.src[s];
+    src[s] = operand.kind == SrcKind::kVgpr ? w.v(operand.reg) : t[s].word;
+    if (src[s] == t[s].word) broadcast(t[s].word, read_scalar32(w, operand));
   }
   constexpr i64 low = std::numeric_limits<Wide>::min(), high = std::numeric_limits<Wide>::max();
   for (u32 lane = 0; lane < kLanes; ++lane) {
     i64 x = integer_dot<T, kBits>(src[0][lane], src[1][lane], i64{static_cast<Wide>(src[2][lane])});
-    if (in.clamp) x = x < low ? low : x > high ? high : x;
+    if (inst.clamp) x = x < low ? low : x > high ? high : x;
     out.word[lane] = static_cast<u32>(x);
   }
-  store_masked(w, in.dst, out.word, 1, w.exec());
+  store_masked(w, inst.dst, out.word, 1, w.exec());
 }
 #define DOT_I(number, name, T, width)                                                          \
   {number,        name, v_dot_int<T, width>, Type::kB32, {Type::kB32, Type::kB32, Type::kB32}, \
@@ -195,35 +201,37 @@ void v_dot_int(Wave& w, const Inst& in) {
 
 // -------------------------------------------------------------------------------- mixed precision
 
-// Each source is a float, or by op_sel_hi a half that op_sel picks. neg is neg, neg_hi is abs.
-const u32* fetch_mixed(Wave& w, const Inst& in, u32 s, Lanes& tmp) {
-  const bool is_half = in.opsel_hi >> s & 1;
-  Inst view = in;
+// Each source is a float or, by op_sel_hi, the half that op_sel selects. neg is neg, neg_hi is abs.
+const u32* fetch_mixed(Wave& w, const Inst& inst, u32 s, Lanes& tmp) {
+  const bool is_half = inst.opsel_hi >> s & 1;
+  Inst view = inst;
   view.plain = false;
-  view.abs = in.neg_hi;
+  view.abs = inst.neg_hi;
   return fetch_slow(w, view, s, is_half ? Type::kF16 : Type::kF32, tmp);
 }
 
 enum class MixTo { kFloat, kLow, kHigh };
-template <MixTo kTo>
-void v_fma_mix(Wave& w, const Inst& in) {
+template <MixTo kTarget>
+void v_fma_mix(Wave& w, const Inst& inst) {
   Lanes ta, tb, tc, out;
-  const u32* a = fetch_mixed(w, in, 0, ta);
-  const u32* b = fetch_mixed(w, in, 1, tb);
-  const u32* c = fetch_mixed(w, in, 2, tc);
-  const u32* old = w.v(in.dst);
-  std::conditional_t<kTo == MixTo::kFloat, NoGuard, FpGuard> guard(w);
+  const u32* a = fetch_mixed(w, inst, 0, ta);
+  const u32* b = fetch_mixed(w, inst, 1, tb);
+  const u32* c = fetch_mixed(w, inst, 2, tc);
+  const u32* old = w.v(inst.dst);
+  std::conditional_t<kTarget == MixTo::kFloat, NoGuard, FpGuard> guard(w);
   VGPU_LANES {
-    put<f32>(out.word, lane,
-             __builtin_fmaf(get<f32>(a, lane), get<f32>(b, lane), get<f32>(c, lane)));
+    store_lane<f32>(
+        out.word, lane,
+        __builtin_fmaf(load_lane<f32>(a, lane), load_lane<f32>(b, lane), load_lane<f32>(c, lane)));
   }
-  if (in.clamp) clamp_floats(w, out.word);
-  if constexpr (kTo != MixTo::kFloat) {
+  if (inst.clamp) clamp_floats(w, out.word);
+  if constexpr (kTarget != MixTo::kFloat) {
     narrow(w, Type::kF16, out.word);
-    const u32 kept = kTo == MixTo::kLow ? 0xffff0000 : 0xffff, shift = kTo == MixTo::kLow ? 0 : 16;
-    VGPU_LANES { out.word[lane] = (old[lane] & kept) | out.word[lane] << shift; }
+    const u32 kept_mask = kTarget == MixTo::kLow ? 0xffff0000 : 0xffff,
+              shift = kTarget == MixTo::kLow ? 0 : 16;
+    VGPU_LANES { out.word[lane] = (old[lane] & kept_mask) | out.word[lane] << shift; }
   }
-  store_masked(w, in.dst, out.word, 1, w.exec());
+  store_masked(w, inst.dst, out.word, 1, w.exec());
 }
 #define MIX(number, name, to, type, traits) \
   {number,                                  \

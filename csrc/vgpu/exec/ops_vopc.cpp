@@ -1,16 +1,16 @@
-// VOPC: compares of two sources into a lane mask. V_CMPX forms also write EXEC.
+// VOPC: compares two sources into a lane mask. The V_CMPX forms also write EXEC.
 #include "vgpu/exec/lanes.h"
 
 namespace vgpu {
 namespace {
 
 // A float predicate is a set of outcomes: bit 0 less, 1 equal, 2 greater, 3 unordered. An integer
-// predicate is the same without the last. The opcode's low bits are that set.
+// predicate is the same without unordered. The set is the opcode's low bits.
 template <class T>
 u64 compare(u32 predicate, const u32* a, const u32* b) {
   alignas(64) u32 hit[kLanes];
   VGPU_LANES {
-    const T x = get<T>(a, lane), y = get<T>(b, lane);
+    const T x = load_lane<T>(a, lane), y = load_lane<T>(b, lane);
     u32 outcome = (x < y ? 1u : 0u) | (x == y ? 2u : 0u) | (x > y ? 4u : 0u);
     if constexpr (!std::is_integral_v<T>) outcome = outcome ? outcome : 8u;
     hit[lane] = (outcome & predicate) != 0;
@@ -18,53 +18,53 @@ u64 compare(u32 predicate, const u32* a, const u32* b) {
   return mask_of(hit);
 }
 
-// Lanes that do not take part give 0.
-void write_result(Wave& w, const Inst& in, u64 hits, bool exec_too) {
-  const u64 mask = hits & write_mask(w, in);
-  w.set_sgpr64(in.sdst, mask);
-  if (exec_too) w.set_exec(mask);
+// Inactive lanes give 0.
+void write_result(Wave& w, const Inst& inst, u64 hits, bool writes_exec) {
+  const u64 mask = hits & write_mask(w, inst);
+  w.set_sgpr64(inst.sdst, mask);
+  if (writes_exec) w.set_exec(mask);
 }
 
 template <class T, bool kExec>
-void v_cmp(Wave& w, const Inst& in) {
+void v_cmp(Wave& w, const Inst& inst) {
   [[maybe_unused]] GuardFor<T> guard(w);
   constexpr u32 kOutcomes = std::is_integral_v<T> ? 7 : 15;
   Lanes ta, tb;
-  const u32* a = fetch<T>(w, in, 0, ta);
-  const u32* b = fetch<T>(w, in, 1, tb);
-  write_result(w, in, compare<T>(in.op->opcode & kOutcomes, a, b), kExec);
+  const u32* a = fetch<T>(w, inst, 0, ta);
+  const u32* b = fetch<T>(w, inst, 1, tb);
+  write_result(w, inst, compare<T>(inst.op->opcode & kOutcomes, a, b), kExec);
 }
 
 template <class T, bool kExec>
-void v_cmp_class(Wave& w, const Inst& in) {
+void v_cmp_class(Wave& w, const Inst& inst) {
   Lanes ta, tb;
-  const u32* a = fetch<T>(w, in, 0, ta);
-  const u32* b = fetch<u32>(w, in, 1, tb);
+  const u32* a = fetch<T>(w, inst, 0, ta);
+  const u32* b = fetch<u32>(w, inst, 1, tb);
   u64 hits = 0;
   for (u32 lane = 0; lane < kLanes; ++lane) {
-    hits |= u64{(class_of<T>(get<T>(a, lane)) & b[lane]) != 0} << lane;
+    hits |= u64{(float_class<T>(load_lane<T>(a, lane)) & b[lane]) != 0} << lane;
   }
-  write_result(w, in, hits, kExec);
+  write_result(w, inst, hits, kExec);
 }
 
-// The class of a half: denormals are those of the half, though it has been widened to a float.
+// The class of a half, with the denormals of half although the value has been widened to float.
 template <bool kExec>
-void v_cmp_class_f16(Wave& w, const Inst& in) {
+void v_cmp_class_f16(Wave& w, const Inst& inst) {
   Lanes ta, tb;
-  const u32* a = fetch<u16>(w, in, 0, ta);
-  const u32* b = fetch<u32>(w, in, 1, tb);
+  const u32* a = fetch<u16>(w, inst, 0, ta);
+  const u32* b = fetch<u32>(w, inst, 1, tb);
   u64 hits = 0;
   for (u32 lane = 0; lane < kLanes; ++lane) {
     u32 half = a[lane];
-    if (in.abs & 1) half &= 0x7fff;
-    if (in.neg & 1) half ^= 0x8000;
+    if (inst.abs & 1) half &= 0x7fff;
+    if (inst.neg & 1) half ^= 0x8000;
     const u32 mag = half & 0x7fff, size = mag == 0x7c00 ? 3 : mag >= 0x400 ? 2 : mag ? 1 : 0;
     const u32 cls = mag > 0x7c00    ? (half & 0x200 ? 2u : 1u)
                     : half & 0x8000 ? 1u << (5 - size)
                                     : 1u << (6 + size);
     hits |= u64{(cls & b[lane]) != 0} << lane;
   }
-  write_result(w, in, hits, kExec);
+  write_result(w, inst, hits, kExec);
 }
 
 // V_CMPX.

@@ -4,13 +4,13 @@
 
 #include <new>
 
-#include "vgpu/exec/landing.h"
-#include "vgpu/exec/landing_scan.h"
+#include "vgpu/exec/load_queue.h"
+#include "vgpu/exec/load_visibility.h"
 #include "vgpu/isa/check_operands.h"
 
 namespace vgpu {
 
-// Slots come from the kernel as zero pages, so that a large code object costs only what it
+// Entries are zero pages of the kernel until used, so a large code object costs only what it
 // executes.
 Program::Program(Arch a, const u32* w, u32 n)
     : arch(a), words(w), count(n), address(reinterpret_cast<u64>(w)) {
@@ -35,25 +35,25 @@ void Program::decode_slot(u32 index) {
     const Operands operands = operands_of(decoded);
     decoded.queue = operands.queue;
     decoded.result = result_dwords(operands);
-    if (!scan_) scan_ = std::make_unique<LandingScan>(*this);
-    if (scan_->may_be_seen(index)) decoded.exec = run_late;
+    if (!scan_) scan_ = std::make_unique<LoadVisibilityScan>(*this);
+    if (scan_->may_be_observed(index)) decoded.exec = run_delayed;
   }
-  const ExecFn exec = decoded.exec;  // last: it tells other threads that the rest is there
+  const ExecFn exec = decoded.exec;  // stored last: it publishes the entry to other threads
   decoded.exec = nullptr;
   slot = decoded;
   __atomic_store_n(&slot.exec, exec, __ATOMIC_RELEASE);
 }
 
-bool Program::lands_late(u32 entry) {
+bool Program::observes_pending_loads(u32 entry) {
   const std::lock_guard lock(mutex_);
-  if (!scan_) scan_ = std::make_unique<LandingScan>(*this);
-  return scan_->kernel_has_some(entry);
+  if (!scan_) scan_ = std::make_unique<LoadVisibilityScan>(*this);
+  return scan_->kernel_has_observable_load(entry);
 }
 
-bool Program::observes_others(u32 entry) {
+bool Program::observes_other_workgroups(u32 entry) {
   const std::lock_guard lock(mutex_);
-  if (!scan_) scan_ = std::make_unique<LandingScan>(*this);
-  return scan_->kernel_observes_others(entry);
+  if (!scan_) scan_ = std::make_unique<LoadVisibilityScan>(*this);
+  return scan_->kernel_observes_workgroups(entry);
 }
 
 }  // namespace vgpu

@@ -1,16 +1,16 @@
-// HIP's calls on stream capture; the rules are in hip_capture.cpp.
+// HIP's stream capture functions; the rules are in hip_capture.cpp.
 #include "vgpu/hip/hip_capture.h"
 
 using namespace vgpu;
 
 VGPU_API hipError_t hipStreamBeginCapture(hipStream_t stream, int mode) {
-  return guarded(__func__, [&] { return begin_capture(stream, mode, nullptr, {}); });
+  return with_error_handling(__func__, [&] { return begin_capture(stream, mode, nullptr, {}); });
 }
 
 VGPU_API hipError_t hipStreamBeginCaptureToGraph(hipStream_t stream, hipGraph_t handle,
                                                  const hipGraphNode_t* dependencies,
                                                  const void* edge_data, size_t count, int mode) {
-  return guarded(__func__, [&] {
+  return with_error_handling(__func__, [&] {
     std::lock_guard lock(graph_mutex());
     if (edge_data) {
       return fail(hipErrorNotSupported, "hipStreamBeginCaptureToGraph: edges have no data");
@@ -28,11 +28,11 @@ VGPU_API hipError_t hipStreamBeginCaptureToGraph(hipStream_t stream, hipGraph_t 
 }
 
 VGPU_API hipError_t hipStreamEndCapture(hipStream_t stream, hipGraph_t* graph) {
-  return guarded(__func__, [&] { return end_capture(stream, graph); });
+  return with_error_handling(__func__, [&] { return end_capture(stream, graph); });
 }
 
 VGPU_API hipError_t hipStreamIsCapturing(hipStream_t stream, int* status) {
-  return guarded(__func__, [&] {
+  return with_error_handling(__func__, [&] {
     if (!status) return fail(hipErrorInvalidValue, "hipStreamIsCapturing: status is null");
     CaptureInfo info;
     const hipError_t code = capture_info(stream, info);
@@ -41,11 +41,12 @@ VGPU_API hipError_t hipStreamIsCapturing(hipStream_t stream, int* status) {
   });
 }
 
-// The list of dependencies is the calling thread's, until its next question.
+// The returned list of dependencies belongs to the calling thread and is valid until its next
+// query.
 VGPU_API hipError_t hipStreamGetCaptureInfo_v2(hipStream_t stream, int* status,
                                                unsigned long long* id, hipGraph_t* graph,
                                                const hipGraphNode_t** dependencies, size_t* count) {
-  return guarded(__func__, [&] {
+  return with_error_handling(__func__, [&] {
     static thread_local std::vector<hipGraphNode_t> answer;
     if (!status) return fail(hipErrorInvalidValue, "hipStreamGetCaptureInfo: status is null");
     std::lock_guard lock(graph_mutex());
@@ -72,7 +73,8 @@ VGPU_API hipError_t hipStreamGetCaptureInfo(hipStream_t stream, int* status,
 VGPU_API hipError_t hipStreamUpdateCaptureDependencies(hipStream_t stream,
                                                        const hipGraphNode_t* dependencies,
                                                        size_t count, unsigned flags) {
-  return guarded(__func__, [&] { return update_capture(stream, dependencies, count, flags); });
+  return with_error_handling(__func__,
+                             [&] { return update_capture(stream, dependencies, count, flags); });
 }
 
 VGPU_API hipError_t hipThreadExchangeStreamCaptureMode(int* mode) {

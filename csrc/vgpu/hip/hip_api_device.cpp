@@ -116,7 +116,7 @@ constexpr MemberRow kMembers[] = {
     {10012, &Prop::asicRevision},
 };
 
-// Attributes that are computed, wider than int, or no member at all.
+// Attributes that are computed, wider than int, or not a member of the properties.
 struct ValueRow {
   int attribute;
   u64 (*value)(const DeviceInfo&);
@@ -165,7 +165,7 @@ constexpr ValueRow kValues[] = {
 hipError_t attribute_value(const DeviceInfo& device, int attribute, int* value) {
   for (const ValueRow& row : kValues) {
     if (row.attribute != attribute) continue;
-    *value = static_cast<int>(std::min<u64>(row.value(device), 0x7fffffff));  // ROCm clamps too
+    *value = static_cast<int>(std::min<u64>(row.value(device), 0x7fffffff));  // ROCm saturates too
     return hipSuccess;
   }
   for (const MemberRow& row : kMembers) {
@@ -177,9 +177,9 @@ hipError_t attribute_value(const DeviceInfo& device, int attribute, int* value) 
                                         " has no meaning on the virtual GPU");
 }
 
-// Device 0 after its checks, for the getters: null after fail(), `code` set.
-const DeviceInfo* getter(const void* to, int ordinal, hipError_t& code) {
-  code = to ? check_ordinal(ordinal) : fail(hipErrorInvalidValue, "device query: null pointer");
+// Returns device 0 after the checks of a getter; null after fail(), with `code` set.
+const DeviceInfo* getter(const void* out, int ordinal, hipError_t& code) {
+  code = out ? check_ordinal(ordinal) : fail(hipErrorInvalidValue, "device query: null pointer");
   if (code != hipSuccess) return nullptr;
   const DeviceInfo* device = device_or_fail();
   if (!device) code = hipErrorInvalidValue;
@@ -197,7 +197,7 @@ hipCtx_t the_context() {
 using namespace vgpu;
 
 VGPU_API hipError_t hipInit(unsigned flags) {
-  return guarded(__func__, [&] {
+  return with_error_handling(__func__, [&] {
     if (flags) return fail(hipErrorInvalidValue, "hipInit: flags must be 0");
     return device_or_fail() ? hipSuccess : hipErrorInvalidValue;
   });
@@ -211,35 +211,35 @@ VGPU_API hipError_t hipDriverGetVersion(int* version) {
 
 VGPU_API hipError_t hipRuntimeGetVersion(int* version) { return hipDriverGetVersion(version); }
 
-// Switches the architecture for modules loaded and properties read from now on; modules that are
-// loaded stay what they are. "gfx950" or "gfx942", features allowed.
+// Selects the architecture for modules loaded and properties read later; loaded modules are
+// unchanged. "gfx950" or "gfx942", features allowed.
 VGPU_API int rfops_vgpu_set_arch(const char* name) {
-  return guarded("rfops_vgpu_set_arch", [&] {
+  return with_error_handling("rfops_vgpu_set_arch", [&] {
     std::string error;
     if (name && select_arch(name, error)) return hipSuccess;
     return fail(hipErrorInvalidValue, name ? error : "rfops_vgpu_set_arch: name is null");
   });
 }
 
-// The part that its architecture is from now on: properties, occupancy and time follow.
+// Selects the GPU model of its architecture; properties, occupancy and timing follow.
 VGPU_API int rfops_vgpu_set_part(const char* name) {
-  return guarded("rfops_vgpu_set_part", [&] {
+  return with_error_handling("rfops_vgpu_set_part", [&] {
     std::string error;
-    if (name && select_part(name, error)) return hipSuccess;
+    if (name && select_model(name, error)) return hipSuccess;
     return fail(hipErrorInvalidValue, name ? error : "rfops_vgpu_set_part: name is null");
   });
 }
 
-// The schedule of launches from now on, as RFOPS_VGPU_SCHEDULE gives it to a process.
+// Sets the schedule of later launches, with the syntax of RFOPS_VGPU_SCHEDULE.
 VGPU_API int rfops_vgpu_schedule(const char* text) {
-  return guarded("rfops_vgpu_schedule", [&] {
+  return with_error_handling("rfops_vgpu_schedule", [&] {
     const std::string error = set_schedule(text ? text : "");
     return error.empty() ? hipSuccess : fail(hipErrorInvalidValue, error);
   });
 }
 
 VGPU_API hipError_t hipGetDeviceCount(int* count) {
-  return guarded(__func__, [&] {
+  return with_error_handling(__func__, [&] {
     hipError_t code;
     if (getter(count, 0, code)) *count = 1;
     return code;
@@ -247,7 +247,7 @@ VGPU_API hipError_t hipGetDeviceCount(int* count) {
 }
 
 VGPU_API hipError_t hipGetDevice(int* device) {
-  return guarded(__func__, [&] {
+  return with_error_handling(__func__, [&] {
     hipError_t code;
     if (getter(device, 0, code)) *device = 0;
     return code;
@@ -255,11 +255,11 @@ VGPU_API hipError_t hipGetDevice(int* device) {
 }
 
 VGPU_API hipError_t hipSetDevice(int device) {
-  return guarded(__func__, [&] { return check_ordinal(device); });
+  return with_error_handling(__func__, [&] { return check_ordinal(device); });
 }
 
 VGPU_API hipError_t hipDeviceGet(hipDevice_t* device, int ordinal) {
-  return guarded(__func__, [&] {
+  return with_error_handling(__func__, [&] {
     hipError_t code;
     if (getter(device, ordinal, code)) *device = ordinal;
     return code;
@@ -267,7 +267,7 @@ VGPU_API hipError_t hipDeviceGet(hipDevice_t* device, int ordinal) {
 }
 
 VGPU_API hipError_t hipGetDevicePropertiesR0600(hipDeviceProp_tR0600* properties_out, int device) {
-  return guarded(__func__, [&] {
+  return with_error_handling(__func__, [&] {
     hipError_t code;
     if (const DeviceInfo* info = getter(properties_out, device, code)) {
       *properties_out = properties(*info);
@@ -276,14 +276,13 @@ VGPU_API hipError_t hipGetDevicePropertiesR0600(hipDeviceProp_tR0600* properties
   });
 }
 
-// The name without a suffix is the R0600 layout here, which is what HIP's headers since ROCm 6
-// call.
+// The unsuffixed name has the R0600 layout here, which HIP's headers use since ROCm 6.
 VGPU_API hipError_t hipGetDeviceProperties(hipDeviceProp_tR0600* properties_out, int device) {
   return hipGetDevicePropertiesR0600(properties_out, device);
 }
 
 VGPU_API hipError_t hipDeviceGetAttribute(int* value, int attribute, int device) {
-  return guarded(__func__, [&] {
+  return with_error_handling(__func__, [&] {
     hipError_t code;
     const DeviceInfo* info = getter(value, device, code);
     return info ? attribute_value(*info, attribute, value) : code;
@@ -291,7 +290,7 @@ VGPU_API hipError_t hipDeviceGetAttribute(int* value, int attribute, int device)
 }
 
 VGPU_API hipError_t hipDeviceGetName(char* name, int length, hipDevice_t device) {
-  return guarded(__func__, [&] {
+  return with_error_handling(__func__, [&] {
     hipError_t code;
     const DeviceInfo* info = getter(length > 0 ? name : nullptr, device, code);
     if (info) std::snprintf(name, static_cast<size_t>(length), "%s", info->name);
@@ -300,7 +299,7 @@ VGPU_API hipError_t hipDeviceGetName(char* name, int length, hipDevice_t device)
 }
 
 VGPU_API hipError_t hipDeviceGetUuid(char (*uuid)[16], hipDevice_t device) {
-  return guarded(__func__, [&] {
+  return with_error_handling(__func__, [&] {
     hipError_t code;
     if (const DeviceInfo* info = getter(uuid, device, code)) {
       std::memcpy(*uuid, properties(*info).uuid, sizeof(*uuid));
@@ -310,7 +309,7 @@ VGPU_API hipError_t hipDeviceGetUuid(char (*uuid)[16], hipDevice_t device) {
 }
 
 VGPU_API hipError_t hipDeviceTotalMem(size_t* bytes, hipDevice_t device) {
-  return guarded(__func__, [&] {
+  return with_error_handling(__func__, [&] {
     hipError_t code;
     if (const DeviceInfo* info = getter(bytes, device, code)) *bytes = info->memory_bytes;
     return code;
@@ -318,7 +317,7 @@ VGPU_API hipError_t hipDeviceTotalMem(size_t* bytes, hipDevice_t device) {
 }
 
 VGPU_API hipError_t hipDeviceComputeCapability(int* major, int* minor, hipDevice_t device) {
-  return guarded(__func__, [&] {
+  return with_error_handling(__func__, [&] {
     hipError_t code;
     const DeviceInfo* info = getter(minor ? major : nullptr, device, code);
     if (info)
@@ -329,7 +328,7 @@ VGPU_API hipError_t hipDeviceComputeCapability(int* major, int* minor, hipDevice
 }
 
 VGPU_API hipError_t hipDeviceGetPCIBusId(char* bus, int length, int device) {
-  return guarded(__func__, [&] {
+  return with_error_handling(__func__, [&] {
     hipError_t code;
     if (getter(length > 0 ? bus : nullptr, device, code)) {
       std::snprintf(bus, static_cast<size_t>(length), "0000:%02x:00.0", kPciBus);
@@ -338,21 +337,21 @@ VGPU_API hipError_t hipDeviceGetPCIBusId(char* bus, int length, int device) {
   });
 }
 
-VGPU_API hipError_t hipDeviceCanAccessPeer(int* can, int device, int) {
-  return guarded(__func__, [&] {
+VGPU_API hipError_t hipDeviceCanAccessPeer(int* can_access, int device, int) {
+  return with_error_handling(__func__, [&] {
     hipError_t code;
-    if (getter(can, device, code)) *can = 0;
+    if (getter(can_access, device, code)) *can_access = 0;
     return code;
   });
 }
 
-// Everything is done when its call returns.
+// All work is complete when its call returns.
 VGPU_API hipError_t hipDeviceSynchronize() {
-  return guarded(__func__, [&] { return refuse_device_wait("hipDeviceSynchronize"); });
+  return with_error_handling(__func__, [&] { return refuse_device_wait("hipDeviceSynchronize"); });
 }
 
 VGPU_API hipError_t hipDeviceReset() {
-  return guarded(__func__, [&] { return refuse_device_wait("hipDeviceReset"); });
+  return with_error_handling(__func__, [&] { return refuse_device_wait("hipDeviceReset"); });
 }
 
 // One device has no peer.
@@ -381,7 +380,7 @@ VGPU_API hipError_t hipDeviceSetCacheConfig(int) { return hipSuccess; }
 VGPU_API hipError_t hipDeviceSetSharedMemConfig(int) { return hipSuccess; }
 
 VGPU_API hipError_t hipDeviceGetLimit(size_t* value, int limit) {
-  return guarded(__func__, [&] {
+  return with_error_handling(__func__, [&] {
     if (!value) return fail(hipErrorInvalidValue, "hipDeviceGetLimit: null pointer");
     constexpr int kStackSize = 0;
     if (limit != kStackSize)
@@ -391,9 +390,9 @@ VGPU_API hipError_t hipDeviceGetLimit(size_t* value, int limit) {
   });
 }
 
-// One device, one context; it is current on every thread.
+// There is one device with one context, current on every thread.
 VGPU_API hipError_t hipCtxCreate(hipCtx_t* context, unsigned, hipDevice_t device) {
-  return guarded(__func__, [&] {
+  return with_error_handling(__func__, [&] {
     hipError_t code;
     if (getter(context, device, code)) *context = the_context();
     return code;

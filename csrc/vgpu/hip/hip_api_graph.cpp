@@ -1,4 +1,4 @@
-// Graphs as a whole: their structure, and executable graphs.
+// HIP's functions on whole graphs and on executable graphs.
 #include <algorithm>
 #include <fstream>
 
@@ -7,19 +7,20 @@
 namespace vgpu {
 namespace {
 
-// The two steps of HIP's lists: without `to` the number, else as many as fit, the rest null.
-hipError_t give_list(const std::vector<Node*>& all, hipGraphNode_t* to, size_t* count) {
+// HIP's list protocol: without an output array returns the number, otherwise as many entries as
+// fit, the rest null.
+hipError_t return_list(const std::vector<Node*>& list, hipGraphNode_t* out, size_t* count) {
   if (!count) return fail(hipErrorInvalidValue, "graph query: count is null");
-  if (to) {
-    for (size_t i = 0; i < *count; ++i) to[i] = i < all.size() ? handle_of(all[i]) : nullptr;
+  if (out) {
+    for (size_t i = 0; i < *count; ++i) out[i] = i < list.size() ? handle_of(list[i]) : nullptr;
   }
-  *count = to ? std::min(*count, all.size()) : all.size();
+  *count = out ? std::min(*count, list.size()) : list.size();
   return hipSuccess;
 }
 
 template <class Body>
 hipError_t with_graph(const char* function, hipGraph_t handle, Body body) {
-  return guarded(function, [&] {
+  return with_error_handling(function, [&] {
     std::lock_guard lock(graph_mutex());
     const auto graph = graph_or_fail(handle);
     return graph ? body(graph) : hipErrorInvalidValue;
@@ -28,38 +29,39 @@ hipError_t with_graph(const char* function, hipGraph_t handle, Body body) {
 
 template <class Body>
 hipError_t with_node(const char* function, hipGraphNode_t handle, Body body) {
-  return guarded(function, [&] {
+  return with_error_handling(function, [&] {
     std::lock_guard lock(graph_mutex());
     const auto node = node_or_fail(handle);
     return node ? body(*node) : hipErrorInvalidValue;
   });
 }
 
-// What hipGraphAddDependencies (add) and hipGraphRemoveDependencies do. No edge leads out of the
-// graph, to its own node, or is there twice.
-hipError_t change_edges(hipGraph_t handle, const hipGraphNode_t* from, const hipGraphNode_t* to,
-                        size_t count, bool add) {
+// Implements hipGraphAddDependencies (add) and hipGraphRemoveDependencies. An edge must connect two
+// different nodes of the graph, and exist at most once.
+hipError_t modify_edges(hipGraph_t handle, const hipGraphNode_t* sources,
+                        const hipGraphNode_t* targets, size_t count, bool add) {
   return with_graph("graph dependencies", handle, [&](const std::shared_ptr<Graph>& graph) {
-    if (count && (!from || !to)) return fail(hipErrorInvalidValue, "graph edges: null pointer");
+    if (count && (!sources || !targets))
+      return fail(hipErrorInvalidValue, "graph edges: null pointer");
     for (size_t i = 0; i < count; ++i) {
-      const auto first = nodes().get(from[i]), second = nodes().get(to[i]);
-      const bool known = first && second && first != second && first->graph == graph.get() &&
-                         second->graph == graph.get();
-      if (known &&
+      const auto first = nodes().lookup(sources[i]), second = nodes().lookup(targets[i]);
+      const bool is_valid = first && second && first != second && first->graph == graph.get() &&
+                            second->graph == graph.get();
+      if (is_valid &&
           (add ? add_edge(first.get(), second.get()) : remove_edge(first.get(), second.get()))) {
         continue;
       }
       return fail(hipErrorInvalidValue, "graph edge " + std::to_string(i) +
-                                            (!known ? " does not join two nodes of this graph"
-                                             : add  ? " is there already"
-                                                    : " is not there"));
+                                            (!is_valid ? " does not join two nodes of this graph"
+                                             : add     ? " is there already"
+                                                       : " is not there"));
     }
     return hipSuccess;
   });
 }
 
-hipError_t instantiate(hipGraphExec_t* to, hipGraph_t handle, unsigned long long flags) {
-  if (!to) return fail(hipErrorInvalidValue, "hipGraphInstantiate: null pointer");
+hipError_t instantiate(hipGraphExec_t* out, hipGraph_t handle, unsigned long long flags) {
+  if (!out) return fail(hipErrorInvalidValue, "hipGraphInstantiate: null pointer");
   return with_graph("hipGraphInstantiate", handle, [&](const std::shared_ptr<Graph>& graph) {
     if (is_capturing_into(graph.get())) {
       return fail(hipErrorIllegalState, "hipGraphInstantiate: the graph is still being captured");
@@ -71,7 +73,7 @@ hipError_t instantiate(hipGraphExec_t* to, hipGraph_t handle, unsigned long long
       return fail(hipErrorInvalidValue,
                   "hipGraphInstantiate: nodes depend on each other in a circle", kLogAlways);
     }
-    *to = reinterpret_cast<hipGraphExec_t>(execs().add(std::move(exec)));
+    *out = reinterpret_cast<hipGraphExec_t>(execs().add(std::move(exec)));
     return hipSuccess;
   });
 }
@@ -80,39 +82,42 @@ size_t position(const std::vector<Node*>& nodes, const Node* node) {
   return static_cast<size_t>(std::ranges::find(nodes, node) - nodes.begin());
 }
 
-bool same_needs(const std::vector<Node*>& a, const std::vector<Node*>& b, size_t at) {
+bool have_same_needs(const std::vector<Node*>& a, const std::vector<Node*>& b, size_t index) {
   std::vector<size_t> first, second;
-  for (const Node* need : a[at]->needs) first.push_back(position(a, need));
-  for (const Node* need : b[at]->needs) second.push_back(position(b, need));
+  for (const Node* need : a[index]->needs) first.push_back(position(a, need));
+  for (const Node* need : b[index]->needs) second.push_back(position(b, need));
   std::ranges::sort(first);
   std::ranges::sort(second);
   return first == second;
 }
 
-// Takes over the parameters of `from`, whose nodes and edges must be the same, node by node.
-hipError_t update(const Graph& to, const Graph& from, hipGraphNode_t& wrong, int& result) {
-  std::vector<Node*> now, next;
-  if (!to.order(now) || !from.order(next) || now.size() != next.size()) {
+// Copies the parameters of `source`, which must have the same nodes and edges, node by node.
+hipError_t update(const Graph& target, const Graph& source, hipGraphNode_t& error_node,
+                  int& result) {
+  std::vector<Node*> target_nodes, source_nodes;
+  if (!target.order(target_nodes) || !source.order(source_nodes) ||
+      target_nodes.size() != source_nodes.size()) {
     result = hipGraphExecUpdateErrorTopologyChanged;
     return hipErrorGraphExecUpdateFailure;
   }
-  for (size_t i = 0; i < now.size(); ++i) {
-    wrong = handle_of(next[i]);
+  for (size_t i = 0; i < target_nodes.size(); ++i) {
+    error_node = handle_of(source_nodes[i]);
     result = hipGraphExecUpdateErrorNodeTypeChanged;
-    if (now[i]->work.index() != next[i]->work.index()) return hipErrorGraphExecUpdateFailure;
+    if (target_nodes[i]->work.index() != source_nodes[i]->work.index())
+      return hipErrorGraphExecUpdateFailure;
     result = hipGraphExecUpdateErrorTopologyChanged;
-    if (!same_needs(now, next, i)) return hipErrorGraphExecUpdateFailure;
+    if (!have_same_needs(target_nodes, source_nodes, i)) return hipErrorGraphExecUpdateFailure;
   }
-  for (size_t i = 0; i < now.size(); ++i) {
-    if (const auto* child = std::get_if<ChildWork>(&next[i]->work)) {
-      const auto& own = std::get<ChildWork>(now[i]->work).graph;
-      const hipError_t code = update(*own, *child->graph, wrong, result);
+  for (size_t i = 0; i < target_nodes.size(); ++i) {
+    if (const auto* child = std::get_if<ChildWork>(&source_nodes[i]->work)) {
+      const auto& target_child = std::get<ChildWork>(target_nodes[i]->work).graph;
+      const hipError_t code = update(*target_child, *child->graph, error_node, result);
       if (code != hipSuccess) return code;
     } else {
-      now[i]->work = next[i]->work;
+      target_nodes[i]->work = source_nodes[i]->work;
     }
   }
-  wrong = nullptr;
+  error_node = nullptr;
   result = hipGraphExecUpdateSuccess;
   return hipSuccess;
 }
@@ -124,15 +129,16 @@ const char* type_name(hipGraphNodeType type) {
   return type == hipGraphNodeTypeMemFree ? "mem free" : kNames[type];
 }
 
-void print_dot(const Graph& graph, std::ostream& to) {
+void print_dot(const Graph& graph, std::ostream& stream) {
   for (const auto& node : graph.nodes) {
-    to << "  n" << node->id << " [label=\"" << type_name(type_of(node->work));
+    stream << "  n" << node->id << " [label=\"" << type_name(type_of(node->work));
     if (const auto* work = std::get_if<KernelWork>(&node->work)) {
-      to << "\\n" << work->function->kernel->name;
+      stream << "\\n" << work->function->kernel->name;
     }
-    to << "\"];\n";
-    for (const Node* need : node->needs) to << "  n" << need->id << " -> n" << node->id << ";\n";
-    if (const auto* child = std::get_if<ChildWork>(&node->work)) print_dot(*child->graph, to);
+    stream << "\"];\n";
+    for (const Node* need : node->needs)
+      stream << "  n" << need->id << " -> n" << node->id << ";\n";
+    if (const auto* child = std::get_if<ChildWork>(&node->work)) print_dot(*child->graph, stream);
   }
 }
 
@@ -142,7 +148,7 @@ void print_dot(const Graph& graph, std::ostream& to) {
 using namespace vgpu;
 
 VGPU_API hipError_t hipGraphCreate(hipGraph_t* graph, unsigned flags) {
-  return guarded(__func__, [&] {
+  return with_error_handling(__func__, [&] {
     if (!graph || flags) return fail(hipErrorInvalidValue, "hipGraphCreate: null, or flags not 0");
     *graph = reinterpret_cast<hipGraph_t>(graphs().add(std::make_shared<Graph>()));
     return hipSuccess;
@@ -151,7 +157,7 @@ VGPU_API hipError_t hipGraphCreate(hipGraph_t* graph, unsigned flags) {
 
 VGPU_API hipError_t hipGraphDestroy(hipGraph_t handle) {
   return with_graph(__func__, handle, [&](const std::shared_ptr<Graph>& graph) {
-    if (graph->is_part || is_capturing_into(graph.get())) {
+    if (graph->is_owned || is_capturing_into(graph.get())) {
       return fail(hipErrorInvalidValue, "hipGraphDestroy: the graph is a child's or under capture");
     }
     graphs().remove(handle);
@@ -167,13 +173,13 @@ VGPU_API hipError_t hipGraphClone(hipGraph_t* clone, hipGraph_t handle) {
   });
 }
 
-VGPU_API hipError_t hipGraphNodeFindInClone(hipGraphNode_t* found, hipGraphNode_t original,
+VGPU_API hipError_t hipGraphNodeFindInClone(hipGraphNode_t* out, hipGraphNode_t original,
                                             hipGraph_t clone) {
   return with_graph(__func__, clone, [&](const std::shared_ptr<Graph>& graph) {
     const auto node = node_or_fail(original);
-    Node* twin = node && found ? graph->clone_of(node->id) : nullptr;
+    Node* twin = node && out ? graph->clone_of(node->id) : nullptr;
     if (!twin) return fail(hipErrorInvalidValue, "hipGraphNodeFindInClone: no clone of this node");
-    *found = handle_of(twin);
+    *out = handle_of(twin);
     return hipSuccess;
   });
 }
@@ -185,56 +191,59 @@ VGPU_API hipError_t hipGraphDestroyNode(hipGraphNode_t handle) {
   });
 }
 
-VGPU_API hipError_t hipGraphAddDependencies(hipGraph_t graph, const hipGraphNode_t* from,
-                                            const hipGraphNode_t* to, size_t count) {
-  return change_edges(graph, from, to, count, true);
+VGPU_API hipError_t hipGraphAddDependencies(hipGraph_t graph, const hipGraphNode_t* sources,
+                                            const hipGraphNode_t* targets, size_t count) {
+  return modify_edges(graph, sources, targets, count, true);
 }
 
-VGPU_API hipError_t hipGraphRemoveDependencies(hipGraph_t graph, const hipGraphNode_t* from,
-                                               const hipGraphNode_t* to, size_t count) {
-  return change_edges(graph, from, to, count, false);
+VGPU_API hipError_t hipGraphRemoveDependencies(hipGraph_t graph, const hipGraphNode_t* sources,
+                                               const hipGraphNode_t* targets, size_t count) {
+  return modify_edges(graph, sources, targets, count, false);
 }
 
-VGPU_API hipError_t hipGraphGetNodes(hipGraph_t handle, hipGraphNode_t* to, size_t* count) {
+VGPU_API hipError_t hipGraphGetNodes(hipGraph_t handle, hipGraphNode_t* out, size_t* count) {
   return with_graph(__func__, handle, [&](const std::shared_ptr<Graph>& graph) {
-    std::vector<Node*> all;
-    for (const auto& node : graph->nodes) all.push_back(node.get());
-    return give_list(all, to, count);
+    std::vector<Node*> nodes;
+    for (const auto& node : graph->nodes) nodes.push_back(node.get());
+    return return_list(nodes, out, count);
   });
 }
 
-VGPU_API hipError_t hipGraphGetRootNodes(hipGraph_t handle, hipGraphNode_t* to, size_t* count) {
+VGPU_API hipError_t hipGraphGetRootNodes(hipGraph_t handle, hipGraphNode_t* out, size_t* count) {
   return with_graph(__func__, handle, [&](const std::shared_ptr<Graph>& graph) {
     std::vector<Node*> roots;
     for (const auto& node : graph->nodes) {
       if (node->needs.empty()) roots.push_back(node.get());
     }
-    return give_list(roots, to, count);
+    return return_list(roots, out, count);
   });
 }
 
-VGPU_API hipError_t hipGraphGetEdges(hipGraph_t handle, hipGraphNode_t* from, hipGraphNode_t* to,
-                                     size_t* count) {
+VGPU_API hipError_t hipGraphGetEdges(hipGraph_t handle, hipGraphNode_t* sources,
+                                     hipGraphNode_t* targets, size_t* count) {
   return with_graph(__func__, handle, [&](const std::shared_ptr<Graph>& graph) {
-    if (!from != !to) return fail(hipErrorInvalidValue, "hipGraphGetEdges: one list is null");
+    if (!sources != !targets)
+      return fail(hipErrorInvalidValue, "hipGraphGetEdges: one list is null");
     std::vector<Node*> starts, ends;
     for (const auto& node : graph->nodes) {
       for (Node* need : node->needs) starts.push_back(need), ends.push_back(node.get());
     }
-    size_t same = count ? *count : 0;
-    const hipError_t code = give_list(starts, from, count);
-    return code == hipSuccess ? give_list(ends, to, &same) : code;
+    size_t num_targets = count ? *count : 0;
+    const hipError_t code = return_list(starts, sources, count);
+    return code == hipSuccess ? return_list(ends, targets, &num_targets) : code;
   });
 }
 
-VGPU_API hipError_t hipGraphNodeGetDependencies(hipGraphNode_t handle, hipGraphNode_t* to,
+VGPU_API hipError_t hipGraphNodeGetDependencies(hipGraphNode_t handle, hipGraphNode_t* out,
                                                 size_t* count) {
-  return with_node(__func__, handle, [&](Node& node) { return give_list(node.needs, to, count); });
+  return with_node(__func__, handle,
+                   [&](Node& node) { return return_list(node.needs, out, count); });
 }
 
-VGPU_API hipError_t hipGraphNodeGetDependentNodes(hipGraphNode_t handle, hipGraphNode_t* to,
+VGPU_API hipError_t hipGraphNodeGetDependentNodes(hipGraphNode_t handle, hipGraphNode_t* out,
                                                   size_t* count) {
-  return with_node(__func__, handle, [&](Node& node) { return give_list(node.feeds, to, count); });
+  return with_node(__func__, handle,
+                   [&](Node& node) { return return_list(node.feeds, out, count); });
 }
 
 VGPU_API hipError_t hipGraphNodeGetType(hipGraphNode_t handle, hipGraphNodeType* type) {
@@ -256,7 +265,7 @@ VGPU_API hipError_t hipGraphDebugDotPrint(hipGraph_t handle, const char* path, u
   });
 }
 
-// ------------------------------------------------------------------------------ to be run
+// ------------------------------------------------------------------------------ executable graphs
 
 VGPU_API hipError_t hipGraphInstantiate(hipGraphExec_t* exec, hipGraph_t graph,
                                         hipGraphNode_t* error_node, char* log, size_t log_bytes) {
@@ -281,7 +290,7 @@ VGPU_API hipError_t hipGraphInstantiateWithParams(hipGraphExec_t* exec, hipGraph
 }
 
 VGPU_API hipError_t hipGraphExecGetFlags(hipGraphExec_t handle, unsigned long long* flags) {
-  return guarded(__func__, [&] {
+  return with_error_handling(__func__, [&] {
     const auto exec = exec_or_fail(handle);
     if (!exec || !flags) return fail(hipErrorInvalidValue, "hipGraphExecGetFlags: null or unknown");
     *flags = exec->flags;
@@ -290,7 +299,7 @@ VGPU_API hipError_t hipGraphExecGetFlags(hipGraphExec_t handle, unsigned long lo
 }
 
 VGPU_API hipError_t hipGraphExecDestroy(hipGraphExec_t handle) {
-  return guarded(__func__, [&] {
+  return with_error_handling(__func__, [&] {
     std::lock_guard lock(graph_mutex());
     const auto exec = exec_or_fail(handle);
     if (!exec) return hipErrorInvalidValue;
@@ -299,9 +308,9 @@ VGPU_API hipError_t hipGraphExecDestroy(hipGraphExec_t handle) {
   });
 }
 
-// On a captured stream the graph becomes a node of the one that is captured.
+// On a captured stream the graph becomes a child node of the captured graph.
 VGPU_API hipError_t hipGraphLaunch(hipGraphExec_t handle, hipStream_t stream) {
-  return guarded(__func__, [&] {
+  return with_error_handling(__func__, [&] {
     const auto exec = exec_or_fail(handle);
     if (!exec) return hipErrorInvalidValue;
     bool captured = false;
@@ -314,22 +323,22 @@ VGPU_API hipError_t hipGraphLaunch(hipGraphExec_t handle, hipStream_t stream) {
 }
 
 VGPU_API hipError_t hipGraphUpload(hipGraphExec_t handle, hipStream_t stream) {
-  return guarded(
+  return with_error_handling(
       __func__, [&] { return exec_or_fail(handle) ? check_stream(stream) : hipErrorInvalidValue; });
 }
 
-// The child graph in an executable one, replaced by one of the same shape.
+// Replaces a child graph in an executable graph by one of the same structure.
 VGPU_API hipError_t hipGraphExecChildGraphNodeSetParams(hipGraphExec_t handle,
                                                         hipGraphNode_t node_handle,
                                                         hipGraph_t child) {
   return with_graph(__func__, child, [&](const std::shared_ptr<Graph>& graph) {
     const auto exec = exec_or_fail(handle);
     const auto node = exec ? node_or_fail(node_handle) : nullptr;
-    Node* own = node ? exec->graph->clone_of(node->id) : nullptr;
-    const auto* work = own ? std::get_if<ChildWork>(&own->work) : nullptr;
-    hipGraphNode_t wrong = nullptr;
+    Node* twin = node ? exec->graph->clone_of(node->id) : nullptr;
+    const auto* work = twin ? std::get_if<ChildWork>(&twin->work) : nullptr;
+    hipGraphNode_t error_node = nullptr;
     int result = 0;
-    if (work && update(*work->graph, *graph, wrong, result) == hipSuccess) {
+    if (work && update(*work->graph, *graph, error_node, result) == hipSuccess) {
       exec->make_plan();
       return hipSuccess;
     }

@@ -1,4 +1,5 @@
-// A graph's nodes: adding them, and their parameters, in a graph and in an executable one.
+// HIP's functions on graph nodes: adding them, and their parameters in graphs and executable
+// graphs.
 #include <algorithm>
 
 #include "vgpu/hip/hip_capture.h"
@@ -8,10 +9,10 @@ namespace {
 
 hipError_t null_params() { return fail(hipErrorInvalidValue, "graph node: null parameters"); }
 
-// ------------------------------------------------------------ HIP's parameters to our work
+// ------------------------------------------------------------ parameter conversion
 // Each with its checks; then back.
 
-hipError_t read_params(const hipKernelNodeParams* params, Work& to) {
+hipError_t read_params(const hipKernelNodeParams* params, Work& out) {
   if (!params) return null_params();
   const auto function = resolve_function(params->func);
   if (!function) return fail(hipErrorInvalidDeviceFunction, "graph node: unknown kernel function");
@@ -25,11 +26,11 @@ hipError_t read_params(const hipKernelNodeParams* params, Work& to) {
                               .bad_shape = hipErrorInvalidConfiguration};
   KernelWork work{.function = function, .handle = params->func};
   const hipError_t code = record_launch(request, work);
-  if (code == hipSuccess) to = std::move(work);
+  if (code == hipSuccess) out = std::move(work);
   return code;
 }
 
-hipError_t read_params(const hipMemcpy3DParms* params, Work& to) {
+hipError_t read_params(const hipMemcpy3DParms* params, Work& out) {
   if (!params) return null_params();
   if (params->srcArray || params->dstArray) {
     return fail(hipErrorNotSupported, "graph node: the virtual GPU has no arrays (images)");
@@ -38,11 +39,11 @@ hipError_t read_params(const hipMemcpy3DParms* params, Work& to) {
     return fail(hipErrorInvalidMemcpyDirection,
                 "graph node: copy direction " + std::to_string(params->kind));
   }
-  to = CopyWork{*params};
+  out = CopyWork{*params};
   return hipSuccess;
 }
 
-hipError_t read_params(const hipMemsetParams* params, Work& to) {
+hipError_t read_params(const hipMemsetParams* params, Work& out) {
   if (!params) return null_params();
   const unsigned element = params->elementSize;
   const bool is_element = element == 1 || element == 2 || element == 4;
@@ -53,24 +54,24 @@ hipError_t read_params(const hipMemsetParams* params, Work& to) {
                 "memset node: expected elements of 1, 2 or 4 bytes, a height of at least 1, and a "
                 "pitch of at least a row");
   }
-  to = FillWork{*params};
+  out = FillWork{*params};
   return hipSuccess;
 }
 
-hipError_t read_params(const hipHostNodeParams* params, Work& to) {
+hipError_t read_params(const hipHostNodeParams* params, Work& out) {
   if (!params || !params->fn) return null_params();
-  to = HostWork{*params};
+  out = HostWork{*params};
   return hipSuccess;
 }
 
 template <class EventWork>
-hipError_t read_event(hipEvent_t event, Work& to) {
+hipError_t read_event(hipEvent_t event, Work& out) {
   const hipError_t code = check_event(event);
-  if (code == hipSuccess) to = EventWork{event};
+  if (code == hipSuccess) out = EventWork{event};
   return code;
 }
 
-// The work of type T of a node, or null after fail().
+// Returns the work of type T of a node, or null after fail().
 template <class T>
 T* work_of(Node& node) {
   T* work = std::get_if<T>(&node.work);
@@ -78,28 +79,28 @@ T* work_of(Node& node) {
   return work;
 }
 
-// The arguments as they are kept: a pointer to each.
-void give_params(Node& node, const KernelWork& work, hipKernelNodeParams& to) {
+// Returns the stored arguments, as a pointer to each.
+void write_params(Node& node, const KernelWork& work, hipKernelNodeParams& out) {
   node.kernel_params.clear();
   for (const ArgPlan::Explicit& arg : work.function->plan.explicits) {
     node.kernel_params.push_back(const_cast<u8*>(work.args.data()) + arg.offset);
   }
   const LaunchShape& shape = work.shape;
-  to = {.blockDim = {shape.block[0], shape.block[1], shape.block[2]},
-        .extra = nullptr,
-        .func = work.handle,
-        .gridDim = {shape.grid[0], shape.grid[1], shape.grid[2]},
-        .kernelParams = node.kernel_params.empty() ? nullptr : node.kernel_params.data(),
-        .sharedMemBytes = shape.dynamic_lds};
+  out = {.blockDim = {shape.block[0], shape.block[1], shape.block[2]},
+         .extra = nullptr,
+         .func = work.handle,
+         .gridDim = {shape.grid[0], shape.grid[1], shape.grid[2]},
+         .kernelParams = node.kernel_params.empty() ? nullptr : node.kernel_params.data(),
+         .sharedMemBytes = shape.dynamic_lds};
 }
 
-// ------------------------------------------------------------------------------ the calls' parts
+// ------------------------------------------------------------------------------ helpers
 
-template <class Read>
-hipError_t add_node(const char* function, hipGraphNode_t* to, hipGraph_t handle,
-                    const hipGraphNode_t* dependencies, size_t count, Read read) {
-  return guarded(function, [&] {
-    if (!to) return fail(hipErrorInvalidValue, std::string(function) + ": null pointer");
+template <class ReadParams>
+hipError_t add_node(const char* function, hipGraphNode_t* out, hipGraph_t handle,
+                    const hipGraphNode_t* dependencies, size_t count, ReadParams read) {
+  return with_error_handling(function, [&] {
+    if (!out) return fail(hipErrorInvalidValue, std::string(function) + ": null pointer");
     std::lock_guard lock(graph_mutex());
     const auto graph = graph_or_fail(handle);
     if (!graph) return hipErrorInvalidValue;
@@ -107,17 +108,17 @@ hipError_t add_node(const char* function, hipGraphNode_t* to, hipGraph_t handle,
     hipError_t code = read_nodes(*graph, dependencies, count, needs);
     Work work;
     if (code == hipSuccess) code = read(work);
-    if (code == hipSuccess) *to = handle_of(graph->add(std::move(work), needs));
+    if (code == hipSuccess) *out = handle_of(graph->add(std::move(work), needs));
     return code;
   });
 }
 
-// New parameters for a node whose type stays. `owner`: null for the graph's own node, else the
-// executable graph in which its clone is changed.
-template <class Read>
+// Sets the parameters of a node; its type must not change. `owner`: null for the graph's own node,
+// otherwise the executable graph whose clone is changed.
+template <class ReadParams>
 hipError_t set_node(const char* function, const hipGraphExec_t* owner, hipGraphNode_t handle,
-                    Read read) {
-  return guarded(function, [&] {
+                    ReadParams read) {
+  return with_error_handling(function, [&] {
     std::lock_guard lock(graph_mutex());
     auto node = node_or_fail(handle);
     if (!node) return hipErrorInvalidValue;
@@ -139,30 +140,31 @@ hipError_t set_node(const char* function, const hipGraphExec_t* owner, hipGraphN
   });
 }
 
-template <class T, class Give>
-hipError_t get_node(const char* function, hipGraphNode_t handle, const void* to, Give give) {
-  return guarded(function, [&] {
+template <class T, class WriteParams>
+hipError_t get_node(const char* function, hipGraphNode_t handle, const void* out,
+                    WriteParams write_params) {
+  return with_error_handling(function, [&] {
     std::lock_guard lock(graph_mutex());
     const auto node = node_or_fail(handle);
-    const T* work = node && to ? work_of<T>(*node) : nullptr;
+    const T* work = node && out ? work_of<T>(*node) : nullptr;
     if (!work) return hipErrorInvalidValue;
-    give(*node, *work);
+    write_params(*node, *work);
     return hipSuccess;
   });
 }
 
-hipError_t read_child(hipGraph_t handle, Work& to) {
+hipError_t read_child(hipGraph_t handle, Work& out) {
   const auto graph = graph_or_fail(handle);
   if (!graph) return hipErrorInvalidValue;
-  to = ChildWork{graph->clone()};
+  out = ChildWork{graph->clone()};
   return hipSuccess;
 }
 
-hipError_t find_exec_node(hipGraphExec_t exec_handle, hipGraphNode_t handle, Node*& to) {
+hipError_t find_exec_node(hipGraphExec_t exec_handle, hipGraphNode_t handle, Node*& out) {
   const auto exec = exec_or_fail(exec_handle);
   const auto node = exec ? node_or_fail(handle) : nullptr;
-  to = node ? exec->graph->clone_of(node->id) : nullptr;
-  return to ? hipSuccess : fail(hipErrorInvalidValue, "executable graph: it has no such node");
+  out = node ? exec->graph->clone_of(node->id) : nullptr;
+  return out ? hipSuccess : fail(hipErrorInvalidValue, "executable graph: it has no such node");
 }
 
 }  // namespace
@@ -170,7 +172,7 @@ hipError_t find_exec_node(hipGraphExec_t exec_handle, hipGraphNode_t handle, Nod
 
 using namespace vgpu;
 
-// Add, get, set, and set in an executable graph, for the types whose parameters are one struct.
+// Add, get, set, and set in an executable graph, for node types whose parameters are one struct.
 #define VGPU_NODE_CALLS(Type, T, Give)                                                             \
   VGPU_API hipError_t hipGraphAdd##Type##Node(hipGraphNode_t* to, hipGraph_t graph,                \
                                               const hipGraphNode_t* dependencies, size_t count,    \
@@ -190,7 +192,7 @@ using namespace vgpu;
 
 VGPU_NODE_CALLS(Kernel, hipKernelNodeParams,
                 get_node<KernelWork>(__func__, node, params, [&](Node& n, const KernelWork& work) {
-                  give_params(n, work, *params);
+                  write_params(n, work, *params);
                 }))
 VGPU_NODE_CALLS(Memcpy, hipMemcpy3DParms,
                 get_node<CopyWork>(__func__, node, params,
@@ -226,17 +228,17 @@ VGPU_NODE_CALLS(Host, hipHostNodeParams,
 VGPU_EVENT_CALLS(EventRecord, RecordWork)
 VGPU_EVENT_CALLS(EventWait, WaitWork)
 
-VGPU_API hipError_t hipGraphAddEmptyNode(hipGraphNode_t* to, hipGraph_t graph,
+VGPU_API hipError_t hipGraphAddEmptyNode(hipGraphNode_t* out, hipGraph_t graph,
                                          const hipGraphNode_t* dependencies, size_t count) {
-  return add_node(__func__, to, graph, dependencies, count, [](Work&) { return hipSuccess; });
+  return add_node(__func__, out, graph, dependencies, count, [](Work&) { return hipSuccess; });
 }
 
-VGPU_API hipError_t hipGraphAddMemcpyNode1D(hipGraphNode_t* to, hipGraph_t graph,
+VGPU_API hipError_t hipGraphAddMemcpyNode1D(hipGraphNode_t* out, hipGraph_t graph,
                                             const hipGraphNode_t* dependencies, size_t count,
                                             void* target, const void* source, size_t bytes,
                                             hipMemcpyKind kind) {
   const CopyWork copy = copy_work(target, source, bytes, kind);
-  return add_node(__func__, to, graph, dependencies, count,
+  return add_node(__func__, out, graph, dependencies, count,
                   [&](Work& work) { return read_params(&copy.params, work); });
 }
 
@@ -254,11 +256,11 @@ VGPU_API hipError_t hipGraphExecMemcpyNodeSetParams1D(hipGraphExec_t exec, hipGr
   return hipGraphExecMemcpyNodeSetParams(exec, node, &copy.params);
 }
 
-// The child is the graph as it is now: what is done to the graph later does not reach it.
-VGPU_API hipError_t hipGraphAddChildGraphNode(hipGraphNode_t* to, hipGraph_t graph,
+// The child is a copy of the graph; later changes of the graph do not affect it.
+VGPU_API hipError_t hipGraphAddChildGraphNode(hipGraphNode_t* out, hipGraph_t graph,
                                               const hipGraphNode_t* dependencies, size_t count,
                                               hipGraph_t child) {
-  return add_node(__func__, to, graph, dependencies, count,
+  return add_node(__func__, out, graph, dependencies, count,
                   [&](Work& work) { return read_child(child, work); });
 }
 
@@ -268,10 +270,10 @@ VGPU_API hipError_t hipGraphChildGraphNodeGetGraph(hipGraphNode_t node, hipGraph
   });
 }
 
-// Kernels, copies and fills of an executable graph can be left out of its runs.
+// Kernels, copies and fills of an executable graph can be disabled.
 VGPU_API hipError_t hipGraphNodeSetEnabled(hipGraphExec_t exec, hipGraphNode_t handle,
                                            unsigned enabled) {
-  return guarded(__func__, [&] {
+  return with_error_handling(__func__, [&] {
     std::lock_guard lock(graph_mutex());
     Node* node = nullptr;
     const hipError_t code = find_exec_node(exec, handle, node);
@@ -286,7 +288,7 @@ VGPU_API hipError_t hipGraphNodeSetEnabled(hipGraphExec_t exec, hipGraphNode_t h
 
 VGPU_API hipError_t hipGraphNodeGetEnabled(hipGraphExec_t exec, hipGraphNode_t handle,
                                            unsigned* enabled) {
-  return guarded(__func__, [&] {
+  return with_error_handling(__func__, [&] {
     if (!enabled) return null_params();
     std::lock_guard lock(graph_mutex());
     Node* node = nullptr;

@@ -1,4 +1,4 @@
-// What hipcc's host code calls: registration of its embedded device code, kernel<<<>>>() launches,
+// Entry points of hipcc's host code: registration of embedded device code, kernel<<<>>>() launches,
 // and device variables by their host symbols. Also hipGetProcAddress.
 #include <dlfcn.h>
 
@@ -21,8 +21,8 @@ struct FatBinaryWrapper {
   void* unused;
 };
 
-// One embedded bundle. Loaded for an architecture when it is first needed: registration happens
-// before main(), where an error could not be returned.
+// One embedded bundle, loaded per architecture at first use: registration happens before main(),
+// where an error could not be returned.
 struct FatBinary {
   const void* bundle = nullptr;
   std::mutex mutex;
@@ -31,7 +31,7 @@ struct FatBinary {
 
 struct HostSymbol {
   std::shared_ptr<FatBinary> binary;
-  std::string name;  // in device code
+  std::string name;  // name in device code
 };
 
 struct Registry {
@@ -46,20 +46,21 @@ Registry& registry() {
 }
 
 void add_symbol(bool is_kernel, void** handle, const void* host, const char* name) {
-  Registry& all = registry();
-  std::unique_lock lock(all.mutex);
-  const auto binary = all.binaries.find(handle);
-  if (binary == all.binaries.end() || !name) return;
-  (is_kernel ? all.kernels : all.variables)[host] = {binary->second, name};
+  Registry& symbols_registry = registry();
+  std::unique_lock lock(symbols_registry.mutex);
+  const auto binary = symbols_registry.binaries.find(handle);
+  if (binary == symbols_registry.binaries.end() || !name) return;
+  (is_kernel ? symbols_registry.kernels : symbols_registry.variables)[host] = {binary->second,
+                                                                               name};
 }
 
 std::optional<HostSymbol> find_symbol(bool is_kernel, const void* host) {
-  Registry& all = registry();
-  std::shared_lock lock(all.mutex);
-  const auto& symbols = is_kernel ? all.kernels : all.variables;
-  const auto found = symbols.find(host);
-  if (found == symbols.end()) return std::nullopt;
-  return found->second;
+  Registry& symbols_registry = registry();
+  std::shared_lock lock(symbols_registry.mutex);
+  const auto& symbols = is_kernel ? symbols_registry.kernels : symbols_registry.variables;
+  const auto it = symbols.find(host);
+  if (it == symbols.end()) return std::nullopt;
+  return it->second;
 }
 
 std::shared_ptr<Module> module_of(FatBinary& binary, hipError_t& code) {
@@ -90,7 +91,7 @@ std::shared_ptr<Function> kernel_of(const void* host, hipError_t& code) {
   return std::shared_ptr<Function>(module, function);
 }
 
-hipError_t variable(const void* host, CodeObject::Symbol& found) {
+hipError_t variable(const void* host, CodeObject::Symbol& out) {
   const auto symbol = find_symbol(false, host);
   if (!symbol) return fail(hipErrorInvalidSymbol, "not a registered device variable");
   hipError_t code;
@@ -102,20 +103,21 @@ hipError_t variable(const void* host, CodeObject::Symbol& found) {
     return fail(hipErrorInvalidSymbol,
                 "no device variable '" + symbol->name + "' in its code object");
   }
-  found = global->second;
+  out = global->second;
   return hipSuccess;
 }
 
-// The part [offset, offset + size) of a variable.
-hipError_t variable_range(const void* host, size_t offset, size_t size, void*& at) {
-  CodeObject::Symbol found{};
-  const hipError_t code = variable(host, found);
+// Returns the address of [offset, offset + size) of a variable.
+hipError_t variable_range(const void* host, size_t offset, size_t size, void*& ptr) {
+  CodeObject::Symbol symbol{};
+  const hipError_t code = variable(host, symbol);
   if (code != hipSuccess) return code;
-  if (offset > found.size || size > found.size - offset) {
+  if (offset > symbol.size || size > symbol.size - offset) {
     return fail(hipErrorInvalidValue, std::to_string(size) + " bytes at " + std::to_string(offset) +
-                                          " of a device variable of " + std::to_string(found.size));
+                                          " of a device variable of " +
+                                          std::to_string(symbol.size));
   }
-  at = reinterpret_cast<void*>(found.address + offset);
+  ptr = reinterpret_cast<void*>(symbol.address + offset);
   return hipSuccess;
 }
 
@@ -143,7 +145,7 @@ thread_local std::vector<CallConfiguration> t_configurations;
 }  // namespace
 
 std::shared_ptr<Function> resolve_function(const void* handle) {
-  if (auto function = functions().get(handle)) return function;
+  if (auto function = functions().lookup(handle)) return function;
   hipError_t code;
   return kernel_of(handle, code);
 }
@@ -159,7 +161,7 @@ VGPU_API void** __hipRegisterFatBinary(const void* data) {
     return nullptr;
   }
   void** handle = nullptr;
-  guarded(__func__, [&] {
+  with_error_handling(__func__, [&] {
     auto binary = std::make_shared<FatBinary>();
     binary->bundle = wrapper->binary;
     handle = reinterpret_cast<void**>(binary.get());
@@ -171,15 +173,17 @@ VGPU_API void** __hipRegisterFatBinary(const void* data) {
 }
 
 VGPU_API void __hipUnregisterFatBinary(void** handle) {
-  guarded(__func__, [&] {
-    Registry& all = registry();
-    std::unique_lock lock(all.mutex);
-    const auto found = all.binaries.find(handle);
-    if (found == all.binaries.end()) return hipSuccess;
-    const auto binary = found->second;
-    all.binaries.erase(found);
-    std::erase_if(all.kernels, [&](const auto& entry) { return entry.second.binary == binary; });
-    std::erase_if(all.variables, [&](const auto& entry) { return entry.second.binary == binary; });
+  with_error_handling(__func__, [&] {
+    Registry& symbols_registry = registry();
+    std::unique_lock lock(symbols_registry.mutex);
+    const auto it = symbols_registry.binaries.find(handle);
+    if (it == symbols_registry.binaries.end()) return hipSuccess;
+    const auto binary = it->second;
+    symbols_registry.binaries.erase(it);
+    std::erase_if(symbols_registry.kernels,
+                  [&](const auto& entry) { return entry.second.binary == binary; });
+    std::erase_if(symbols_registry.variables,
+                  [&](const auto& entry) { return entry.second.binary == binary; });
     for (const auto& [arch, module] : binary->loaded) {
       if (module) module->retire_functions();
     }
@@ -189,7 +193,7 @@ VGPU_API void __hipUnregisterFatBinary(void** handle) {
 
 VGPU_API void __hipRegisterFunction(void** handle, const void* host, char*, const char* device_name,
                                     unsigned, void*, void*, void*, void*, int*) {
-  guarded(__func__, [&] {
+  with_error_handling(__func__, [&] {
     add_symbol(true, handle, host, device_name);
     return hipSuccess;
   });
@@ -197,7 +201,7 @@ VGPU_API void __hipRegisterFunction(void** handle, const void* host, char*, cons
 
 VGPU_API void __hipRegisterVar(void** handle, void* host, char*, char* device_name, int, size_t,
                                int, int) {
-  guarded(__func__, [&] {
+  with_error_handling(__func__, [&] {
     add_symbol(false, handle, host, device_name);
     return hipSuccess;
   });
@@ -218,7 +222,7 @@ VGPU_API void __hipRegisterTexture(void**, void*, char*, char* name, int, int, i
 
 VGPU_API hipError_t __hipPushCallConfiguration(dim3 grid, dim3 block, size_t shared,
                                                hipStream_t stream) {
-  return guarded(__func__, [&] {
+  return with_error_handling(__func__, [&] {
     t_configurations.push_back({grid, block, shared, stream});
     return hipSuccess;
   });
@@ -226,7 +230,7 @@ VGPU_API hipError_t __hipPushCallConfiguration(dim3 grid, dim3 block, size_t sha
 
 VGPU_API hipError_t __hipPopCallConfiguration(dim3* grid, dim3* block, size_t* shared,
                                               hipStream_t* stream) {
-  return guarded(__func__, [&] {
+  return with_error_handling(__func__, [&] {
     if (t_configurations.empty() || !grid || !block || !shared || !stream) {
       return fail(hipErrorMissingConfiguration, "no <<<>>> configuration is pending");
     }
@@ -239,20 +243,20 @@ VGPU_API hipError_t __hipPopCallConfiguration(dim3* grid, dim3* block, size_t* s
 
 VGPU_API hipError_t hipLaunchKernel(const void* host, dim3 grid, dim3 block, void** args,
                                     size_t shared, hipStream_t stream) {
-  return guarded(__func__,
-                 [&] { return launch_host(host, grid, block, args, shared, stream, false); });
+  return with_error_handling(
+      __func__, [&] { return launch_host(host, grid, block, args, shared, stream, false); });
 }
 
 VGPU_API hipError_t hipLaunchCooperativeKernel(const void* host, dim3 grid, dim3 block, void** args,
                                                unsigned shared, hipStream_t stream) {
-  return guarded(__func__,
-                 [&] { return launch_host(host, grid, block, args, shared, stream, true); });
+  return with_error_handling(
+      __func__, [&] { return launch_host(host, grid, block, args, shared, stream, true); });
 }
 
 VGPU_API hipError_t hipExtLaunchKernel(const void* host, dim3 grid, dim3 block, void** args,
                                        size_t shared, hipStream_t stream, hipEvent_t start,
                                        hipEvent_t stop, int) {
-  return guarded(__func__, [&] {
+  return with_error_handling(__func__, [&] {
     hipError_t code = start ? record_on(start, stream, 0) : hipSuccess;
     if (code == hipSuccess) code = launch_host(host, grid, block, args, shared, stream, false);
     if (code == hipSuccess && stop) code = record_on(stop, stream, 0);
@@ -261,71 +265,72 @@ VGPU_API hipError_t hipExtLaunchKernel(const void* host, dim3 grid, dim3 block, 
 }
 
 VGPU_API hipError_t hipGetFuncBySymbol(hipFunction_t* function, const void* host) {
-  return guarded(__func__, [&] {
+  return with_error_handling(__func__, [&] {
     if (!function) return fail(hipErrorInvalidValue, "hipGetFuncBySymbol: null pointer");
     hipError_t code;
-    const auto found = kernel_of(host, code);
-    if (found) *function = reinterpret_cast<hipFunction_t>(found.get());
+    const auto kernel = kernel_of(host, code);
+    if (kernel) *function = reinterpret_cast<hipFunction_t>(kernel.get());
     return code;
   });
 }
 
 VGPU_API hipError_t hipGetSymbolAddress(void** address, const void* host) {
-  return guarded(__func__, [&] {
+  return with_error_handling(__func__, [&] {
     if (!address) return fail(hipErrorInvalidValue, "hipGetSymbolAddress: null pointer");
     return variable_range(host, 0, 0, *address);
   });
 }
 
 VGPU_API hipError_t hipGetSymbolSize(size_t* size, const void* host) {
-  return guarded(__func__, [&] {
+  return with_error_handling(__func__, [&] {
     if (!size) return fail(hipErrorInvalidValue, "hipGetSymbolSize: null pointer");
-    CodeObject::Symbol found{};
-    const hipError_t code = variable(host, found);
-    if (code == hipSuccess) *size = found.size;
+    CodeObject::Symbol symbol{};
+    const hipError_t code = variable(host, symbol);
+    if (code == hipSuccess) *size = symbol.size;
     return code;
   });
 }
 
-VGPU_API hipError_t hipMemcpyToSymbol(const void* host, const void* from, size_t size,
-                                      size_t offset, hipMemcpyKind kind) {
-  return guarded(__func__, [&] {
-    void* at = nullptr;
-    const hipError_t code = variable_range(host, offset, size, at);
-    return code == hipSuccess ? copy_memory(at, from, size, kind) : code;
+VGPU_API hipError_t hipMemcpyToSymbol(const void* host, const void* src, size_t size, size_t offset,
+                                      hipMemcpyKind kind) {
+  return with_error_handling(__func__, [&] {
+    void* ptr = nullptr;
+    const hipError_t code = variable_range(host, offset, size, ptr);
+    return code == hipSuccess ? copy_memory(ptr, src, size, kind) : code;
   });
 }
 
-VGPU_API hipError_t hipMemcpyFromSymbol(void* to, const void* host, size_t size, size_t offset,
+VGPU_API hipError_t hipMemcpyFromSymbol(void* dst, const void* host, size_t size, size_t offset,
                                         hipMemcpyKind kind) {
-  return guarded(__func__, [&] {
-    void* at = nullptr;
-    const hipError_t code = variable_range(host, offset, size, at);
-    return code == hipSuccess ? copy_memory(to, at, size, kind) : code;
+  return with_error_handling(__func__, [&] {
+    void* ptr = nullptr;
+    const hipError_t code = variable_range(host, offset, size, ptr);
+    return code == hipSuccess ? copy_memory(dst, ptr, size, kind) : code;
   });
 }
 
-VGPU_API hipError_t hipMemcpyToSymbolAsync(const void* host, const void* from, size_t size,
+VGPU_API hipError_t hipMemcpyToSymbolAsync(const void* host, const void* src, size_t size,
                                            size_t offset, hipMemcpyKind kind, hipStream_t stream) {
-  return guarded(__func__, [&] {
-    void* at = nullptr;
-    const hipError_t code = variable_range(host, offset, size, at);
-    return code == hipSuccess ? submit(stream, copy_work(at, from, size, kind)) : code;
+  return with_error_handling(__func__, [&] {
+    void* ptr = nullptr;
+    const hipError_t code = variable_range(host, offset, size, ptr);
+    return code == hipSuccess ? submit(stream, copy_work(ptr, src, size, kind)) : code;
   });
 }
 
-VGPU_API hipError_t hipMemcpyFromSymbolAsync(void* to, const void* host, size_t size, size_t offset,
-                                             hipMemcpyKind kind, hipStream_t stream) {
-  return guarded(__func__, [&] {
-    void* at = nullptr;
-    const hipError_t code = variable_range(host, offset, size, at);
-    return code == hipSuccess ? submit(stream, copy_work(to, at, size, kind)) : code;
+VGPU_API hipError_t hipMemcpyFromSymbolAsync(void* dst, const void* host, size_t size,
+                                             size_t offset, hipMemcpyKind kind,
+                                             hipStream_t stream) {
+  return with_error_handling(__func__, [&] {
+    void* ptr = nullptr;
+    const hipError_t code = variable_range(host, offset, size, ptr);
+    return code == hipSuccess ? submit(stream, copy_work(dst, ptr, size, kind)) : code;
   });
 }
 
-// A pointer to the bundle, or to hipcc's wrapper around it.
+// Takes a pointer to the bundle, or to hipcc's wrapper around it.
 VGPU_API hipError_t hipModuleLoadFatBinary(hipModule_t* module, const void* image) {
-  return guarded(__func__, [&] {
+  return with_error_handling(__func__, [&] {
     if (!module || !image) return fail(hipErrorInvalidValue, "module load: null pointer");
     FatBinaryWrapper wrapper{};
     std::memcpy(&wrapper.magic, image, sizeof(wrapper.magic));
@@ -337,11 +342,11 @@ VGPU_API hipError_t hipModuleLoadFatBinary(hipModule_t* module, const void* imag
   });
 }
 
-// Every function of this library by name; the version asked for only matters to layouts that HIP
-// changed before ROCm 6, which are not offered.
+// Returns any function of this library by name. The requested version matters only for layouts that
+// HIP changed before ROCm 6, which are not supported.
 VGPU_API hipError_t hipGetProcAddress(const char* symbol, void** function, int, uint64_t,
                                       hipDriverProcAddressQueryResult* result) {
-  return guarded(__func__, [&] {
+  return with_error_handling(__func__, [&] {
     if (!symbol || !function) return fail(hipErrorInvalidValue, "hipGetProcAddress: null pointer");
     static void* const self = [] {
       Dl_info info{};
@@ -349,8 +354,8 @@ VGPU_API hipError_t hipGetProcAddress(const char* symbol, void** function, int, 
       return dlopen(info.dli_fname, RTLD_LAZY | RTLD_NOLOAD);
     }();
     const std::string_view name = symbol;
-    const bool ours = name.starts_with("hip") || name.starts_with("__hip");
-    *function = self && ours ? dlsym(self, symbol) : nullptr;
+    const bool own_function = name.starts_with("hip") || name.starts_with("__hip");
+    *function = self && own_function ? dlsym(self, symbol) : nullptr;
     if (result) {
       *result = *function ? HIP_GET_PROC_ADDRESS_SUCCESS : HIP_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
     }

@@ -1,8 +1,9 @@
-// Kernel launches: the checks, the argument buffer, the run.
+// Kernel launches: checks, argument buffer, execution.
 //
 // A launch runs to its end before the call returns, so a fault is the launch's own result (hardware
-// reports it at the next synchronisation), and unlike hardware the context stays usable after it.
+// reports it at the next synchronisation), and unlike on hardware the context stays usable.
 #include <algorithm>
+#include <memory>
 
 #include "vgpu/exec/hostcall.h"
 #include "vgpu/hip/hip_capture.h"
@@ -13,12 +14,12 @@
 namespace vgpu {
 namespace {
 
-// What the ABI reads of a queue (amd_queue_t): the apertures' high halves. Everything else is zero.
+// The fields of amd_queue_t that the ABI reads: the apertures' high halves. All others are zero.
 struct alignas(64) Queue {
   u8 head[64] = {};
   u32 group_segment_aperture_base_hi = static_cast<u32>(kSharedBaseAddr >> 32);
   u32 private_segment_aperture_base_hi = static_cast<u32>(kPrivateBaseAddr >> 32);
-  u8 rest[184] = {};
+  u8 unused[184] = {};
 };
 const Queue kQueue;
 
@@ -27,8 +28,8 @@ struct HiddenRow {
   u64 (*value)(const LaunchShape&);
 };
 
-// Grids are whole workgroups here, so remainders are 0; so are the buffers of services that the
-// virtual GPU does not offer (device heap, device-side enqueue).
+// Grids consist of whole workgroups here, so remainders are 0; so are the buffers of services that
+// the virtual GPU does not support (device heap, device-side enqueue).
 constexpr HiddenRow kHidden[] = {
     {"hidden_block_count_x", [](const LaunchShape& s) { return u64{s.grid[0]}; }},
     {"hidden_block_count_y", [](const LaunchShape& s) { return u64{s.grid[1]}; }},
@@ -48,8 +49,8 @@ std::string shape_text(const u64 (&shape)[3]) {
   return std::to_string(shape[0]) + "x" + std::to_string(shape[1]) + "x" + std::to_string(shape[2]);
 }
 
-hipError_t refuse(const LaunchRequest& request, hipError_t code, const std::string& why) {
-  return fail(code, "launch of " + request.function->kernel->name + ": " + why, kLogAlways);
+hipError_t refuse(const LaunchRequest& request, hipError_t code, const std::string& reason) {
+  return fail(code, "launch of " + request.function->kernel->name + ": " + reason, kLogAlways);
 }
 
 hipError_t check_grid(const LaunchRequest& request) {
@@ -73,9 +74,9 @@ hipError_t check_grid(const LaunchRequest& request) {
 hipError_t check_block(const LaunchRequest& request) {
   const u64(&block)[3] = request.block;
   const Kernel& kernel = *request.function->kernel;
-  bool sound = true;
-  for (const u64 extent : block) sound = sound && extent && extent <= kMaxBlockThreads;
-  if (!sound || block[0] * block[1] * block[2] > kMaxBlockThreads) {
+  bool is_valid = true;
+  for (const u64 extent : block) is_valid = is_valid && extent && extent <= kMaxBlockThreads;
+  if (!is_valid || block[0] * block[1] * block[2] > kMaxBlockThreads) {
     return refuse(request, request.bad_shape,
                   "block " + shape_text(block) + ", expected 1 to 1024 lanes");
   }
@@ -110,38 +111,30 @@ hipError_t check_resources(const LaunchRequest& request) {
                     std::to_string(resident) + " workgroups are resident at once");
 }
 
-// The calling thread's argument buffer. It grows, and is never given back while the thread lives.
+// The calling thread's argument buffer. It grows, and is freed at thread exit.
 class ArgBuffer {
  public:
-  ArgBuffer() = default;
-  ArgBuffer(const ArgBuffer&) = delete;
-  ArgBuffer& operator=(const ArgBuffer&) = delete;
-  ~ArgBuffer() { release(); }
-
   u8* zeroed(u32 bytes) {
     if (bytes > capacity_ || !data_) {
-      const u32 wanted = bytes < 4096 ? 4096 : bytes;
-      u8* grown = static_cast<u8*>(::operator new(wanted, kAlign));
-      release();
-      data_ = grown;
-      capacity_ = wanted;
+      const u32 new_capacity = bytes < 4096 ? 4096 : bytes;
+      data_.reset(static_cast<u8*>(::operator new(new_capacity, kAlign)));
+      capacity_ = new_capacity;
     }
-    std::memset(data_, 0, bytes);
-    return data_;
+    std::memset(data_.get(), 0, bytes);
+    return data_.get();
   }
 
  private:
-  static constexpr std::align_val_t kAlign{4096};  // a page: timing mode then sees the same lines
-  void release() {
-    if (data_) ::operator delete(data_, kAlign);
-    data_ = nullptr;
-  }
-  u8* data_ = nullptr;
+  static constexpr std::align_val_t kAlign{4096};  // so that timing mode always sees the same lines
+  struct Release {
+    void operator()(u8* data) const { ::operator delete(data, kAlign); }
+  };
+  std::unique_ptr<u8, Release> data_;
   u32 capacity_ = 0;
 };
 thread_local ArgBuffer t_args;
 
-hipError_t copy_params(const LaunchRequest& request, u8* to) {
+hipError_t copy_params(const LaunchRequest& request, u8* dst) {
   const ArgPlan& plan = request.function->plan;
   for (size_t i = 0; i < plan.explicits.size(); ++i) {
     const ArgPlan::Explicit& arg = plan.explicits[i];
@@ -150,12 +143,12 @@ hipError_t copy_params(const LaunchRequest& request, u8* to) {
                     "kernelParams[" + std::to_string(i) + "] of " +
                         std::to_string(plan.explicits.size()) + " is null");
     }
-    std::memcpy(to + arg.offset, request.params[i], arg.size);
+    std::memcpy(dst + arg.offset, request.params[i], arg.size);
   }
   return hipSuccess;
 }
 
-hipError_t copy_extra(const LaunchRequest& request, u8* to) {
+hipError_t copy_extra(const LaunchRequest& request, u8* dst) {
   const void* buffer = nullptr;
   const size_t* size = nullptr;
   void** extra = request.extra;
@@ -172,9 +165,9 @@ hipError_t copy_extra(const LaunchRequest& request, u8* to) {
     return refuse(request, hipErrorInvalidValue,
                   "extra must be {BUFFER_POINTER, p, BUFFER_SIZE, &n, END}");
   }
-  // As ROCm does: every argument from its own place, whatever the buffer's size. Callers pass one
-  // struct for kernels that take more, or less, of it: an argument that the buffer does not wholly
-  // hold is zero, and what lies behind the last one is not read.
+  // As in ROCm, every argument is read from its own offset, whatever the buffer's size. Callers
+  // pass one struct to kernels that take more or fewer of its members: an argument not wholly
+  // inside the buffer is zero, and bytes after the last argument are not read.
   const u64 bytes = *size;
   const auto& explicits = request.function->plan.explicits;
   if (!explicits.empty() && !bytes) {
@@ -184,36 +177,35 @@ hipError_t copy_extra(const LaunchRequest& request, u8* to) {
   }
   const Kernel& kernel = *request.function->kernel;
   if (!kernel.has_metadata) {
-    std::memcpy(to, buffer, std::min<u64>(bytes, kernel.kernarg_bytes));
+    std::memcpy(dst, buffer, std::min<u64>(bytes, kernel.kernarg_bytes));
     return hipSuccess;
   }
   for (const ArgPlan::Explicit& arg : explicits) {
     if (u64{arg.offset} + arg.size > bytes) continue;
-    std::memcpy(to + arg.offset, static_cast<const u8*>(buffer) + arg.offset, arg.size);
+    std::memcpy(dst + arg.offset, static_cast<const u8*>(buffer) + arg.offset, arg.size);
   }
   return hipSuccess;
 }
 
-hipError_t copy_explicit(const LaunchRequest& request, u8* to) {
+hipError_t copy_explicit(const LaunchRequest& request, u8* dst) {
   const Kernel& kernel = *request.function->kernel;
   if (request.params && request.extra) {
     return refuse(request, hipErrorInvalidValue, "both kernelParams and extra are given");
   }
-  if (request.extra) return copy_extra(request, to);
+  if (request.extra) return copy_extra(request, dst);
   if (!kernel.has_metadata && kernel.kernarg_bytes) {
     return refuse(request, hipErrorInvalidValue,
                   "the code object has no argument metadata: pass the buffer through extra");
   }
   if (request.function->plan.explicits.empty()) return hipSuccess;
-  if (request.params) return copy_params(request, to);
+  if (request.params) return copy_params(request, dst);
   return refuse(request, hipErrorInvalidValue,
                 "takes " + std::to_string(request.function->plan.explicits.size()) +
                     " arguments, but neither kernelParams nor extra is given");
 }
 
-// What kind of end a fault was: the text of run() says what happened, the code only sorts it. HIP
-// has no code for an illegal instruction: one that the virtual GPU does not know is a launch
-// failure.
+// Returns the HIP error code for a fault; the fault's text has the details. HIP has no code for an
+// illegal instruction: an unknown one is a launch failure.
 hipError_t fault_code(const std::string& text) {
   struct Row {
     const char* words;
@@ -223,7 +215,7 @@ hipError_t fault_code(const std::string& text) {
       {"step budget", hipErrorLaunchTimeOut},
       {kInterrupted, hipErrorLaunchTimeOut},
       {"memory that is not mapped", hipErrorIllegalAddress},
-      {"which is no memory", hipErrorIllegalAddress},
+      {"which is invalid", hipErrorIllegalAddress},
       {"outside the kernel's memory", hipErrorIllegalAddress},
   };
   for (const Row& row : kRows) {
@@ -252,7 +244,7 @@ ArgPlan plan_args(const Kernel& kernel) {
 
 namespace {
 
-// Checks the launch and writes its arguments, hidden ones too, to the zeroed `args`.
+// Checks the launch and writes explicit and hidden arguments to the zeroed `args`.
 hipError_t prepare(const LaunchRequest& request, LaunchShape& shape, u8* args) {
   hipError_t code = check_grid(request);
   if (code == hipSuccess) code = check_block(request);
@@ -281,8 +273,9 @@ hipError_t execute(const Kernel& kernel, const LaunchShape& shape, const u8* arg
   launch.kernarg_bytes = kernel.kernarg_bytes;
   const std::string fault = run(launch);
   if (fault.empty()) return hipSuccess;
-  const bool is_wanted = fault.ends_with(kInterrupted);  // who has ended it knows
-  return fail(fault_code(fault), fault, is_wanted ? kLogVerbose : kLogAlways);
+  // The caller who interrupted it needs no log line.
+  const bool is_interrupt = fault.ends_with(kInterrupted);
+  return fail(fault_code(fault), fault, is_interrupt ? kLogVerbose : kLogAlways);
 }
 
 }  // namespace
@@ -321,12 +314,21 @@ hipError_t launch_on(hipStream_t stream, const std::shared_ptr<Function>& functi
 namespace {
 
 hipError_t launch_function(hipFunction_t handle, hipStream_t stream, LaunchRequest& request) {
-  const std::shared_ptr<Function> function = functions().get(handle);
+  const std::shared_ptr<Function> function = functions().lookup(handle);
   if (!function) {
     return fail(hipErrorInvalidHandle, "launch of an unknown or unloaded hipFunction_t",
                 kLogAlways);
   }
   return launch_on(stream, function, handle, request);
+}
+
+LaunchRequest make_request(const dim3& grid, const dim3& block, size_t dynamic_lds, void** params,
+                           void** extra) {
+  return {.grid = {grid.x, grid.y, grid.z},
+          .block = {block.x, block.y, block.z},
+          .dynamic_lds = dynamic_lds,
+          .params = params,
+          .extra = extra};
 }
 
 }  // namespace
@@ -338,12 +340,9 @@ VGPU_API hipError_t hipModuleLaunchKernel(hipFunction_t f, unsigned grid_x, unsi
                                           unsigned grid_z, unsigned block_x, unsigned block_y,
                                           unsigned block_z, unsigned shared_bytes,
                                           hipStream_t stream, void** params, void** extra) {
-  return guarded(__func__, [&] {
-    LaunchRequest request{.grid = {grid_x, grid_y, grid_z},
-                          .block = {block_x, block_y, block_z},
-                          .dynamic_lds = shared_bytes,
-                          .params = params,
-                          .extra = extra};
+  return with_error_handling(__func__, [&] {
+    LaunchRequest request = make_request({grid_x, grid_y, grid_z}, {block_x, block_y, block_z},
+                                         shared_bytes, params, extra);
     return launch_function(f, stream, request);
   });
 }
@@ -353,12 +352,10 @@ VGPU_API hipError_t hipModuleLaunchCooperativeKernel(hipFunction_t f, unsigned g
                                                      unsigned block_x, unsigned block_y,
                                                      unsigned block_z, unsigned shared_bytes,
                                                      hipStream_t stream, void** params) {
-  return guarded(__func__, [&] {
-    LaunchRequest request{.grid = {grid_x, grid_y, grid_z},
-                          .block = {block_x, block_y, block_z},
-                          .dynamic_lds = shared_bytes,
-                          .params = params,
-                          .cooperative = true};
+  return with_error_handling(__func__, [&] {
+    LaunchRequest request = make_request({grid_x, grid_y, grid_z}, {block_x, block_y, block_z},
+                                         shared_bytes, params, nullptr);
+    request.cooperative = true;
     return launch_function(f, stream, request);
   });
 }
@@ -371,20 +368,18 @@ VGPU_API hipError_t hipDrvLaunchKernelEx(const HIP_LAUNCH_CONFIG* config, hipFun
                                config->sharedMemBytes, config->hStream, params, extra);
 }
 
-// The grid in lanes instead of workgroups.
+// Takes the grid in lanes instead of workgroups.
 VGPU_API hipError_t hipExtModuleLaunchKernel(hipFunction_t f, uint32_t lanes_x, uint32_t lanes_y,
                                              uint32_t lanes_z, uint32_t block_x, uint32_t block_y,
                                              uint32_t block_z, size_t shared_bytes,
                                              hipStream_t stream, void** params, void** extra,
                                              hipEvent_t start, hipEvent_t stop, uint32_t) {
-  return guarded(__func__, [&] {
+  return with_error_handling(__func__, [&] {
     const u32 lanes[3] = {lanes_x, lanes_y, lanes_z};
     const u32 block[3] = {block_x, block_y, block_z};
-    LaunchRequest request{.block = {block_x, block_y, block_z},
-                          .dynamic_lds = shared_bytes,
-                          .params = params,
-                          .extra = extra,
-                          .bad_shape = hipErrorInvalidConfiguration};
+    LaunchRequest request = make_request({lanes_x, lanes_y, lanes_z}, {block_x, block_y, block_z},
+                                         shared_bytes, params, extra);
+    request.bad_shape = hipErrorInvalidConfiguration;
     for (u32 d = 0; d < 3; ++d) {
       if (block[d] && lanes[d] % block[d]) {
         return fail(hipErrorInvalidConfiguration,

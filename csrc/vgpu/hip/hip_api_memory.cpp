@@ -1,4 +1,4 @@
-// Memory: allocating and freeing it, and how much there is.
+// HIP's functions for memory: allocation, release, and available memory.
 #include <cstdio>
 
 #include "vgpu/hip/hip_capture.h"
@@ -8,7 +8,8 @@
 namespace vgpu {
 namespace {
 
-// What the host can still give, in bytes (MemAvailable); all of it where that cannot be read.
+// Returns the memory that the host can still provide, in bytes (MemAvailable); unlimited if
+// unknown.
 u64 host_available() {
   u64 kib = 0;
   if (std::FILE* file = std::fopen("/proc/meminfo", "r")) {
@@ -22,14 +23,14 @@ u64 host_available() {
   return kib ? kib << 10 : ~u64{0};
 }
 
-hipError_t allocate(void** to, size_t size, MemoryKind kind, u32 flags) {
-  if (!to) return fail(hipErrorInvalidValue, "allocation: null pointer");
+hipError_t allocate(void** out, size_t size, MemoryKind kind, u32 flags) {
+  if (!out) return fail(hipErrorInvalidValue, "allocation: null pointer");
   const DeviceInfo* device = device_or_fail();
   if (!device) return hipErrorInvalidValue;
-  *to = nullptr;
+  *out = nullptr;
   if (!size) return hipSuccess;
-  *to = Allocations::instance().allocate(size, kind, flags, device->memory_bytes);
-  if (*to) return hipSuccess;
+  *out = Allocations::instance().allocate(size, kind, flags, device->memory_bytes);
+  if (*out) return hipSuccess;
   return fail(hipErrorOutOfMemory,
               "allocation of " + std::to_string(size) +
                   " bytes: " + std::to_string(Allocations::instance().device_bytes()) +
@@ -40,31 +41,31 @@ hipError_t allocate(void** to, size_t size, MemoryKind kind, u32 flags) {
 hipError_t release(void* pointer, bool host) {
   using Release = Allocations::Release;
   if (!pointer) return hipSuccess;
-  char at[32];
-  std::snprintf(at, sizeof(at), "%p", pointer);
-  const std::string call = std::string(host ? "hipHostFree(" : "hipFree(") + at + "): ";
+  char address[32];
+  std::snprintf(address, sizeof(address), "%p", pointer);
+  const std::string call = std::string(host ? "hipHostFree(" : "hipFree(") + address + "): ";
   switch (Allocations::instance().release(pointer, host)) {
     case Release::kFreed:
       return hipSuccess;
     case Release::kAlreadyFreed:
       return fail(hipErrorInvalidValue, call + "already freed (double free)", kLogAlways);
-    case Release::kNotTheBase:
+    case Release::kInteriorPointer:
       return fail(hipErrorInvalidValue, call + "points into a block, not at its start", kLogAlways);
     case Release::kWrongKind:
       return fail(hipErrorInvalidValue,
                   call + (host ? "not host memory of hipHostMalloc: free it with hipFree"
                                : "host memory: free it with hipHostFree"),
                   kLogAlways);
-    case Release::kUnknown:
+    case Release::kUnknownPointer:
       break;
   }
   return fail(hipErrorInvalidValue, call + "not a pointer of hipMalloc", kLogAlways);
 }
 
-// Allocating and freeing, which captures of other than relaxed mode forbid.
+// Runs an allocation or release, which captures forbid except in relaxed mode.
 template <class Body>
 hipError_t unless_captured(const char* function, Body body) {
-  return guarded(function, [&] {
+  return with_error_handling(function, [&] {
     const hipError_t code = refuse_unsafe(function);
     return code == hipSuccess ? body() : code;
   });
@@ -85,7 +86,7 @@ VGPU_API hipError_t hipExtMallocWithFlags(void** pointer, size_t size, unsigned 
 }
 
 VGPU_API hipError_t hipMallocAsync(void** pointer, size_t size, hipStream_t stream) {
-  return guarded(__func__, [&] {
+  return with_error_handling(__func__, [&] {
     bool captured = false;
     hipError_t code = enter_stream(stream, captured);
     if (code == hipSuccess) code = allocate(pointer, size, MemoryKind::kDevice, 0);
@@ -135,7 +136,7 @@ VGPU_API hipError_t hipFree(void* pointer) {
 }
 
 VGPU_API hipError_t hipFreeAsync(void* pointer, hipStream_t stream) {
-  return guarded(__func__, [&] {
+  return with_error_handling(__func__, [&] {
     bool captured = false;
     const hipError_t code = enter_stream(stream, captured);
     if (code != hipSuccess) return code;
@@ -166,7 +167,7 @@ VGPU_API hipError_t hipHostUnregister(void* pointer) {
 }
 
 VGPU_API hipError_t hipHostGetDevicePointer(void** device, void* host, unsigned) {
-  return guarded(__func__, [&] {
+  return with_error_handling(__func__, [&] {
     if (!device || !host)
       return fail(hipErrorInvalidValue, "hipHostGetDevicePointer: null pointer");
     *device = host;
@@ -175,7 +176,7 @@ VGPU_API hipError_t hipHostGetDevicePointer(void** device, void* host, unsigned)
 }
 
 VGPU_API hipError_t hipHostGetFlags(unsigned* flags, void* pointer) {
-  return guarded(__func__, [&] {
+  return with_error_handling(__func__, [&] {
     const auto block = Allocations::instance().find(reinterpret_cast<u64>(pointer));
     if (!flags || !block || block->kind == MemoryKind::kDevice) {
       return fail(hipErrorInvalidValue, "hipHostGetFlags: not host memory of HIP");
@@ -185,28 +186,28 @@ VGPU_API hipError_t hipHostGetFlags(unsigned* flags, void* pointer) {
   });
 }
 
-// Hints about where memory is best kept; there is one place.
+// Hints about memory placement have no effect: there is only host memory.
 VGPU_API hipError_t hipMemAdvise(const void*, size_t, int, int) { return hipSuccess; }
 
 VGPU_API hipError_t hipMemPrefetchAsync(const void*, size_t, int, hipStream_t stream) {
-  return guarded(__func__, [&] { return check_stream(stream); });
+  return with_error_handling(__func__, [&] { return check_stream(stream); });
 }
 
-// Free is what an allocation could get: the device's memory, but never more than the host has.
+// Free memory is what an allocation could get: that of the device, limited by the host's.
 VGPU_API hipError_t hipMemGetInfo(size_t* free, size_t* total) {
-  return guarded(__func__, [&] {
+  return with_error_handling(__func__, [&] {
     const DeviceInfo* device = device_or_fail();
     if (!device) return hipErrorInvalidValue;
     const u64 used = Allocations::instance().device_bytes();
-    const u64 rest = device->memory_bytes > used ? device->memory_bytes - used : 0;
-    if (free) *free = std::min(rest, host_available());
+    const u64 num_free = device->memory_bytes > used ? device->memory_bytes - used : 0;
+    if (free) *free = std::min(num_free, host_available());
     if (total) *total = device->memory_bytes;
     return hipSuccess;
   });
 }
 
 VGPU_API hipError_t hipMemPtrGetInfo(void* pointer, size_t* size) {
-  return guarded(__func__, [&] {
+  return with_error_handling(__func__, [&] {
     const auto block = Allocations::instance().find(reinterpret_cast<u64>(pointer));
     if (!size || !block) return fail(hipErrorInvalidValue, "hipMemPtrGetInfo: unknown pointer");
     *size = block->size;
@@ -216,7 +217,7 @@ VGPU_API hipError_t hipMemPtrGetInfo(void* pointer, size_t* size) {
 
 VGPU_API hipError_t hipMemGetAddressRange(hipDeviceptr_t* base, size_t* size,
                                           hipDeviceptr_t pointer) {
-  return guarded(__func__, [&] {
+  return with_error_handling(__func__, [&] {
     const auto block = Allocations::instance().find(reinterpret_cast<u64>(pointer));
     if (!block) return fail(hipErrorNotFound, "hipMemGetAddressRange: unknown pointer");
     if (base) *base = reinterpret_cast<void*>(block->base);

@@ -1,4 +1,4 @@
-// Modules, functions, globals, attributes of functions, occupancy.
+// HIP's functions for modules, functions, globals, function attributes and occupancy.
 #include <algorithm>
 #include <fstream>
 #include <iterator>
@@ -7,28 +7,21 @@
 
 namespace vgpu {
 
-HandleTable<Module>& modules() {
-  static auto* const table = new HandleTable<Module>;  // never destroyed: exit handlers may call
-  return *table;
-}
-
-HandleTable<Function>& functions() {
-  static auto* const table = new HandleTable<Function>;
-  return *table;
-}
+HandleTable<Module>& modules() { return handle_table<Module>(); }
+HandleTable<Function>& functions() { return handle_table<Function>(); }
 
 Function* Module::function(const std::shared_ptr<Module>& self, const std::string& name) {
   std::lock_guard lock(self->mutex_);
-  if (const auto known = self->functions_.find(name); known != self->functions_.end()) {
-    return known->second.get();
+  if (const auto it = self->functions_.find(name); it != self->functions_.end()) {
+    return it->second.get();
   }
   const auto kernel = self->object_->kernels.find(name);
   if (kernel == self->object_->kernels.end()) return nullptr;
-  auto made = std::make_unique<Function>();
-  made->kernel = &kernel->second;
-  made->plan = plan_args(kernel->second);
-  Function* function = made.get();
-  self->functions_[name] = std::move(made);
+  auto new_function = std::make_unique<Function>();
+  new_function->kernel = &kernel->second;
+  new_function->plan = plan_args(kernel->second);
+  Function* function = new_function.get();
+  self->functions_[name] = std::move(new_function);
   functions().add(std::shared_ptr<Function>(self, function));
   return function;
 }
@@ -68,12 +61,12 @@ hipError_t load_into(hipModule_t* module, const void* image, u64 size) {
 }
 
 std::shared_ptr<Module> module_or_fail(hipModule_t handle) {
-  auto module = modules().get(handle);
+  auto module = modules().lookup(handle);
   if (!module) fail(hipErrorInvalidHandle, "unknown or unloaded hipModule_t");
   return module;
 }
 
-// Names that are near: what a caller most likely meant, or all there are.
+// Returns the kernel names of a code object, for error messages.
 std::string kernel_names(const CodeObject& object) {
   std::string names;
   for (const auto& [name, kernel] : object.kernels) {
@@ -84,11 +77,11 @@ std::string kernel_names(const CodeObject& object) {
 }
 
 u32 dynamic_lds_limit(const Kernel& kernel) {
-  const u32 lds = traits_of(kernel.object->arch).lds_bytes;
+  const u32 lds = arch_traits(kernel.object->arch).lds_bytes;
   return kernel.group_segment_bytes < lds ? lds - kernel.group_segment_bytes : 0;
 }
 
-// The registers of the metadata, or what the descriptor allocates where there is none.
+// Returns the registers from the metadata, or the descriptor's allocation if there is none.
 u32 registers_of(const Kernel& kernel) {
   return kernel.has_metadata ? kernel.vgpr_count : kernel.vgpr_rows;
 }
@@ -134,12 +127,12 @@ hipError_t occupancy(const Function* function, int block, size_t dynamic_lds, in
   return hipSuccess;
 }
 
-// The block size that fills a CU with the most lanes; the largest such.
+// Returns the block size that occupies a CU with the most lanes; the largest of several.
 hipError_t best_block(const Function* function, size_t dynamic_lds, int limit, int* grid,
                       int* block) {
   if (!grid || !block || !function) return fail(hipErrorInvalidValue, "occupancy: bad argument");
-  const u32 own = std::min(function->kernel->max_workgroup_size, kMaxBlockThreads);
-  const u32 top = limit > 0 ? std::min(own, static_cast<u32>(limit)) : own;
+  const u32 max_lanes = std::min(function->kernel->max_workgroup_size, kMaxBlockThreads);
+  const u32 top = limit > 0 ? std::min(max_lanes, static_cast<u32>(limit)) : max_lanes;
   int best_lanes = 0, best = 0, best_blocks = 0;
   for (u32 lanes = kLanes; lanes <= std::max(top, kLanes); lanes += kLanes) {
     const int candidate = static_cast<int>(std::min(lanes, top));
@@ -161,19 +154,19 @@ hipError_t best_block(const Function* function, size_t dynamic_lds, int limit, i
 
 using namespace vgpu;
 
-// A bare pointer: the extent of the image is taken from its headers.
+// The image's extent is taken from its headers, because a bare pointer has no size.
 VGPU_API hipError_t hipModuleLoadData(hipModule_t* module, const void* image) {
-  return guarded(__func__, [&] { return load_into(module, image, 0); });
+  return with_error_handling(__func__, [&] { return load_into(module, image, 0); });
 }
 
-// The JIT options (log buffers, optimisation levels) mean nothing to finished machine code.
+// JIT options (log buffers, optimisation levels) do not apply to finished machine code.
 VGPU_API hipError_t hipModuleLoadDataEx(hipModule_t* module, const void* image, unsigned, void*,
                                         void**) {
   return hipModuleLoadData(module, image);
 }
 
 VGPU_API hipError_t hipModuleLoad(hipModule_t* module, const char* path) {
-  return guarded(__func__, [&] {
+  return with_error_handling(__func__, [&] {
     if (!module || !path) return fail(hipErrorInvalidValue, "hipModuleLoad: null pointer");
     std::ifstream file(path, std::ios::binary);
     if (!file) {
@@ -190,7 +183,7 @@ VGPU_API hipError_t hipModuleLoad(hipModule_t* module, const char* path) {
 }
 
 VGPU_API hipError_t hipModuleUnload(hipModule_t handle) {
-  return guarded(__func__, [&] {
+  return with_error_handling(__func__, [&] {
     const auto module = modules().remove(handle);
     if (!module) return fail(hipErrorInvalidHandle, "unknown or unloaded hipModule_t");
     module->retire_functions();
@@ -200,22 +193,22 @@ VGPU_API hipError_t hipModuleUnload(hipModule_t handle) {
 
 VGPU_API hipError_t hipModuleGetFunction(hipFunction_t* function, hipModule_t handle,
                                          const char* name) {
-  return guarded(__func__, [&] {
+  return with_error_handling(__func__, [&] {
     if (!function || !name) return fail(hipErrorInvalidValue, "hipModuleGetFunction: null pointer");
     const auto module = module_or_fail(handle);
     if (!module) return hipErrorInvalidHandle;
-    Function* found = Module::function(module, name);
-    if (!found) {
+    Function* kernel = Module::function(module, name);
+    if (!kernel) {
       return fail(hipErrorNotFound, "no kernel '" + std::string(name) + "' in the module: it has " +
                                         kernel_names(module->object()));
     }
-    *function = reinterpret_cast<hipFunction_t>(found);
+    *function = reinterpret_cast<hipFunction_t>(kernel);
     return hipSuccess;
   });
 }
 
 VGPU_API hipError_t hipModuleGetFunctionCount(unsigned* count, hipModule_t handle) {
-  return guarded(__func__, [&] {
+  return with_error_handling(__func__, [&] {
     if (!count) return fail(hipErrorInvalidValue, "hipModuleGetFunctionCount: null pointer");
     const auto module = module_or_fail(handle);
     if (!module) return hipErrorInvalidHandle;
@@ -226,34 +219,34 @@ VGPU_API hipError_t hipModuleGetFunctionCount(unsigned* count, hipModule_t handl
 
 VGPU_API hipError_t hipModuleGetGlobal(hipDeviceptr_t* address, size_t* bytes, hipModule_t handle,
                                        const char* name) {
-  return guarded(__func__, [&] {
+  return with_error_handling(__func__, [&] {
     if (!name || (!address && !bytes)) {
       return fail(hipErrorInvalidValue, "hipModuleGetGlobal: null pointer");
     }
     const auto module = module_or_fail(handle);
     if (!module) return hipErrorInvalidHandle;
-    const auto found = module->object().globals.find(name);
-    if (found == module->object().globals.end()) {
+    const auto it = module->object().globals.find(name);
+    if (it == module->object().globals.end()) {
       return fail(hipErrorNotFound, "no device variable '" + std::string(name) + "' in the module");
     }
-    if (address) *address = reinterpret_cast<void*>(found->second.address);
-    if (bytes) *bytes = found->second.size;
+    if (address) *address = reinterpret_cast<void*>(it->second.address);
+    if (bytes) *bytes = it->second.size;
     return hipSuccess;
   });
 }
 
 VGPU_API hipError_t hipFuncGetAttribute(int* value, hipFunction_attribute attribute,
                                         hipFunction_t handle) {
-  return guarded(__func__, [&] {
+  return with_error_handling(__func__, [&] {
     if (!value) return fail(hipErrorInvalidValue, "hipFuncGetAttribute: value is null");
-    const auto function = functions().get(handle);
+    const auto function = functions().lookup(handle);
     if (!function) return fail(hipErrorInvalidDeviceFunction, "unknown hipFunction_t");
     return function_attribute(*function->kernel, attribute, value);
   });
 }
 
 VGPU_API hipError_t hipFuncGetAttributes(hipFuncAttributes* attributes, const void* handle) {
-  return guarded(__func__, [&] {
+  return with_error_handling(__func__, [&] {
     if (!attributes) return fail(hipErrorInvalidValue, "hipFuncGetAttributes: attributes is null");
     const auto function = resolve_function(handle);
     if (!function) return fail(hipErrorInvalidDeviceFunction, "unknown kernel function");
@@ -272,9 +265,9 @@ VGPU_API hipError_t hipFuncGetAttributes(hipFuncAttributes* attributes, const vo
   });
 }
 
-// The whole LDS is always available, so there is nothing to set; a wish beyond it is refused.
+// The whole LDS is always available, so only the limit is checked.
 VGPU_API hipError_t hipFuncSetAttribute(const void* handle, int attribute, int value) {
-  return guarded(__func__, [&] {
+  return with_error_handling(__func__, [&] {
     const auto function = resolve_function(handle);
     if (!function) return fail(hipErrorInvalidDeviceFunction, "unknown kernel function");
     const bool is_lds = attribute == HIP_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
@@ -300,8 +293,8 @@ VGPU_API hipError_t hipModuleOccupancyMaxActiveBlocksPerMultiprocessor(int* bloc
                                                                        hipFunction_t handle,
                                                                        int block,
                                                                        size_t dynamic_lds) {
-  return guarded(__func__, [&] {
-    return occupancy(functions().get(handle).get(), block, dynamic_lds, blocks);
+  return with_error_handling(__func__, [&] {
+    return occupancy(functions().lookup(handle).get(), block, dynamic_lds, blocks);
   });
 }
 
@@ -312,7 +305,7 @@ VGPU_API hipError_t hipModuleOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
 
 VGPU_API hipError_t hipOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const void* handle,
                                                                  int block, size_t dynamic_lds) {
-  return guarded(__func__, [&] {
+  return with_error_handling(__func__, [&] {
     return occupancy(resolve_function(handle).get(), block, dynamic_lds, blocks);
   });
 }
@@ -325,19 +318,19 @@ VGPU_API hipError_t hipOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
 VGPU_API hipError_t hipModuleOccupancyMaxPotentialBlockSize(int* grid, int* block,
                                                             hipFunction_t handle,
                                                             size_t dynamic_lds, int limit) {
-  return guarded(__func__, [&] {
-    return best_block(functions().get(handle).get(), dynamic_lds, limit, grid, block);
+  return with_error_handling(__func__, [&] {
+    return best_block(functions().lookup(handle).get(), dynamic_lds, limit, grid, block);
   });
 }
 
 VGPU_API hipError_t hipOccupancyMaxPotentialBlockSize(int* grid, int* block, const void* handle,
                                                       size_t dynamic_lds, int limit) {
-  return guarded(__func__, [&] {
+  return with_error_handling(__func__, [&] {
     return best_block(resolve_function(handle).get(), dynamic_lds, limit, grid, block);
   });
 }
 
 VGPU_API const char* hipKernelNameRef(hipFunction_t handle) {
-  const auto function = functions().get(handle);
+  const auto function = functions().lookup(handle);
   return function ? function->kernel->name.c_str() : nullptr;
 }

@@ -1,4 +1,4 @@
-// What a pointer is: attributes of memory that HIP handed out, and of memory that it did not.
+// HIP's pointer attributes, for memory of HIP and for other memory.
 #include "vgpu/hip/hip_internal.h"
 #include "vgpu/machine/allocations.h"
 
@@ -16,8 +16,9 @@ hipMemoryType type_of(MemoryKind kind) {
   }
 }
 
-// One attribute; its type depends on which. A host pointer that HIP does not know is echoed as its
-// own device pointer: here every pointer of the process is one (Triton's launcher asks this way).
+// Returns one attribute, whose type depends on the attribute. A host pointer unknown to HIP is its
+// own device pointer, because every pointer of the process is valid on the device (Triton's
+// launcher relies on it).
 hipError_t pointer_attribute(void* data, int attribute, const void* pointer) {
   const u64 address = reinterpret_cast<u64>(pointer);
   const auto block = Allocations::instance().find(address);
@@ -62,7 +63,7 @@ hipError_t pointer_attribute(void* data, int attribute, const void* pointer) {
 using namespace vgpu;
 
 VGPU_API hipError_t hipPointerGetAttribute(void* data, int attribute, hipDeviceptr_t pointer) {
-  return guarded(__func__, [&] {
+  return with_error_handling(__func__, [&] {
     if (!data || !pointer)
       return fail(hipErrorInvalidValue, "hipPointerGetAttribute: null pointer");
     return pointer_attribute(data, attribute, pointer);
@@ -71,7 +72,7 @@ VGPU_API hipError_t hipPointerGetAttribute(void* data, int attribute, hipDevicep
 
 VGPU_API hipError_t hipDrvPointerGetAttributes(unsigned count, int* attributes, void** data,
                                                hipDeviceptr_t pointer) {
-  return guarded(__func__, [&] {
+  return with_error_handling(__func__, [&] {
     if (!attributes || !data || !pointer) {
       return fail(hipErrorInvalidValue, "hipDrvPointerGetAttributes: null pointer");
     }
@@ -83,19 +84,19 @@ VGPU_API hipError_t hipDrvPointerGetAttributes(unsigned count, int* attributes, 
   });
 }
 
-// Memory that HIP does not know is "unregistered", as ROCm 6 and later say.
+// Memory unknown to HIP is "unregistered", as in ROCm 6 and later.
 VGPU_API hipError_t hipPointerGetAttributes(hipPointerAttribute_t* attributes,
                                             const void* pointer) {
-  return guarded(__func__, [&] {
+  return with_error_handling(__func__, [&] {
     if (!attributes || !pointer) {
       return fail(hipErrorInvalidValue, "hipPointerGetAttributes: null pointer");
     }
-    void* const same = const_cast<void*>(pointer);
+    void* const mutable_pointer = const_cast<void*>(pointer);
     const auto block = Allocations::instance().find(reinterpret_cast<u64>(pointer));
     *attributes = {};
     attributes->type = block ? type_of(block->kind) : hipMemoryTypeUnregistered;
-    attributes->devicePointer = same;
-    if (!block || block->kind != MemoryKind::kDevice) attributes->hostPointer = same;
+    attributes->devicePointer = mutable_pointer;
+    if (!block || block->kind != MemoryKind::kDevice) attributes->hostPointer = mutable_pointer;
     attributes->isManaged = block && block->kind == MemoryKind::kManaged;
     attributes->allocationFlags = block ? block->flags : 0;
     return hipSuccess;

@@ -1,8 +1,8 @@
 // Streams and events.
 //
-// Every call runs to its end before it returns, so a stream is only a name that is checked: work is
-// in order on any stream, and all of it is done. Event times are the estimates of the launches
-// between, where timing mode is on; else wall time of the simulation on this host.
+// Every call completes before it returns, so a stream is only a validated handle: work is in order
+// on any stream and always complete. Event times are the estimates of the launches in between if
+// timing mode is on, otherwise the simulation's wall time.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -31,17 +31,10 @@ struct Event {
 
 constexpr int kLowestPriority = 1, kHighestPriority = -1;
 
-HandleTable<Stream>& streams() {
-  static auto* const table = new HandleTable<Stream>;
-  return *table;
-}
+HandleTable<Stream>& streams() { return handle_table<Stream>(); }
+HandleTable<Event>& events() { return handle_table<Event>(); }
 
-HandleTable<Event>& events() {
-  static auto* const table = new HandleTable<Event>;
-  return *table;
-}
-
-// The null stream, hipStreamLegacy and hipStreamPerThread.
+// Returns whether the handle is the null stream, hipStreamLegacy or hipStreamPerThread.
 bool is_builtin(hipStream_t stream) { return reinterpret_cast<u64>(stream) <= 2; }
 
 hipError_t create_stream(hipStream_t* stream, unsigned flags, int priority) {
@@ -52,46 +45,46 @@ hipError_t create_stream(hipStream_t* stream, unsigned flags, int priority) {
                 "stream flags " + std::to_string(flags) +
                     ", expected hipStreamDefault 0 or hipStreamNonBlocking 1");
   }
-  auto made = std::make_shared<Stream>();
-  made->flags = flags;
-  made->priority = std::clamp(priority, kHighestPriority, kLowestPriority);
-  made->id = next_id++;
-  *stream = reinterpret_cast<hipStream_t>(streams().add(std::move(made)));
+  auto new_stream = std::make_shared<Stream>();
+  new_stream->flags = flags;
+  new_stream->priority = std::clamp(priority, kHighestPriority, kLowestPriority);
+  new_stream->id = next_id++;
+  *stream = reinterpret_cast<hipStream_t>(streams().add(std::move(new_stream)));
   return hipSuccess;
 }
 
 hipError_t create_event(hipEvent_t* event, unsigned flags) {
   if (!event) return fail(hipErrorInvalidValue, "event creation: null pointer");
-  auto made = std::make_shared<Event>();
-  made->flags = flags;
-  *event = reinterpret_cast<hipEvent_t>(events().add(std::move(made)));
+  auto new_event = std::make_shared<Event>();
+  new_event->flags = flags;
+  *event = reinterpret_cast<hipEvent_t>(events().add(std::move(new_event)));
   return hipSuccess;
 }
 
 std::shared_ptr<Event> event_or_fail(hipEvent_t handle) {
-  auto event = events().get(handle);
+  auto event = events().lookup(handle);
   if (!event) fail(hipErrorInvalidHandle, "unknown or destroyed hipEvent_t");
   return event;
 }
 
-// A property of a stream: `builtin` for the built-in handles.
+// Returns a property of a stream; `builtin` for the built-in handles.
 template <class T, class Field>
-hipError_t stream_field(hipStream_t handle, T* to, T builtin, Field field) {
-  if (!to) return fail(hipErrorInvalidValue, "stream query: null pointer");
+hipError_t stream_field(hipStream_t handle, T* out, T builtin, Field field) {
+  if (!out) return fail(hipErrorInvalidValue, "stream query: null pointer");
   if (is_builtin(handle)) {
-    *to = builtin;
+    *out = builtin;
     return hipSuccess;
   }
-  const auto stream = streams().get(handle);
+  const auto stream = streams().lookup(handle);
   if (!stream) return check_stream(handle);
-  *to = field(*stream);
+  *out = field(*stream);
   return hipSuccess;
 }
 
 }  // namespace
 
 hipError_t check_stream(hipStream_t stream) {
-  if (is_builtin(stream) || streams().get(stream)) return hipSuccess;
+  if (is_builtin(stream) || streams().lookup(stream)) return hipSuccess;
   return fail(hipErrorContextIsDestroyed, "unknown or destroyed hipStream_t");
 }
 
@@ -100,12 +93,12 @@ hipError_t check_event(hipEvent_t handle) {
 }
 
 unsigned stream_flags(hipStream_t handle) {
-  const auto stream = streams().get(handle);
+  const auto stream = streams().lookup(handle);
   return stream ? stream->flags : 0;
 }
 
 bool is_recorded(hipEvent_t handle) {
-  const auto event = events().get(handle);
+  const auto event = events().lookup(handle);
   return event && event->recorded;
 }
 
@@ -123,25 +116,25 @@ hipError_t record_event(hipEvent_t handle) {
 using namespace vgpu;
 
 VGPU_API hipError_t hipStreamCreate(hipStream_t* stream) {
-  return guarded(__func__, [&] { return create_stream(stream, 0, 0); });
+  return with_error_handling(__func__, [&] { return create_stream(stream, 0, 0); });
 }
 
 VGPU_API hipError_t hipStreamCreateWithFlags(hipStream_t* stream, unsigned flags) {
-  return guarded(__func__, [&] { return create_stream(stream, flags, 0); });
+  return with_error_handling(__func__, [&] { return create_stream(stream, flags, 0); });
 }
 
 VGPU_API hipError_t hipStreamCreateWithPriority(hipStream_t* stream, unsigned flags, int priority) {
-  return guarded(__func__, [&] { return create_stream(stream, flags, priority); });
+  return with_error_handling(__func__, [&] { return create_stream(stream, flags, priority); });
 }
 
-VGPU_API hipError_t hipDeviceGetStreamPriorityRange(int* least, int* greatest) {
-  if (least) *least = kLowestPriority;
-  if (greatest) *greatest = kHighestPriority;
+VGPU_API hipError_t hipDeviceGetStreamPriorityRange(int* lowest_priority, int* highest_priority) {
+  if (lowest_priority) *lowest_priority = kLowestPriority;
+  if (highest_priority) *highest_priority = kHighestPriority;
   return hipSuccess;
 }
 
 VGPU_API hipError_t hipStreamDestroy(hipStream_t stream) {
-  return guarded(__func__, [&] {
+  return with_error_handling(__func__, [&] {
     if (is_builtin(stream)) return fail(hipErrorInvalidHandle, "built-in streams stay");
     forget_stream(stream);
     return streams().remove(stream) ? hipSuccess : check_stream(stream);
@@ -149,55 +142,57 @@ VGPU_API hipError_t hipStreamDestroy(hipStream_t stream) {
 }
 
 VGPU_API hipError_t hipStreamSynchronize(hipStream_t stream) {
-  return guarded(__func__, [&] { return refuse_stream_wait("hipStreamSynchronize", stream); });
+  return with_error_handling(__func__,
+                             [&] { return refuse_stream_wait("hipStreamSynchronize", stream); });
 }
 
 VGPU_API hipError_t hipStreamQuery(hipStream_t stream) {
-  return guarded(__func__, [&] { return refuse_stream_wait("hipStreamQuery", stream); });
+  return with_error_handling(__func__,
+                             [&] { return refuse_stream_wait("hipStreamQuery", stream); });
 }
 
 VGPU_API hipError_t hipStreamWaitEvent(hipStream_t stream, hipEvent_t event, unsigned flags) {
-  return guarded(__func__, [&] { return wait_on(stream, event, flags); });
+  return with_error_handling(__func__, [&] { return wait_on(stream, event, flags); });
 }
 
 VGPU_API hipError_t hipStreamGetFlags(hipStream_t stream, unsigned* flags) {
-  return guarded(__func__, [&] {
+  return with_error_handling(__func__, [&] {
     return stream_field(stream, flags, 0u, [](const Stream& s) { return s.flags; });
   });
 }
 
 VGPU_API hipError_t hipStreamGetPriority(hipStream_t stream, int* priority) {
-  return guarded(__func__, [&] {
+  return with_error_handling(__func__, [&] {
     return stream_field(stream, priority, 0, [](const Stream& s) { return s.priority; });
   });
 }
 
 VGPU_API hipError_t hipStreamGetId(hipStream_t stream, unsigned long long* id) {
-  return guarded(__func__, [&] {
+  return with_error_handling(__func__, [&] {
     return stream_field(stream, id, 0ull,
                         [](const Stream& s) -> unsigned long long { return s.id; });
   });
 }
 
 VGPU_API hipError_t hipStreamGetDevice(hipStream_t stream, hipDevice_t* device) {
-  return guarded(__func__,
-                 [&] { return stream_field(stream, device, 0, [](const Stream&) { return 0; }); });
+  return with_error_handling(
+      __func__, [&] { return stream_field(stream, device, 0, [](const Stream&) { return 0; }); });
 }
 
 VGPU_API hipError_t hipStreamAttachMemAsync(hipStream_t stream, void*, size_t, unsigned) {
-  return guarded(__func__, [&] { return check_stream(stream); });
+  return with_error_handling(__func__, [&] { return check_stream(stream); });
 }
 
-// rocPRIM asks this way; an id, no code.
+// Used by rocPRIM; returns an id, not an error code.
 VGPU_API int hipGetStreamDeviceId(hipStream_t stream) {
   hipDevice_t device = -1;
   hipStreamGetDevice(stream, &device);
   return device;
 }
 
-// All earlier work is done, so the host function runs at once, on the calling thread.
+// All earlier work is complete, so the host function runs at once on the calling thread.
 VGPU_API hipError_t hipLaunchHostFunc(hipStream_t stream, hipHostFn_t function, void* user_data) {
-  return guarded(__func__, [&] {
+  return with_error_handling(__func__, [&] {
     if (!function) return fail(hipErrorInvalidValue, "hipLaunchHostFunc: function is null");
     return submit(stream, HostWork{{function, user_data}});
   });
@@ -205,7 +200,7 @@ VGPU_API hipError_t hipLaunchHostFunc(hipStream_t stream, hipHostFn_t function, 
 
 VGPU_API hipError_t hipStreamAddCallback(hipStream_t stream, hipStreamCallback_t callback,
                                          void* user_data, unsigned) {
-  return guarded(__func__, [&] {
+  return with_error_handling(__func__, [&] {
     if (!callback) return fail(hipErrorInvalidValue, "hipStreamAddCallback: callback is null");
     const hipError_t code = refuse_stream_wait("hipStreamAddCallback", stream);
     if (code == hipSuccess) callback(stream, hipSuccess, user_data);
@@ -214,50 +209,52 @@ VGPU_API hipError_t hipStreamAddCallback(hipStream_t stream, hipStreamCallback_t
 }
 
 VGPU_API hipError_t hipEventCreateWithFlags(hipEvent_t* event, unsigned flags) {
-  return guarded(__func__, [&] { return create_event(event, flags); });
+  return with_error_handling(__func__, [&] { return create_event(event, flags); });
 }
 
 VGPU_API hipError_t hipEventCreate(hipEvent_t* event) {
-  return guarded(__func__, [&] { return create_event(event, 0); });
+  return with_error_handling(__func__, [&] { return create_event(event, 0); });
 }
 
 VGPU_API hipError_t hipEventDestroy(hipEvent_t event) {
-  return guarded(__func__, [&] {
+  return with_error_handling(__func__, [&] {
     forget_event(event);
     return events().remove(event) ? hipSuccess : check_event(event);
   });
 }
 
 VGPU_API hipError_t hipEventRecord(hipEvent_t event, hipStream_t stream) {
-  return guarded(__func__, [&] { return record_on(event, stream, 0); });
+  return with_error_handling(__func__, [&] { return record_on(event, stream, 0); });
 }
 
 VGPU_API hipError_t hipEventRecordWithFlags(hipEvent_t event, hipStream_t stream, unsigned flags) {
-  return guarded(__func__, [&] { return record_on(event, stream, flags); });
+  return with_error_handling(__func__, [&] { return record_on(event, stream, flags); });
 }
 
 VGPU_API hipError_t hipEventSynchronize(hipEvent_t event) {
-  return guarded(__func__, [&] { return refuse_event_wait("hipEventSynchronize", event); });
+  return with_error_handling(__func__,
+                             [&] { return refuse_event_wait("hipEventSynchronize", event); });
 }
 
 VGPU_API hipError_t hipEventQuery(hipEvent_t event) {
-  return guarded(__func__, [&] { return refuse_event_wait("hipEventQuery", event); });
+  return with_error_handling(__func__, [&] { return refuse_event_wait("hipEventQuery", event); });
 }
 
 VGPU_API hipError_t hipEventElapsedTime(float* milliseconds, hipEvent_t start, hipEvent_t stop) {
-  return guarded(__func__, [&] {
+  return with_error_handling(__func__, [&] {
     if (!milliseconds) return fail(hipErrorInvalidValue, "hipEventElapsedTime: null pointer");
-    const auto first = event_or_fail(start), last = event_or_fail(stop);
-    if (!first || !last) return hipErrorInvalidHandle;
-    if (!first->recorded || !last->recorded || (first->flags | last->flags) & kEventDisableTiming) {
+    const auto begin = event_or_fail(start), end = event_or_fail(stop);
+    if (!begin || !end) return hipErrorInvalidHandle;
+    if (!begin->recorded || !end->recorded || (begin->flags | end->flags) & kEventDisableTiming) {
       return fail(hipErrorInvalidHandle,
                   "hipEventElapsedTime: both events must be recorded and have timing enabled");
     }
-    const u64 from = first->modelled_ps, to = last->modelled_ps;
-    const std::chrono::duration<float, std::milli> span = last->time.load() - first->time.load();
-    *milliseconds =
-        from && to ? static_cast<float>((static_cast<double>(to) - static_cast<double>(from)) / 1e9)
-                   : span.count();
+    const u64 begin_ps = begin->modelled_ps, end_ps = end->modelled_ps;
+    const std::chrono::duration<float, std::milli> span = end->time.load() - begin->time.load();
+    *milliseconds = begin_ps && end_ps
+                        ? static_cast<float>(
+                              (static_cast<double>(end_ps) - static_cast<double>(begin_ps)) / 1e9)
+                        : span.count();
     return hipSuccess;
   });
 }

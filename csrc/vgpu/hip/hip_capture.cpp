@@ -12,34 +12,34 @@ std::atomic<u32> g_capturing{0};
 
 namespace {
 
-using Key = const void*;  // a stream's handle, or what stands for hipStreamPerThread
+using Key = const void*;  // a stream handle, or the stand-in of hipStreamPerThread
 
 struct Capture {
   u64 id = 0;
   std::shared_ptr<Graph> graph;
-  bool is_borrowed = false;  // the graph was the caller's before
+  bool is_borrowed = false;  // the graph existed before the capture
   Key origin = nullptr;
   int mode = hipStreamCaptureModeGlobal;
   std::thread::id thread;
-  std::string broken;  // why it is invalid; empty while it is not
+  std::string broken;  // the reason why it is invalid; empty if valid
   struct Branch {
-    std::vector<Node*> needs;  // of the next node
-    bool is_blocking = true;   // waits for the null stream: not hipStreamNonBlocking
+    std::vector<Node*> needs;  // dependencies of the next node
+    bool is_blocking = true;   // synchronises with the null stream: not hipStreamNonBlocking
   };
   std::unordered_map<Key, Branch> streams;
   std::unordered_map<hipEvent_t, std::vector<Node*>> events;
 };
 
 std::vector<std::shared_ptr<Capture>>& captures() {
-  static auto* const all = new std::vector<std::shared_ptr<Capture>>;
-  return *all;
+  static auto* const captures = new std::vector<std::shared_ptr<Capture>>;
+  return *captures;
 }
 
 thread_local int t_mode = hipStreamCaptureModeGlobal;
 thread_local hipStream_t t_null_stream = nullptr;
 thread_local char t_per_thread;
 
-hipStream_t actual(hipStream_t stream) { return stream ? stream : t_null_stream; }
+hipStream_t resolve_stream(hipStream_t stream) { return stream ? stream : t_null_stream; }
 
 bool is_null_stream(hipStream_t stream) { return reinterpret_cast<u64>(stream) <= 1; }
 
@@ -61,10 +61,10 @@ std::shared_ptr<Capture> capture_with(hipEvent_t event) {
   return nullptr;
 }
 
-// The capture ends in an error, whose reason is what first went wrong.
-hipError_t break_capture(Capture& capture, hipError_t code, const std::string& why) {
-  if (capture.broken.empty()) capture.broken = why;
-  return fail(code, why, kLogAlways);
+// Invalidates the capture; the first reason is kept.
+hipError_t break_capture(Capture& capture, hipError_t code, const std::string& reason) {
+  if (capture.broken.empty()) capture.broken = reason;
+  return fail(code, reason, kLogAlways);
 }
 
 hipError_t is_broken(const Capture& capture) {
@@ -95,19 +95,19 @@ hipError_t check_null_stream(const std::string& call) {
   return hipSuccess;
 }
 
-void merge(std::vector<Node*>& to, const std::vector<Node*>& from) {
-  for (Node* node : from) {
-    if (!std::ranges::count(to, node)) to.push_back(node);
+void merge(std::vector<Node*>& dst, const std::vector<Node*>& src) {
+  for (Node* node : src) {
+    if (!std::ranges::count(dst, node)) dst.push_back(node);
   }
 }
 
-// Work of a stream that nothing leads from back to the stream where the capture began.
+// Returns whether all work of forked streams has been joined to the origin stream.
 bool is_joined(const Capture& capture) {
   const auto& home = capture.streams.at(capture.origin).needs;
   for (const auto& [key, branch] : capture.streams) {
-    for (const Node* last : branch.needs) {
+    for (const Node* tail : branch.needs) {
       const bool joined =
-          std::ranges::any_of(home, [last](const Node* node) { return depends_on(node, last); });
+          std::ranges::any_of(home, [tail](const Node* node) { return depends_on(node, tail); });
       if (!joined) return false;
     }
   }
@@ -118,7 +118,7 @@ bool is_joined(const Capture& capture) {
 
 hipError_t enter_stream(hipStream_t stream, bool& captured) {
   captured = false;
-  stream = actual(stream);
+  stream = resolve_stream(stream);
   const hipError_t code = check_stream(stream);
   if (code != hipSuccess || !any_capture()) return code;
   std::lock_guard lock(graph_mutex());
@@ -132,7 +132,7 @@ hipError_t enter_stream(hipStream_t stream, bool& captured) {
 
 hipError_t capture(hipStream_t stream, Work work) {
   std::lock_guard lock(graph_mutex());
-  const Key key = key_of(actual(stream));
+  const Key key = key_of(resolve_stream(stream));
   const auto capture = capture_of(key);
   if (!capture) return fail(hipErrorIllegalState, "the stream's capture has ended");
   auto& needs = capture->streams[key].needs;
@@ -158,43 +158,44 @@ hipError_t record_on(hipEvent_t event, hipStream_t stream, unsigned flags) {
   forget_event(event);
   if (!captured) return record_event(event);
   std::lock_guard lock(graph_mutex());
-  const Key key = key_of(actual(stream));
+  const Key key = key_of(resolve_stream(stream));
   const auto capture = capture_of(key);
-  if (!capture) return record_event(event);  // another thread has ended it meanwhile
+  if (!capture) return record_event(event);  // another thread has ended the capture
   capture->events[event] = capture->streams[key].needs;
   return hipSuccess;
 }
 
 hipError_t wait_on(hipStream_t stream, hipEvent_t event, unsigned flags) {
   std::lock_guard lock(graph_mutex());
-  const auto theirs = any_capture() ? capture_with(event) : nullptr;
+  const auto event_capture = any_capture() ? capture_with(event) : nullptr;
   bool captured = false;
   hipError_t code = enter_stream(stream, captured);
   if (code == hipSuccess) code = check_event(event);
   if (code != hipSuccess) return code;
-  stream = actual(stream);
-  if (theirs && !theirs->broken.empty()) return is_broken(*theirs);
-  if (!captured && !theirs) return hipSuccess;
+  stream = resolve_stream(stream);
+  if (event_capture && !event_capture->broken.empty()) return is_broken(*event_capture);
+  if (!captured && !event_capture) return hipSuccess;
   const Key key = key_of(stream);
   if (!captured) {
     if (is_null_stream(stream)) {
-      return break_capture(*theirs, hipErrorStreamCaptureImplicit,
+      return break_capture(*event_capture, hipErrorStreamCaptureImplicit,
                            "the null stream waits for an event of a capture, and cannot join it");
     }
-    join_stream(*theirs, stream, theirs->events[event]);
+    join_stream(*event_capture, stream, event_capture->events[event]);
     return hipSuccess;
   }
-  const auto own = capture_of(key);
-  if (theirs == own) {
-    merge(own->streams[key].needs, own->events[event]);
-  } else if (theirs) {
-    break_capture(*theirs, hipErrorStreamCaptureMerge, "another capture waits for its event");
-    return break_capture(*own, hipErrorStreamCaptureMerge,
+  const auto own_capture = capture_of(key);
+  if (event_capture == own_capture) {
+    merge(own_capture->streams[key].needs, own_capture->events[event]);
+  } else if (event_capture) {
+    break_capture(*event_capture, hipErrorStreamCaptureMerge,
+                  "another capture waits for its event");
+    return break_capture(*own_capture, hipErrorStreamCaptureMerge,
                          "the stream waits for an event of another capture");
   } else if (flags & hipEventWaitExternal) {
     return capture(stream, WaitWork{event});
   } else if (is_recorded(event)) {
-    return break_capture(*own, hipErrorStreamCaptureIsolation,
+    return break_capture(*own_capture, hipErrorStreamCaptureIsolation,
                          "the captured stream waits for an event that was recorded outside of the "
                          "capture");
   }
@@ -204,7 +205,7 @@ hipError_t wait_on(hipStream_t stream, hipEvent_t event, unsigned flags) {
 // ------------------------------------------------------------------------------ memory
 
 hipError_t capture_malloc(void** pointer, size_t size, hipStream_t stream) {
-  if (!*pointer) return hipSuccess;  // of no bytes
+  if (!*pointer) return hipSuccess;  // size 0
   const auto block = Allocations::instance().find(reinterpret_cast<u64>(*pointer));
   if (!block) return fail(hipErrorInvalidValue, "hipMallocAsync: " + std::to_string(size));
   return capture(stream, AllocWork{std::make_shared<GraphBlock>(*pointer, block->id)});
@@ -212,28 +213,38 @@ hipError_t capture_malloc(void** pointer, size_t size, hipStream_t stream) {
 
 hipError_t capture_free(void* pointer, hipStream_t stream) {
   std::lock_guard lock(graph_mutex());
-  const auto own = capture_of(key_of(actual(stream)));
-  if (!own) return fail(hipErrorIllegalState, "the stream's capture has ended");
-  for (const auto& node : own->graph->nodes) {
-    const auto* made = std::get_if<AllocWork>(&node->work);
-    if (made && made->block->base == pointer) return capture(stream, FreeWork{pointer});
+  const auto own_capture = capture_of(key_of(resolve_stream(stream)));
+  if (!own_capture) return fail(hipErrorIllegalState, "the stream's capture has ended");
+  for (const auto& node : own_capture->graph->nodes) {
+    const auto* allocation = std::get_if<AllocWork>(&node->work);
+    if (allocation && allocation->block->base == pointer) return capture(stream, FreeWork{pointer});
   }
-  return break_capture(*own, hipErrorInvalidValue,
+  return break_capture(*own_capture, hipErrorInvalidValue,
                        "hipFreeAsync in a capture of memory that was not allocated in it");
 }
 
-// ------------------------------------------------------------------------------ refusals
+// ------------------------------------------------------------------------------ forbidden calls
+
+// Fails and invalidates all captures, if there are any.
+static hipError_t break_all_captures(const char* call, hipError_t code, const char* reason) {
+  if (!any_capture()) return hipSuccess;
+  std::lock_guard lock(graph_mutex());
+  for (const auto& capture : captures()) {
+    break_capture(*capture, code, std::string(call) + " while a stream is captured: " + reason);
+  }
+  return code;
+}
 
 hipError_t refuse_unsafe(const char* call) {
   if (!any_capture() || t_mode == hipStreamCaptureModeRelaxed) return hipSuccess;
   std::lock_guard lock(graph_mutex());
   hipError_t code = hipSuccess;
   for (const auto& capture : captures()) {
-    const bool is_mine = capture->thread == std::this_thread::get_id() &&
-                         capture->mode != hipStreamCaptureModeRelaxed;
+    const bool is_of_this_thread = capture->thread == std::this_thread::get_id() &&
+                                   capture->mode != hipStreamCaptureModeRelaxed;
     const bool is_global =
         t_mode == hipStreamCaptureModeGlobal && capture->mode == hipStreamCaptureModeGlobal;
-    if (!is_mine && !is_global) continue;
+    if (!is_of_this_thread && !is_global) continue;
     code = break_capture(*capture, hipErrorStreamCaptureUnsupported,
                          std::string(call) +
                              " while a stream is captured: call it before, or begin the capture "
@@ -243,25 +254,13 @@ hipError_t refuse_unsafe(const char* call) {
 }
 
 hipError_t refuse_implicit(const char* call) {
-  if (!any_capture()) return hipSuccess;
-  std::lock_guard lock(graph_mutex());
-  for (const auto& capture : captures()) {
-    break_capture(*capture, hipErrorStreamCaptureImplicit,
-                  std::string(call) +
-                      " while a stream is captured: it works on the null stream; "
-                      "use its asynchronous form on the captured stream");
-  }
-  return hipErrorStreamCaptureImplicit;
+  return break_all_captures(call, hipErrorStreamCaptureImplicit,
+                            "it works on the null stream; use its asynchronous form on the "
+                            "captured stream");
 }
 
 hipError_t refuse_device_wait(const char* call) {
-  if (!any_capture()) return hipSuccess;
-  std::lock_guard lock(graph_mutex());
-  for (const auto& capture : captures()) {
-    break_capture(*capture, hipErrorStreamCaptureUnsupported,
-                  std::string(call) + " while a stream is captured: its work has not run");
-  }
-  return hipErrorStreamCaptureUnsupported;
+  return break_all_captures(call, hipErrorStreamCaptureUnsupported, "its work has not run");
 }
 
 hipError_t refuse_stream_wait(const char* call, hipStream_t stream) {
@@ -269,7 +268,7 @@ hipError_t refuse_stream_wait(const char* call, hipStream_t stream) {
   const hipError_t code = enter_stream(stream, captured);
   if (code != hipSuccess || !captured) return code;
   std::lock_guard lock(graph_mutex());
-  const auto capture = capture_of(key_of(actual(stream)));
+  const auto capture = capture_of(key_of(resolve_stream(stream)));
   if (!capture) return hipSuccess;
   return break_capture(*capture, hipErrorStreamCaptureUnsupported,
                        std::string(call) + " of a stream that is captured: its work has not run");
@@ -285,7 +284,7 @@ hipError_t refuse_event_wait(const char* call, hipEvent_t event) {
                        std::string(call) + " of an event that was recorded in a capture");
 }
 
-// ------------------------------------------------------------------------------ what ends
+// ------------------------------------------------------------------------------ destroyed objects
 
 void forget_stream(hipStream_t stream) {
   if (t_null_stream == stream) t_null_stream = nullptr;
@@ -311,10 +310,10 @@ void forget_event(hipEvent_t event) {
 }
 
 void forget_node(const Node* node) {
-  const auto is_it = [node](const Node* other) { return other == node; };
+  const auto matches = [node](const Node* candidate) { return candidate == node; };
   for (const auto& capture : captures()) {
-    for (auto& [key, branch] : capture->streams) std::erase_if(branch.needs, is_it);
-    for (auto& [event, needs] : capture->events) std::erase_if(needs, is_it);
+    for (auto& [key, branch] : capture->streams) std::erase_if(branch.needs, matches);
+    for (auto& [event, needs] : capture->events) std::erase_if(needs, matches);
   }
 }
 
@@ -388,7 +387,7 @@ hipError_t capture_info(hipStream_t stream, CaptureInfo& info) {
   const hipError_t code = check_stream(stream);
   if (code != hipSuccess || !any_capture()) return code;
   std::lock_guard lock(graph_mutex());
-  if (is_null_stream(stream)) {  // a question breaks no capture
+  if (is_null_stream(stream)) {  // a query invalidates no capture
     const bool waits = std::ranges::any_of(captures(), [](const auto& capture) {
       return std::ranges::any_of(capture->streams,
                                  [](const auto& entry) { return entry.second.is_blocking; });
@@ -433,10 +432,10 @@ int exchange_capture_mode(int mode) { return std::exchange(t_mode, mode); }
 
 }  // namespace vgpu
 
-// On the calling thread the null stream is this one from now on; null: itself. For those who
-// capture what launches on the null stream, as all work of CPU tensors does.
+// Replaces the null stream of the calling thread by `stream`; null restores it. For capturing work
+// launched on the null stream, as all work of CPU tensors is.
 VGPU_API hipError_t rfops_vgpu_set_null_stream(hipStream_t stream) {
-  return vgpu::guarded(__func__, [&] {
+  return vgpu::with_error_handling(__func__, [&] {
     const hipError_t code = vgpu::check_stream(stream);
     if (code == hipSuccess) vgpu::t_null_stream = stream;
     return code;

@@ -1,4 +1,4 @@
-// Error codes: names, texts, and the last error of each thread.
+// Error codes: names, texts, and each thread's last error.
 #include "vgpu/hip/hip_internal.h"
 #include "vgpu/hip/hip_versions.h"  // not for this file: see there
 
@@ -102,9 +102,9 @@ hipError_t check_ordinal(int device) {
 using namespace vgpu;
 
 VGPU_API hipError_t hipGetLastError() {
-  const hipError_t last = t_last_error;
+  const hipError_t previous = t_last_error;
   t_last_error = hipSuccess;
-  return last;
+  return previous;
 }
 
 VGPU_API hipError_t hipPeekAtLastError() { return t_last_error; }
@@ -127,6 +127,6 @@ VGPU_API hipError_t hipDrvGetErrorName(hipError_t code, const char** name) {
   return row_of(code).code == code ? hipSuccess : hipErrorInvalidValue;
 }
 
-// The full text of the calling thread's latest failure: which kernel, instruction, address. HIP has
-// no call for it. Valid until the thread's next failure; "" where none failed yet.
+// Returns the full text of the calling thread's latest failure: kernel, instruction, address. HIP
+// has no such call. Valid until the thread's next failure; "" before the first.
 VGPU_API const char* rfops_vgpu_last_error() { return error_text().c_str(); }

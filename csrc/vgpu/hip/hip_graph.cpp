@@ -12,22 +12,22 @@ namespace vgpu {
 namespace {
 
 template <class T>
-bool erase_one(std::vector<T>& from, const T& what) {
-  const auto found = std::find(from.begin(), from.end(), what);
-  if (found == from.end()) return false;
-  from.erase(found);
+bool erase_one(std::vector<T>& list, const T& value) {
+  const auto it = std::find(list.begin(), list.end(), value);
+  if (it == list.end()) return false;
+  list.erase(it);
   return true;
 }
 
 template <class T, class Handle>
 std::shared_ptr<T> live_or_fail(const HandleTable<T>& table, Handle handle, const char* type) {
-  auto object = table.get(handle);
+  auto object = table.lookup(handle);
   if (!object) fail(hipErrorInvalidValue, std::string("unknown or destroyed ") + type);
   return object;
 }
 
-// How each kind of work is run. Waits order streams, and what is replayed is in order as it is;
-// the memory of allocations is there as long as the graph.
+// Executes one node's work, by type. Stream waits need no action, because replay is in order;
+// memory of allocation nodes exists as long as the graph.
 struct Runner {
   hipError_t operator()(const KernelWork& work) const { return run_kernel(work); }
   hipError_t operator()(const CopyWork& work) const { return copy_volume(work.params); }
@@ -73,16 +73,16 @@ hipGraphNodeType type_of(const Work& work) {
 
 hipError_t run_work(const Work& work) { return std::visit(Runner{}, work); }
 
-CopyWork copy_work(void* to, const void* from, size_t size, hipMemcpyKind kind) {
-  return {{.srcPtr = {const_cast<void*>(from), size, size, 1},
-           .dstPtr = {to, size, size, 1},
+CopyWork copy_work(void* dst, const void* src, size_t size, hipMemcpyKind kind) {
+  return {{.srcPtr = {const_cast<void*>(src), size, size, 1},
+           .dstPtr = {dst, size, size, 1},
            .extent = {size, 1, 1},
            .kind = kind}};
 }
 
-FillWork fill_work(void* to, size_t pitch, unsigned value, unsigned element, size_t width,
+FillWork fill_work(void* dst, size_t pitch, unsigned value, unsigned element, size_t width,
                    size_t height) {
-  return {{to, element, height, pitch, value, width}};
+  return {{dst, element, height, pitch, value, width}};
 }
 
 // ------------------------------------------------------------------------------ structure
@@ -92,20 +92,9 @@ std::recursive_mutex& graph_mutex() {
   return *mutex;
 }
 
-HandleTable<Graph>& graphs() {
-  static auto* const table = new HandleTable<Graph>;
-  return *table;
-}
-
-HandleTable<Node>& nodes() {
-  static auto* const table = new HandleTable<Node>;
-  return *table;
-}
-
-HandleTable<GraphExec>& execs() {
-  static auto* const table = new HandleTable<GraphExec>;
-  return *table;
-}
+HandleTable<Graph>& graphs() { return handle_table<Graph>(); }
+HandleTable<Node>& nodes() { return handle_table<Node>(); }
+HandleTable<GraphExec>& execs() { return handle_table<GraphExec>(); }
 
 std::shared_ptr<Graph> graph_or_fail(hipGraph_t handle) {
   return live_or_fail(graphs(), handle, "hipGraph_t");
@@ -120,39 +109,39 @@ std::shared_ptr<GraphExec> exec_or_fail(hipGraphExec_t handle) {
 }
 
 hipError_t read_nodes(const Graph& graph, const hipGraphNode_t* handles, size_t count,
-                      std::vector<Node*>& to) {
+                      std::vector<Node*>& nodes_out) {
   if (count && !handles) return fail(hipErrorInvalidValue, "graph: the list of nodes is null");
   for (size_t i = 0; i < count; ++i) {
-    const auto node = nodes().get(handles[i]);
-    if (!node || node->graph != &graph || std::ranges::count(to, node.get())) {
+    const auto node = nodes().lookup(handles[i]);
+    if (!node || node->graph != &graph || std::ranges::count(nodes_out, node.get())) {
       return fail(hipErrorInvalidValue, "graph: dependency " + std::to_string(i) +
                                             " is named twice or is no node of this graph");
     }
-    to.push_back(node.get());
+    nodes_out.push_back(node.get());
   }
   return hipSuccess;
 }
 
-bool add_edge(Node* from, Node* to) {
-  if (std::ranges::count(to->needs, from)) return false;
-  to->needs.push_back(from);
-  from->feeds.push_back(to);
+bool add_edge(Node* source, Node* target) {
+  if (std::ranges::count(target->needs, source)) return false;
+  target->needs.push_back(source);
+  source->feeds.push_back(target);
   return true;
 }
 
-bool remove_edge(Node* from, Node* to) {
-  return erase_one(to->needs, from) && erase_one(from->feeds, to);
+bool remove_edge(Node* source, Node* target) {
+  return erase_one(target->needs, source) && erase_one(source->feeds, target);
 }
 
-bool depends_on(const Node* node, const Node* on) {
+bool depends_on(const Node* node, const Node* ancestor) {
   std::vector<const Node*> open{node};
-  std::unordered_set<const Node*> seen{node};
+  std::unordered_set<const Node*> visited{node};
   while (!open.empty()) {
-    const Node* at = open.back();
+    const Node* current = open.back();
     open.pop_back();
-    if (at == on) return true;
-    for (const Node* need : at->needs) {
-      if (seen.insert(need).second) open.push_back(need);
+    if (current == ancestor) return true;
+    for (const Node* need : current->needs) {
+      if (visited.insert(need).second) open.push_back(need);
     }
   }
   return false;
@@ -174,8 +163,8 @@ Node* Graph::add(Work work, std::span<Node* const> needs) {
   node->work = std::move(work);
   node->id = node->origin = next_id++;
   if (auto* child = std::get_if<ChildWork>(&node->work)) {
-    child->graph->is_part = true;
-    graphs().add(child->graph);  // hipGraphChildGraphNodeGetGraph hands it out
+    child->graph->is_owned = true;
+    graphs().add(child->graph);  // returned by hipGraphChildGraphNodeGetGraph
   }
   nodes.push_back(node);
   for (Node* need : needs) add_edge(need, node.get());
@@ -188,7 +177,7 @@ void Graph::remove(Node* node) {
   forget_node(node);
   if (const auto* child = std::get_if<ChildWork>(&node->work)) graphs().remove(child->graph.get());
   vgpu::nodes().remove(node);
-  std::erase_if(nodes, [node](const auto& own) { return own.get() == node; });
+  std::erase_if(nodes, [node](const auto& candidate) { return candidate.get() == node; });
 }
 
 std::shared_ptr<Graph> Graph::clone() const {
@@ -213,14 +202,14 @@ Node* Graph::clone_of(u64 id) const {
     if (node->origin == id) return node.get();
     const auto* child = std::get_if<ChildWork>(&node->work);
     if (!child) continue;
-    if (Node* found = child->graph->clone_of(id)) return found;
+    if (Node* twin = child->graph->clone_of(id)) return twin;
   }
   return nullptr;
 }
 
 bool Graph::order(std::vector<Node*>& ordered) const {
-  const auto later = [](const Node* a, const Node* b) { return a->id > b->id; };
-  std::priority_queue<Node*, std::vector<Node*>, decltype(later)> ready(later);
+  const auto is_later = [](const Node* a, const Node* b) { return a->id > b->id; };
+  std::priority_queue<Node*, std::vector<Node*>, decltype(is_later)> ready(is_later);
   std::unordered_map<const Node*, size_t> missing;
   for (const auto& node : nodes) {
     missing[node.get()] = node->needs.size();

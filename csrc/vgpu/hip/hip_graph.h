@@ -1,7 +1,7 @@
-// Graphs: work that was recorded, by calls or from streams under capture, to be run as a whole.
+// Graphs: work recorded by calls or by stream capture, executed as a whole.
 //
-// A graph's nodes run one after the other, in an order that depends on nothing but the graph: of
-// those that are ready, the one that was added first.
+// The nodes of a graph run sequentially in an order that depends only on the graph: of the ready
+// nodes, the one that was added first.
 #pragma once
 
 #include <span>
@@ -13,10 +13,11 @@ namespace vgpu {
 
 struct Graph;
 
-// Memory of hipMallocAsync under capture: it has its address at once, and lives with the graph.
+// Memory of hipMallocAsync under capture: its address is fixed at capture, its lifetime is that of
+// the graph.
 struct GraphBlock {
   void* base = nullptr;
-  u64 id = 0;  // of the allocation, so that nobody else's at this address is freed
+  u64 id = 0;  // allocation id: guards against freeing a later block at this address
   GraphBlock(void* base, u64 id) : base(base), id(id) {}
   GraphBlock(const GraphBlock&) = delete;
   GraphBlock& operator=(const GraphBlock&) = delete;
@@ -34,7 +35,7 @@ struct HostWork {
   hipHostNodeParams params;
 };
 struct ChildWork {
-  std::shared_ptr<Graph> graph;  // the node's own
+  std::shared_ptr<Graph> graph;  // owned by the node
 };
 struct RecordWork {
   hipEvent_t event;
@@ -53,22 +54,22 @@ using Work = std::variant<EmptyWork, KernelWork, CopyWork, FillWork, HostWork, C
 
 hipGraphNodeType type_of(const Work& work);
 hipError_t run_work(const Work& work);
-CopyWork copy_work(void* to, const void* from, size_t size, hipMemcpyKind kind);
-FillWork fill_work(void* to, size_t pitch, unsigned value, unsigned element, size_t width,
+CopyWork copy_work(void* dst, const void* src, size_t size, hipMemcpyKind kind);
+FillWork fill_work(void* dst, size_t pitch, unsigned value, unsigned element, size_t width,
                    size_t height);
 
 struct Node {
   Graph* graph = nullptr;
   Work work;
-  u64 id = 0, origin = 0;  // its own, never reused; the id of the node that it is a clone of
+  u64 id = 0, origin = 0;  // unique; id of the node that it was cloned from
   bool enabled = true;
-  std::vector<Node*> needs, feeds;   // the edges to it and from it
-  std::vector<void*> kernel_params;  // what hipGraphKernelNodeGetParams points to
+  std::vector<Node*> needs, feeds;   // incoming and outgoing edges
+  std::vector<void*> kernel_params;  // returned by hipGraphKernelNodeGetParams
 };
 
 struct Graph {
   std::vector<std::shared_ptr<Node>> nodes;
-  bool is_part = false;  // of a node or of an executable graph, which destroys it
+  bool is_owned = false;  // owned by a node or by an executable graph
 
   Graph() = default;
   Graph(const Graph&) = delete;
@@ -77,25 +78,25 @@ struct Graph {
 
   Node* add(Work work, std::span<Node* const> needs);
   void remove(Node* node);
-  std::shared_ptr<Graph> clone() const;  // with the graphs of child nodes
-  Node* clone_of(u64 id) const;          // the node whose origin that is, or null
-  // All nodes, each after those that it needs; false where they form a circle.
+  std::shared_ptr<Graph> clone() const;  // including the graphs of child nodes
+  Node* clone_of(u64 id) const;          // the node with this origin, or null
+  // Returns all nodes in topological order; false if there is a cycle.
   bool order(std::vector<Node*>& nodes) const;
 };
 
-bool depends_on(const Node* node, const Node* on);  // or is the same
-bool add_edge(Node* from, Node* to);                // false: it is there
-bool remove_edge(Node* from, Node* to);
+bool depends_on(const Node* node, const Node* ancestor);  // also true if they are equal
+bool add_edge(Node* source, Node* target);                // false: the edge exists already
+bool remove_edge(Node* source, Node* target);
 
 struct GraphExec {
   std::shared_ptr<Graph> graph;
-  std::vector<Node*> plan;  // in order, child graphs' nodes in their place
+  std::vector<Node*> plan;  // topological order, child graphs inlined
   unsigned long long flags = 0;
-  bool make_plan();  // false: a circle
+  bool make_plan();  // false: there is a cycle
   hipError_t run() const;
 };
 
-// HIP's calls on graphs, and what captures record, take turns.
+// Serialises HIP's graph functions and recording by captures.
 std::recursive_mutex& graph_mutex();
 HandleTable<Graph>& graphs();
 HandleTable<Node>& nodes();
@@ -106,9 +107,9 @@ std::shared_ptr<Graph> graph_or_fail(hipGraph_t handle);
 std::shared_ptr<Node> node_or_fail(hipGraphNode_t handle);
 std::shared_ptr<GraphExec> exec_or_fail(hipGraphExec_t handle);
 
-// The nodes of handles, which must be different ones of `graph`.
+// Resolves handles, which must be distinct nodes of `graph`.
 hipError_t read_nodes(const Graph& graph, const hipGraphNode_t* handles, size_t count,
-                      std::vector<Node*>& to);
+                      std::vector<Node*>& nodes_out);
 
 inline hipGraphNode_t handle_of(Node* node) { return reinterpret_cast<hipGraphNode_t>(node); }
 

@@ -1,4 +1,4 @@
-// What the files of the HIP interface (hip_api_*.cpp) share: failing, handles, launching.
+// Shared by the files of the HIP interface (hip_api_*.cpp): errors, handles, launches.
 #pragma once
 
 #include <exception>
@@ -22,9 +22,9 @@ inline constexpr int kLogAlways = 1, kLogVerbose = 2;  // levels of log_line
 // Records `code` as the thread's last error and `text` as its reason, logs it, and returns `code`.
 hipError_t fail(hipError_t code, std::string text, int level = kLogVerbose);
 
-// Runs an entry point's body: no exception leaves through the C interface.
+// Runs an entry point's body; converts exceptions to error codes at the C interface.
 template <class Body>
-hipError_t guarded(const char* function, Body&& body) noexcept {
+hipError_t with_error_handling(const char* function, Body&& body) noexcept {
   try {
     return body();
   } catch (const std::bad_alloc&) {
@@ -36,13 +36,13 @@ hipError_t guarded(const char* function, Body&& body) noexcept {
   }
 }
 
-// The device, or null after fail(): RFOPS_VGPU_ARCH names none.
+// Returns the device, or null after fail() if RFOPS_VGPU_ARCH is invalid.
 const DeviceInfo* device_or_fail();
 
-// A device ordinal; there is one device.
+// Checks a device ordinal; there is one device.
 hipError_t check_ordinal(int device);
 
-// Live objects by the address that HIP callers hold: a stale or foreign handle is an error text.
+// Live objects by handle address: a stale or foreign handle gives an error text.
 template <class T>
 class HandleTable {
  public:
@@ -52,17 +52,17 @@ class HandleTable {
     live_[handle] = std::move(object);
     return handle;
   }
-  std::shared_ptr<T> get(const void* handle) const {
+  std::shared_ptr<T> lookup(const void* handle) const {
     std::shared_lock lock(mutex_);
-    const auto found = live_.find(handle);
-    return found == live_.end() ? nullptr : found->second;
+    const auto it = live_.find(handle);
+    return it == live_.end() ? nullptr : it->second;
   }
   std::shared_ptr<T> remove(const void* handle) {
     std::unique_lock lock(mutex_);
-    const auto found = live_.find(handle);
-    if (found == live_.end()) return nullptr;
-    auto object = std::move(found->second);
-    live_.erase(found);
+    const auto it = live_.find(handle);
+    if (it == live_.end()) return nullptr;
+    auto object = std::move(it->second);
+    live_.erase(it);
     return object;
   }
 
@@ -71,14 +71,21 @@ class HandleTable {
   std::unordered_map<const void*, std::shared_ptr<T>> live_;
 };
 
-// The shape of a launch, from which hidden arguments are filled.
+// Never destroyed, because exit handlers may use it.
+template <class T>
+HandleTable<T>& handle_table() {
+  static auto* const table = new HandleTable<T>;
+  return *table;
+}
+
+// The shape of a launch; hidden arguments are filled from it.
 struct LaunchShape {
   u32 grid[3];   // workgroups
   u32 block[3];  // lanes
   u32 dynamic_lds;
 };
 
-// Where the bytes of a kernel's arguments go, taken once from its metadata.
+// The layout of a kernel's arguments, computed once from its metadata.
 struct ArgPlan {
   struct Explicit {
     u32 offset, size;
@@ -101,9 +108,9 @@ class Module {
  public:
   explicit Module(std::unique_ptr<CodeObject> object) : object_(std::move(object)) {}
   const CodeObject& object() const { return *object_; }
-  // The handle of a kernel, made on first request. Null where the module has none of this name.
+  // Returns the handle of a kernel, created at first use; null if the module has none of this name.
   static Function* function(const std::shared_ptr<Module>& self, const std::string& name);
-  void retire_functions();  // their handles become invalid
+  void retire_functions();  // invalidates their handles
 
  private:
   std::unique_ptr<CodeObject> object_;
@@ -112,17 +119,18 @@ class Module {
 };
 
 HandleTable<Module>& modules();
-HandleTable<Function>& functions();  // each keeps its module alive while it is looked at
+HandleTable<Function>& functions();  // each function keeps its module alive while in use
 
 // Loads for the current device; `size` 0: unknown. Null after fail().
 std::shared_ptr<Module> load_module(const void* image, u64 size, hipError_t& code);
 
-// A stub of hipcc's host code (the address of the kernel's host function), or a hipFunction_t.
+// Accepts a stub of hipcc's host code (the address of the kernel's host function), or a
+// hipFunction_t.
 std::shared_ptr<Function> resolve_function(const void* function);
 
-// Null, or one of the two built-in handles, or a stream that lives.
+// Accepts null, a built-in handle, or a live stream.
 hipError_t check_stream(hipStream_t stream);
-unsigned stream_flags(hipStream_t stream);  // 0 for the built-in ones
+unsigned stream_flags(hipStream_t stream);  // 0 for the built-in handles
 
 struct LaunchRequest {
   const Function* function = nullptr;
@@ -131,32 +139,32 @@ struct LaunchRequest {
   void** params = nullptr;
   void** extra = nullptr;
   bool cooperative = false;
-  // The runtime's launches (<<<>>>, hipExt) call a bad shape hipErrorInvalidConfiguration, the
-  // module interface hipErrorInvalidValue.
+  // Error code of an invalid shape: hipErrorInvalidConfiguration for the runtime's launches
+  // (<<<>>>, hipExt), hipErrorInvalidValue for the module interface.
   hipError_t bad_shape = hipErrorInvalidValue;
 };
 hipError_t launch(const LaunchRequest& request);
 
-// A launch that has passed its checks, with its arguments as they were then.
+// A launch that has passed its checks, with a copy of its arguments.
 struct KernelWork {
-  std::shared_ptr<Function> function;  // keeps its module
-  void* handle = nullptr;              // what the caller called it by
+  std::shared_ptr<Function> function;  // keeps its module alive
+  void* handle = nullptr;              // the handle that the caller used
   LaunchShape shape{};
   std::vector<u8> args;
 };
 hipError_t record_launch(const LaunchRequest& request, KernelWork& work);
 hipError_t run_kernel(const KernelWork& work);
 
-// Launches on a stream: now, or into the graph that the stream is captured into.
+// Launches on a stream, or records the launch if the stream is captured.
 hipError_t launch_on(hipStream_t stream, const std::shared_ptr<Function>& function, void* handle,
                      LaunchRequest& request);
 
-// hipMemcpy with its checks, in three dimensions, and fills in two.
-hipError_t copy_memory(void* to, const void* from, size_t size, hipMemcpyKind kind);
+// hipMemcpy with its checks, in three dimensions, and two-dimensional fills.
+hipError_t copy_memory(void* dst, const void* src, size_t size, hipMemcpyKind kind);
 hipError_t copy_volume(const hipMemcpy3DParms& params);
 hipError_t fill_plane(const hipMemsetParams& params);
 
-// Ends of a timed launch; null handles are no events.
+// Records the start and stop of a timed launch; null handles are ignored.
 hipError_t record_event(hipEvent_t event);
 hipError_t check_event(hipEvent_t event);
 bool is_recorded(hipEvent_t event);

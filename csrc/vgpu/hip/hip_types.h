@@ -1,7 +1,7 @@
-// The types and numbers of HIP's C interface (ROCm 6 and 7) that this library speaks.
+// Types and constants of HIP's C interface (ROCm 6 and 7) that this library implements.
 //
-// Only facts of the binary interface: names, values, field order and sizes. Names follow HIP, not
-// this code's style, so that a reader can search for them.
+// Only properties of the binary interface: names, values, field order and sizes. Names follow HIP,
+// not this project's style, so that they can be searched for.
 #pragma once
 
 #include <cstddef>
@@ -141,7 +141,7 @@ struct HIP_LAUNCH_CONFIG {
 };
 static_assert(sizeof(HIP_LAUNCH_CONFIG) == 56);
 
-// The `extra` form of kernel arguments: a list of (key, value), ended by END.
+// Keys of the `extra` form of kernel arguments: a list of (key, value) terminated by END.
 inline void* const HIP_LAUNCH_PARAM_BUFFER_POINTER = reinterpret_cast<void*>(1);
 inline void* const HIP_LAUNCH_PARAM_BUFFER_SIZE = reinterpret_cast<void*>(2);
 inline void* const HIP_LAUNCH_PARAM_END = reinterpret_cast<void*>(3);

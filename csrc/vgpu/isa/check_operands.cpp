@@ -33,7 +33,7 @@ struct Builder {
     source(inst.src[s], dwords_of(inst.src[s].type), role);
   }
 
-  // What no operand names. EXEC is not among the registers that are followed.
+  // Adds operands that the encoding does not name. EXEC is not among the tracked registers.
   void implicit() {
     if (op.effects & kReadsVcc) out.sreads.add(kVccLo, 2);
     if (op.effects & kReadsM0 || out.lds_dma) out.sreads.add(kM0, 1, Role::kAddress);
@@ -44,7 +44,7 @@ struct Builder {
 
   void scalar() {
     const Role role = op.flow == Flow::kIndirect ? Role::kAddress : Role::kSource;
-    const bool bits = op.syntax == Syntax::kIndexMode;  // the second field is no operand
+    const bool bits = op.syntax == Syntax::kIndexMode;  // the second field is an immediate
     if (op.src[0] != Type::kNone) source(0, role);
     if (op.src[1] != Type::kNone && !bits) source(1, role);
     const u32 dwords = dwords_of(op.dst);
@@ -54,7 +54,7 @@ struct Builder {
 
   void smem() {
     out.queue = Queue::kScalar;
-    const bool has_address = op.src[0] != Type::kNone;  // not that of a clock
+    const bool has_address = op.src[0] != Type::kNone;  // false for s_memtime and s_memrealtime
     if (has_address) out.sreads.add(inst.saddr, dwords_of(op.src[0]), Role::kAddress);
     if (has_address && inst.soffset_en) source(inst.src[0], 1, Role::kAddress);
     const u32 data = dwords_of(op.src[1]);
@@ -112,7 +112,8 @@ struct Builder {
     out.queue = Queue::kLds;
     out.signals = out.atomic;
     if (op.src[0] != Type::kNone) {
-      const bool data = out.spread == Spread::kCrossbar && op.src[1] == Type::kNone;  // ds_swizzle
+      // Ds_swizzle has data in the address field.
+      const bool data = out.spread == Spread::kCrossbar && op.src[1] == Type::kNone;
       out.vreads.add(inst.addr, 1, data ? Role::kSource : Role::kAddress);
     }
     out.vreads.add(inst.data0, dwords_of(op.src[1]));
@@ -146,19 +147,19 @@ struct Builder {
   }
 };
 
-void collect_sets(Operands& all, u32 accum_offset) {
+void collect_sets(Operands& operands, u32 accum_offset) {
   const auto vectors = [&](const RegRange& range) {
     for (u32 reg = range.first; reg < u32{range.first} + range.count; ++reg) {
-      all.vectors.add(reg < 256 ? reg : accum_offset + reg - 256);
+      operands.vectors.add(reg < 256 ? reg : accum_offset + reg - 256);
     }
   };
   const auto scalars = [&](const RegRange& range) {
-    for (u32 r = 0; r < range.count; ++r) all.scalars.add((range.first + r) & 127);
+    for (u32 r = 0; r < range.count; ++r) operands.scalars.add((range.first + r) & 127);
   };
-  for (const RegRange& range : all.vreads) vectors(range);
-  for (const RegRange& range : all.vwrites) vectors(range);
-  for (const RegRange& range : all.sreads) scalars(range);
-  for (const RegRange& range : all.swrites) scalars(range);
+  for (const RegRange& range : operands.vreads) vectors(range);
+  for (const RegRange& range : operands.vwrites) vectors(range);
+  for (const RegRange& range : operands.sreads) scalars(range);
+  for (const RegRange& range : operands.swrites) scalars(range);
 }
 
 }  // namespace

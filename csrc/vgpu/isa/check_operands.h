@@ -1,5 +1,5 @@
-// Which registers an instruction reads and writes, and what it does to the wait counters: what the
-// checks need to know of an instruction without running it.
+// The registers that an instruction reads and writes, and its effect on the wait counters: static
+// information for the checks and the timing model.
 #pragma once
 
 #include <memory>
@@ -11,8 +11,8 @@
 
 namespace vgpu {
 
-// What a register is read for. Only the uses that decide something (where, whether, what leaves the
-// chip) make an undefined value a finding; the others pass it on.
+// The use of a source register. Only uses that decide something (an address, a branch or EXEC,
+// stored data) make an undefined value a finding; other uses propagate it.
 enum class Role : u8 { kSource, kAddress, kData, kControl };
 
 // Vector registers: 0..255, AGPRs 256..511. Scalar registers: 0..127.
@@ -22,12 +22,12 @@ struct RegRange {
   Role role;
 };
 
-template <u32 kMost>
+template <u32 kCapacity>
 struct RegList {
-  RegRange ranges[kMost];
+  RegRange ranges[kCapacity];
   u8 size = 0;
   void add(u32 first, u32 count, Role role = Role::kSource) {
-    if (count && size < kMost) {
+    if (count && size < kCapacity) {
       ranges[size++] = {static_cast<u16>(first), static_cast<u8>(count), role};
     }
   }
@@ -35,18 +35,18 @@ struct RegList {
   const RegRange* end() const { return ranges + size; }
 };
 
-// A set of registers. Few instructions of a kernel touch one that a check has anything to say of,
-// and whether two sets meet is known in a handful of the host's instructions.
+// A set of registers as a bit mask. Most instructions touch no register that a check has state for;
+// overlap tests of two sets take a few host instructions.
 template <u32 kCount>
 struct RegSet {
   u64 words[kCount / 64] = {};
 
   void add(u32 reg) { words[reg / 64] |= u64{1} << reg % 64; }
   void remove(u32 reg) { words[reg / 64] &= ~(u64{1} << reg % 64); }
-  bool meets(const RegSet& other) const {
-    u64 any = 0;
-    for (u32 i = 0; i < kCount / 64; ++i) any |= words[i] & other.words[i];
-    return any;
+  bool overlaps(const RegSet& rhs) const {
+    u64 common = 0;
+    for (u32 i = 0; i < kCount / 64; ++i) common |= words[i] & rhs.words[i];
+    return common;
   }
 };
 using VectorSet = RegSet<(kVgprRows + 63) / 64 * 64>;  // by row of the register file
@@ -60,22 +60,22 @@ struct Operands {
   Queue queue = Queue::kNone;
   Spread spread = Spread::kAny;
   bool reads_scc = false, writes_scc = false;
-  bool writes_exec = false;  // other than as a named destination
-  bool lds_dma = false;      // brings memory to LDS
+  bool writes_exec = false;  // implicitly, not as a named destination
+  bool lds_dma = false;      // loads from memory to LDS
   bool atomic = false;
-  bool signals = false;    // atomic or volatile: waves may wait for one another by it
-  bool partial = false;    // VALU: writes a part of its destination register
-  bool exchanges = false;  // an atomic that takes no regard to the old value
-  bool typed = false;      // the format in memory is not that of the registers
-  bool dot = false;        // a dot product of the vector ALU
-  VectorSet vectors;       // all that it reads or writes
+  bool signals = false;    // atomic or volatile: waves may synchronise through it
+  bool partial = false;    // VALU: writes only a part of its destination register
+  bool exchanges = false;  // an atomic that ignores the old value
+  bool typed = false;      // the format in memory differs from that of the registers
+  bool dot = false;        // a dot product on the VALU
+  VectorSet vectors;       // all registers read or written
   ScalarSet scalars;
 };
 
-// AGPRs lie behind the `accum_offset` first rows of the register file.
+// Returns the operands. AGPRs follow `accum_offset` rows of the register file.
 Operands operands_of(const Inst& inst, u32 accum_offset = 256);
 
-// Registers that a memory instruction brings something to; they lie together, from Inst::dst.
+// Returns how many consecutive registers, from Inst::dst, a memory instruction loads.
 inline u8 result_dwords(const Operands& operands) {
   const bool scalar = operands.queue == Queue::kScalar;
   const u8 size = scalar ? operands.swrites.size : operands.vwrites.size;
@@ -83,12 +83,12 @@ inline u8 result_dwords(const Operands& operands) {
   return scalar ? operands.swrites.ranges[0].count : operands.vwrites.ranges[0].count;
 }
 
-// The operands of a program's instructions, found once each.
+// Caches the operands of a program's instructions, per index.
 class OperandCache {
  public:
   OperandCache(const Program& program, u32 accum_offset)
       : accum_offset_(accum_offset), slots_(program.count) {}
-  const Operands& of(const Inst& inst) {
+  const Operands& lookup(const Inst& inst) {
     auto& slot = slots_[inst.index];
     if (!slot) [[unlikely]]
       slot = std::make_unique<Operands>(operands_of(inst, accum_offset_));

@@ -1,4 +1,4 @@
-// Machine code to Inst, driven by the opcode tables.
+// Decodes machine code to Inst, driven by the opcode tables.
 #include <array>
 #include <cstdio>
 
@@ -11,7 +11,7 @@ namespace {
 // -------------------------------------------------------------------------------- row lookup
 
 constexpr u32 kOpcodes[] = {
-    // One entry a Format: how many opcode numbers it has.
+    // Number of opcodes per Format.
     256, 128, 128, 32,   128, 256,  // sop1 sop2 sopc sopk sopp smem
     256, 64,  256, 1024, 128, 128,  // vop1 vop2 vopc vop3 vop3p vop3px2
     256, 128, 128, 128,  128, 16,   // ds flat global scratch mubuf mtbuf
@@ -65,26 +65,26 @@ constexpr u64 kDoubleInline[] = {0x3fe0000000000000, 0xbfe0000000000000, 0x3ff00
                                  0xbff0000000000000, 0x4000000000000000, 0xc000000000000000,
                                  0x4010000000000000, 0xc010000000000000, 0x3fc45f306dc9c882};
 
-// A pair of 32-bit values has an inline constant in both: LLVM multiplies by <poison, 0.5> with a
-// plain 0.5.
+// An inline constant fills both halves of a pair of 32-bit values: LLVM encodes a multiplication by
+// <poison, 0.5> with a plain 0.5.
 u64 both_halves(u32 value) { return u64{value} << 32 | value; }
 constexpr bool is_pair(Type type) { return type == Type::kPkF32 || type == Type::kPkB32; }
 
-// An inline float (encodings 240..248) as the operand's type holds it. 16-bit integers, packed ones
-// too, get the 32-bit float, of which they use a half (LLVM: getInlineEncodingV216).
-u64 inline_float(Type type, u32 which) {
+// Returns an inline float (encodings 240..248) in the operand's type. 16-bit integers, also packed
+// ones, get the 32-bit float and use half of it (LLVM: getInlineEncodingV216).
+u64 inline_float(Type type, u32 constant_idx) {
   switch (type) {
     case Type::kF16:
     case Type::kPkF16:
-      return kHalfInline[which];
+      return kHalfInline[constant_idx];
     case Type::kBf16:
     case Type::kPkBf16:
-      return kBf16Inline[which];
+      return kBf16Inline[constant_idx];
     case Type::kF64:
     case Type::kB64:
-      return kDoubleInline[which];
+      return kDoubleInline[constant_idx];
     default:
-      return is_pair(type) ? both_halves(kFloatInline[which]) : kFloatInline[which];
+      return is_pair(type) ? both_halves(kFloatInline[constant_idx]) : kFloatInline[constant_idx];
   }
 }
 
@@ -93,8 +93,8 @@ u64 inline_int(Type type, i32 value) {
   return dwords_of(type) == 2 ? static_cast<u64>(static_cast<i64>(value)) : static_cast<u32>(value);
 }
 
-// A 32-bit literal of a wide operand: the high half of an f64, sign-extended for i64 instructions,
-// zero-extended for u64 and b64 ones (s_mov_b64 s[0:1], 0xffffffff).
+// Returns a 32-bit literal of a wide operand: the high half of an f64, sign-extended for i64
+// instructions, zero-extended for u64 and b64 ones (s_mov_b64 s[0:1], 0xffffffff).
 u64 literal_value(Type type, u32 literal, const OpInfo& op) {
   if (type == Type::kF64) return u64{literal} << 32;
   if (type == Type::kB64 && op.flags & kSignedLiteral) {
@@ -116,7 +116,7 @@ class Decoder {
     wide_ = word_ | u64{second_} << 32;
   }
 
-  // False: not an instruction that the tables have.
+  // Returns false if no table has the instruction.
   bool run() {
     if (!(word_ >> 31)) return vop2();
     if (word_ >> 30 == 2) return scalar();
@@ -164,10 +164,10 @@ class Decoder {
     return true;
   }
 
-  // A 9-bit source (8 bits for scalar formats).
+  // Decodes a 9-bit source (8 bits in scalar formats).
   bool source(Src& src, Type type, u32 code) {
     src.type = type;
-    src.reg = static_cast<u16>(code);  // a constant keeps its encoding, for the disassembler
+    src.reg = static_cast<u16>(code);  // a constant keeps its encoding for the disassembler
     if (code >= 256) {
       src.kind = SrcKind::kVgpr;
       src.reg = static_cast<u16>(code - 256);
@@ -277,12 +277,13 @@ class Decoder {
     return true;
   }
 
-  // VOP2 carries and v_cndmask read VCC; in VOP3 the mask is src2.
+  // VOP2 carries and v_cndmask read VCC; their VOP3 forms read the mask from src2.
   void implicit_vcc() {
     if (inst_.op->flags & kCarryIn) sgpr(inst_.src[2], Type::kB64, kVccLo);
   }
 
-  // v_accvgpr_*: assemblers set the bits that elsewhere say what an AGPR is, and they say nothing.
+  // v_accvgpr_*: assemblers set the bits that mark an AGPR in other formats; here they have no
+  // meaning.
   bool acc_operands() {
     const u32 flags = inst_.op->flags;
     if (!(flags & (kAccDst | kAccSrc).flags)) return true;
@@ -340,7 +341,7 @@ class Decoder {
 
   // ------------------------------------------------------------------ VOP3
 
-  // VOP3 numbers: 0..255 VOPC, 256.. VOP2, 320.. VOP1, 448.. its own.
+  // VOP3 opcodes: 0..255 VOPC, 256.. VOP2, 320.. VOP1, 448.. VOP3 only.
   bool vop3_row(u32 opcode) {
     if (opcode < 256) return row(Format::kVopc, opcode, 2);
     if (opcode < 320) return row(Format::kVop2, opcode - 256, 2);
@@ -403,13 +404,13 @@ class Decoder {
     return true;
   }
 
-  // The type of a constant C: that of an element of D.
+  // Returns the type of a constant C: the element type of D.
   Type matrix_constant(u32 s) const {
     const bool doubles = s == 2 && inst_.op->syntax == Syntax::kNegated;
     return doubles ? Type::kF64 : inst_.op->src[s];
   }
 
-  // MFMA, SMFMAC and AGPR moves: `wide` is the matrix instruction's own 64 bits.
+  // Decodes MFMA, SMFMAC and AGPR moves; `wide` is the 64-bit encoding of the matrix instruction.
   bool matrix(u64 wide) {
     const u32 acc_d = field(wide, 15, 1);
     inst_.vop3 = true;
@@ -423,7 +424,8 @@ class Decoder {
       const u32 code = field(wide, 32 + 9 * s, 9);
       const Type type = code < 256 ? matrix_constant(s) : inst_.op->src[s];
       if (code == 255 || !source(src, type, code)) return false;
-      // The index of a sparse instruction, which reads its destination as C, is never in an AGPR.
+      // A sparse instruction reads its destination as C; its src2 is the index, which is never an
+      // AGPR.
       const bool acc_c = acc_d && !(inst_.op->flags & kReadsDst);
       const bool acc = s == 2 ? acc_c : field(wide, 59 + s, 1);
       if (src.kind == SrcKind::kVgpr && acc) src.reg += 256;
@@ -431,7 +433,7 @@ class Decoder {
     return acc_operands();
   }
 
-  // 16 bytes: the scale operands, then the MFMA.
+  // A 16-byte encoding: the scale operands, then the MFMA.
   bool vop3px2() {
     if (index_ + 4 > count_) return false;
     const u64 mfma = words_[index_ + 2] | u64{words_[index_ + 3]} << 32;
@@ -447,7 +449,9 @@ class Decoder {
 
   // ------------------------------------------------------------------ memory
 
-  u16 data_reg(u32 at, u32 acc) const { return static_cast<u16>(field(wide_, at, 8) + 256 * acc); }
+  u16 data_reg(u32 bit, u32 acc) const {
+    return static_cast<u16>(field(wide_, bit, 8) + 256 * acc);
+  }
 
   bool ds() {
     if (!row(Format::kDs, field(word_, 17, 8), 2)) return false;
@@ -512,9 +516,9 @@ class Decoder {
 void unknown_instruction(Wave& wave, const Inst& inst) {
   char text[96];
   const u32* words = wave.program->words;
-  const bool more = inst.index + 1 < wave.program->count;
+  const bool has_next = inst.index + 1 < wave.program->count;
   std::snprintf(text, sizeof(text), "unknown instruction 0x%08x%s%08x on %s", words[inst.index],
-                more ? " 0x" : " end ", more ? words[inst.index + 1] : 0,
+                has_next ? " 0x" : " end ", has_next ? words[inst.index + 1] : 0,
                 arch_name(wave.program->arch));
   fault(wave, inst, text);
 }

@@ -1,4 +1,4 @@
-// Assembler text of decoded instructions, in the syntax that clang reads back.
+// Formats decoded instructions as assembler text that clang accepts.
 #include <cstdio>
 
 #include "vgpu/isa/program.h"
@@ -13,7 +13,7 @@ std::string number(const char* format, i64 value) {
   return text;
 }
 
-// `letter`5 or `letter`[4:7].
+// Formats `letter`5 or `letter`[4:7].
 std::string range(const char* letter, u32 first, u32 count) {
   std::string text = letter;
   if (count == 1) return text + std::to_string(first);
@@ -67,7 +67,7 @@ const char* special_name(u32 code) {
   }
 }
 
-// src.reg holds a constant's encoding.
+// Formats a constant; src.reg holds its encoding.
 std::string constant(const Src& src) {
   static constexpr const char* kFloats[] = {"0.5",  "-0.5", "1.0",  "-1.0",      "2.0",
                                             "-2.0", "4.0",  "-4.0", "0.15915494"};
@@ -102,7 +102,7 @@ std::string source(const Inst& inst, u32 s) {
   return text;
 }
 
-// ` name:[1,0,1]` for the low `count` bits, unless all are `usual`.
+// Formats ` name:[1,0,1]` from the low `count` bits; empty if all equal the default.
 std::string bit_list(const char* name, u32 bits_set, u32 count, u32 usual) {
   const u32 mask = (1u << count) - 1;
   if ((bits_set & mask) == (usual ? mask : 0)) return "";
@@ -138,11 +138,11 @@ class Operands {
 
 // -------------------------------------------------------------------------------- scalar formats
 
-std::string index_mode(u32 which) {
+std::string index_mode(u32 mask) {
   static constexpr const char* kNames[] = {"SRC0", "SRC1", "SRC2", "DST"};
   std::string text;
   for (u32 i = 0; i < 4; ++i)
-    if (which >> i & 1) text += (text.empty() ? "" : ",") + std::string(kNames[i]);
+    if (mask >> i & 1) text += (text.empty() ? "" : ",") + std::string(kNames[i]);
   return "gpr_idx(" + text + ")";
 }
 
@@ -151,7 +151,7 @@ std::string hardware_register(u32 code) {
          std::to_string((code >> 11) + 1) + ")";
 }
 
-// The destination stands in front, also where it is a hardware register.
+// The destination is printed first, also a hardware register.
 std::string sopk_text(const Inst& inst) {
   const OpInfo& op = *inst.op;
   Operands out(op.name);
@@ -190,7 +190,7 @@ std::string scalar_text(const Inst& inst) {
 std::string smem_text(const Inst& inst) {
   const OpInfo& op = *inst.op;
   Operands out(op.name);
-  const Type data = op.src[1] != Type::kNone ? op.src[1] : op.dst;  // stored, or loaded
+  const Type data = op.src[1] != Type::kNone ? op.src[1] : op.dst;  // the stored or the loaded type
   if (data != Type::kNone) out.add(scalar_reg(inst.dst, dwords_of(data)));
   if (op.src[0] == Type::kNone) return out.take();
   out.add(scalar_reg(inst.saddr, dwords_of(op.src[0])));
@@ -301,7 +301,7 @@ std::string vector_text(const Inst& inst) {
   return out.take();
 }
 
-// Registers of an f8f6f4 operand by its format: 8 for 8-bit, 6 for 6-bit, 4 for 4-bit.
+// Returns the registers of an f8f6f4 operand by format: 8 for 8-bit, 6 for 6-bit, 4 for 4-bit.
 u32 f8f6f4_rows(u32 format) { return format < 2 ? 8 : format < 4 ? 6 : 4; }
 
 std::string matrix_text(const Inst& inst) {
@@ -320,7 +320,7 @@ std::string matrix_text(const Inst& inst) {
     out.append(bit_list("op_sel", inst.opsel, 2, 0) + " op_sel_hi:[" +
                (inst.opsel_hi & 1 ? "1," : "0,") + (inst.opsel_hi & 2 ? "1,0]" : "0,0]"));
   }
-  const bool scaled = inst.format == Format::kVop3px2;  // there abid's low bit says so, and no more
+  const bool scaled = inst.format == Format::kVop3px2;    // there, only the low bit of abid is used
   if (op.category != Category::kMfma) return out.take();  // v_accvgpr_*
   out.modifier(inst.cbsz, "cbsz:" + std::to_string(inst.cbsz));
   out.modifier(inst.abid && !scaled, "abid:" + std::to_string(inst.abid));
@@ -431,7 +431,7 @@ std::string disassemble(const Inst& inst) {
 
 #define VGPU_EXPORT extern "C" __attribute__((visibility("default")))
 
-// Text of the instruction at words[0] into `text`; returns its size in dwords, 0 where it is
+// Writes the text of the instruction at words[0] to `text`. Returns its size in dwords, 0 if it is
 // unknown.
 VGPU_EXPORT unsigned rfops_vgpu_disassemble(int gfx, const std::uint32_t* words, unsigned count,
                                             char* text, unsigned size) {

@@ -1,6 +1,6 @@
 // Decoded instructions of CDNA3 and CDNA4: operands, and the fields of each format.
 //
-// Every opcode stands in exactly one table row (op_info.h; the tables are those of ops_*.cpp and
+// Every opcode is exactly one table row (op_info.h; the tables are in ops_*.cpp and
 // mfma_shapes.cpp). The decoder is driven by these rows.
 #pragma once
 
@@ -8,7 +8,7 @@
 
 namespace vgpu {
 
-// Which queue of the memory pipeline an instruction joins (reference: waits).
+// The queue of the memory pipeline that an instruction enters; it decides the wait counter.
 enum class Queue : u8 {
   kNone,
   kVector,  // vmcnt
@@ -17,7 +17,7 @@ enum class Queue : u8 {
   kScalar,  // lgkmcnt, out of order
 };
 
-// Scalar register numbers as they are encoded; all of 0..127 live in Wave::sgpr.
+// Encodings of scalar registers; Wave::sgpr has all of 0..127.
 enum SReg : u16 {
   kFlatScratchLo = 102,
   kXnackMaskLo = 104,
@@ -47,7 +47,7 @@ struct Src {
   SrcKind kind = SrcKind::kNone;
   Type type = Type::kNone;
   u16 reg = 0;    // kVgpr: 0..255, AGPRs 256..511; kSgpr: 0..127; otherwise the encoding
-  u64 value = 0;  // kConst: the constant as the operand's type wants it
+  u64 value = 0;  // kConst: the constant converted to the operand's type
 };
 
 // Sub-dword select of SDWA.
@@ -68,7 +68,7 @@ enum class LaneMod : u8 { kNone, kDpp, kSdwa };
 struct Inst {
   ExecFn exec = nullptr;
   const OpInfo* op = nullptr;
-  u32 index = 0;  // dword index in the code object's text
+  u32 index = 0;  // dword index in the text section of the code object
   Format format = Format::kSopp;
   u8 dwords = 1;
   bool vop3 = false;    // encoded as VOP3 (op_sel, explicit carry registers)
@@ -96,7 +96,7 @@ struct Inst {
   bool soffset_en = false, imm_en = false;  // SMEM
   u8 dfmt = 0, nfmt = 0;                    // MTBUF
   Queue queue = Queue::kNone;
-  u8 result = 0;  // dwords that a memory instruction brings to `dst`; known once it is in a Program
+  u8 result = 0;  // dwords that a memory instruction loads to `dst`; set when it is in a Program
 
   // Matrix instructions.
   u8 cbsz = 0, abid = 0, blgp = 0;
@@ -105,7 +105,7 @@ struct Inst {
 
 inline constexpr u16 kNoSaddr = 0x7f;
 
-// That of its row, or of the row's form that brings memory to LDS.
+// Returns the category of the row, or of its LDS-DMA form.
 inline Category category_of(const Inst& inst) {
   const bool dma = inst.lds && inst.op->category == Category::kVmemLoad;
   return dma ? Category::kLdsDma : inst.op->category;
@@ -115,7 +115,7 @@ constexpr bool is_valu(Format format) {
   return format >= Format::kVop1 && format <= Format::kVop3p;
 }
 constexpr bool is_memory(Format format) { return format == Format::kSmem || format >= Format::kDs; }
-// What s_setvskip leaves out.
+// Returns whether s_setvskip skips instructions of this format.
 constexpr bool is_vector(Format format) {
   return format >= Format::kVop1 && format < Format::kCount;
 }

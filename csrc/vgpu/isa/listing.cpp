@@ -1,4 +1,4 @@
-// The opcode tables as text, for tests and readers.
+// Lists the opcode tables as text, for tests and readers.
 #include <string>
 
 #include "vgpu/isa/program.h"
@@ -32,7 +32,7 @@ const char* type_name(Type type) {
   return kNames[static_cast<u32>(type)];
 }
 
-// The names of a set's bits, joined by commas; - for none.
+// Joins the names of a mask's bits with commas; "-" for none.
 template <u32 kCount>
 std::string names_of(u32 set, const char* const (&names)[kCount]) {
   std::string text;
@@ -51,8 +51,8 @@ std::string arch_names(const OpInfo& op) {
   return text;
 }
 
-// One line a row of the opcode tables: format, number, mnemonic, architectures, flags, category,
-// flow, effects, result type, source types.
+// Returns one line per opcode row: format, number, mnemonic, architectures, flags, category, flow,
+// effects, result type, source types.
 std::string opcode_listing() {
   std::string text;
   const OpTables tables = all_tables();

@@ -1,4 +1,4 @@
-// Matrix instructions: what each opcode multiplies, for the executors, the counters and the checks.
+// Shapes of the matrix instructions, for executors, counters and checks.
 #pragma once
 
 #include "vgpu/isa/isa.h"
@@ -17,7 +17,7 @@ enum class Elem : u8 {
   kFp6,
   kBf6,
   kFp4,
-  kByField,  // f8f6f4: CBSZ names the format of A, BLGP that of B
+  kByField,  // f8f6f4: CBSZ selects the format of A, BLGP that of B
 };
 
 constexpr u32 bits_of(Elem elem) {
@@ -47,26 +47,26 @@ struct MatrixShape {
   const char* name;
   u8 dim, k, blocks;
   Elem a, b;
-  u8 passes;  // of 4 cycles on one matrix core
+  u8 passes;  // of 4 cycles each, on one matrix core
   Traits traits = {};
   bool sparse = false;
 
-  constexpr u32 a_k() const { return sparse ? k / 2u : k; }  // elements of a row as stored
+  constexpr u32 a_k() const { return sparse ? k / 2u : k; }  // elements of a row of A as stored
   constexpr u32 out_bits() const { return a == Elem::kF64 ? 64 : 32; }
   constexpr u32 out_dwords() const { return dim * dim * blocks * out_bits() / (64 * 32); }
   constexpr u32 macs() const { return u32{dim} * dim * k * blocks; }
 };
 
-// The shape of a matrix instruction; null for v_accvgpr_* and everything else.
+// Returns the shape of a matrix instruction; null for v_accvgpr_* and all others.
 const MatrixShape* matrix_shape(const Inst& inst);
 
-// Element type of operand 0 (A) or 1 (B) of this instruction.
+// Returns the element type of operand 0 (A) or 1 (B).
 Elem matrix_elem(const MatrixShape& shape, const Inst& inst, u32 operand);
 
-// Registers of operand 0 (A), 1 (B), 2 (C, or the index of a sparse A), 3 (D).
+// Returns the registers of operand 0 (A), 1 (B), 2 (C, or the index of a sparse A), 3 (D).
 u32 matrix_dwords(const MatrixShape& shape, const Inst& inst, u32 operand);
 
-// Passes on one matrix core (4 cycles each).
+// Returns the passes on one matrix core (4 cycles each).
 u32 matrix_passes(const MatrixShape& shape, const Inst& inst, Arch arch);
 
 // Executors (ops_mfma.cpp, ops_smfmac.cpp).

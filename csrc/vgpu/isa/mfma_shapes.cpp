@@ -1,4 +1,4 @@
-// The matrix opcodes: one line each, from which the opcode table rows follow.
+// The matrix opcodes: one line each, from which the opcode table rows are generated.
 #include <array>
 
 #include "vgpu/isa/mfma.h"
@@ -8,7 +8,7 @@ namespace {
 
 using enum Elem;
 
-// Sources and the shapes' pass counts: reference notes of LLVM's scheduling model.
+// Pass counts are those of LLVM's scheduling model.
 constexpr MatrixShape kShapes[] = {
     // opcode, name, M = N, K, blocks, A, B, passes
     {64, "v_mfma_f32_32x32x1_2b_f32", 32, 1, 2, kF32, kF32, 16},
@@ -82,7 +82,7 @@ constexpr MatrixShape kShapes[] = {
     {83, "v_smfmac_f32_32x32x64_fp8_fp8", 32, 64, 1, kFp8, kFp8, 8, kOnGfx950, true},
 };
 
-// The 16-byte form, whose first half names the scale operands.
+// The 16-byte encoding, whose first half names the scale operands.
 constexpr MatrixShape kScaleShapes[] = {
     {45, "v_mfma_scale_f32_16x16x128_f8f6f4", 16, 128, 1, kByField, kByField, 8, kOnGfx950},
     {46, "v_mfma_scale_f32_32x32x64_f8f6f4", 32, 64, 1, kByField, kByField, 16, kOnGfx950},
@@ -125,20 +125,20 @@ constexpr OpInfo row_of(const MatrixShape& shape) {
   const Type b = tuple_of(input_dwords(shape, shape.k, shape.b));
   const bool single_f64 = shape.out_bits() == 64 && shape.out_dwords() == 2;
   const Type d = single_f64 ? Type::kF64 : tuple_of(shape.out_dwords());
-  constexpr Traits kAll = Category::kMfma | kMatrix | Spread::kMatrix;
+  constexpr Traits kMfmaTraits = Category::kMfma | kMatrix | Spread::kMatrix;
   const Traits text = shape.a == kByField ? Syntax::kByFormat
                       : shape.a == kF64   ? Syntax::kNegated
-                                          : Syntax::kUsual;
+                                          : Syntax::kDefault;
   return {shape.opcode,
           shape.name,
           exec_of(shape),
           d,
           {a, b, shape.sparse ? Type::kB32 : d},
-          kAll | text | shape.traits | (shape.sparse ? kReadsDst : kNoTraits)};
+          kMfmaTraits | text | shape.traits | (shape.sparse ? kReadsDst : kNoTraits)};
 }
 
 constexpr u32 kShapeCount = std::size(kShapes);
-constexpr u32 kMoves = 2;  // v_accvgpr_read, v_accvgpr_write behind the shapes
+constexpr u32 kMoves = 2;  // v_accvgpr_read, v_accvgpr_write follow the shapes
 
 constexpr auto kRows = [] {
   std::array<OpInfo, kShapeCount + kMoves> rows{};
@@ -195,7 +195,7 @@ u32 matrix_passes(const MatrixShape& shape, const Inst& inst, Arch arch) {
         bits_of(matrix_elem(shape, inst, 0)) == 8 || bits_of(matrix_elem(shape, inst, 1)) == 8;
     return wide ? shape.passes : shape.passes / 2u;
   }
-  const bool half_rate_f64 = shape.a == kF64 && shape.dim == 16 && traits_of(arch).slow_f64;
+  const bool half_rate_f64 = shape.a == kF64 && shape.dim == 16 && arch_traits(arch).slow_f64;
   return half_rate_f64 ? 2u * shape.passes : shape.passes;
 }
 

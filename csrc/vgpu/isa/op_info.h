@@ -1,7 +1,7 @@
-// A row of an opcode table: all that holds for an opcode whatever its operands.
+// One row of an opcode table: the properties of an opcode that do not depend on its operands.
 //
-// A row is a line: number, mnemonic, operand types, traits, meaning. The macros of a table set the
-// traits that its rows have in common; a row that differs joins its own to them with |.
+// A row is a line: number, mnemonic, operand types, traits, operation. The macro of a table sets
+// the traits that its rows share; a row that differs adds its own with |.
 #pragma once
 
 #include <array>
@@ -38,7 +38,7 @@ enum class Format : u8 {
   kCount,
 };
 
-// What an operand holds: decides its width, its inline constants and its neg/abs bits.
+// The type of an operand: decides width, inline constants and neg/abs bits.
 enum class Type : u8 {
   kNone,
   kB16,   // 16-bit integer or raw bits, low or high half by op_sel
@@ -89,54 +89,55 @@ constexpr u32 dwords_of(Type type) {
 
 // -------------------------------------------------------------------------------- traits
 
-// What its operands are.
+// Properties of the operands.
 enum OpFlag : u32 {
-  kReadsDst = 1 << 0,        // the destination is also an input (fmac, swap, *_sr_*, bitset)
-  kDstIsSource = 1 << 1,     // SOPK: the destination's field names an input (compares, setreg)
-  kMerges = 1 << 2,          // replaces a part of the destination, which kReadsDst says
-  kKeepHigh = 1 << 3,        // a 16-bit result leaves the other half of the register alone
-  kScalarDst = 1 << 4,       // a VALU op that writes an SGPR (readlane, readfirstlane)
-  kCarryIn = 1 << 5,         // reads VCC (VOP2) or src2 (VOP3) as a mask
-  kCarryOut = 1 << 6,        // writes VCC (VOP2) or sdst (VOP3) as a mask
-  kInlineK = 1 << 7,         // always followed by a 32-bit constant (fmamk, fmaak, setreg_imm32)
-  kSignedLiteral = 1 << 8,   // a literal of 64 bits is sign-extended
-  kNoVop3 = 1 << 9,          // has no VOP3 encoding
-  kMatrix = 1 << 10,         // encoded as MFMA and SMFMAC are: operands may be AGPRs
-  kAccDst = 1 << 11,         // v_accvgpr_*: what an AGPR is, the encoding does not say
-  kAccSrc = 1 << 12,         //
-  kDot = 1 << 13,            // a dot product of the vector ALU
-  kDoubleFma = 1 << 14,      // must not follow f64 matrix instructions at once
-  kAtomic = 1 << 15,         // memory read, changed, and written in one
-  kExchanges = 1 << 16,      // an atomic that takes no regard to the old value
-  kTyped = 1 << 17,          // the format in memory is not that of the registers
-  kSavesExec = 1 << 18,      // the result goes to EXEC, EXEC's old value to the destination
-  kTestsResult = 1 << 19,    // SCC says whether the destination gets something other than 0
-  kKnownAtRunTime = 1 << 20  // which registers it or what follows touches
+  kReadsDst = 1 << 0,         // the destination is also an input (fmac, swap, *_sr_*, bitset)
+  kDstIsSource = 1 << 1,      // SOPK: the destination's field names an input (compares, setreg)
+  kMerges = 1 << 2,           // writes only a part of the destination; implies kReadsDst
+  kKeepHigh = 1 << 3,         // a 16-bit result keeps the other half of the register
+  kScalarDst = 1 << 4,        // a VALU op that writes an SGPR (readlane, readfirstlane)
+  kCarryIn = 1 << 5,          // reads VCC (VOP2) or src2 (VOP3) as a mask
+  kCarryOut = 1 << 6,         // writes VCC (VOP2) or sdst (VOP3) as a mask
+  kInlineK = 1 << 7,          // always followed by a 32-bit literal (fmamk, fmaak, setreg_imm32)
+  kSignedLiteral = 1 << 8,    // a literal of a 64-bit operand is sign-extended
+  kNoVop3 = 1 << 9,           // has no VOP3 encoding
+  kMatrix = 1 << 10,          // encoded like MFMA and SMFMAC: operands may be AGPRs
+  kAccDst = 1 << 11,          // v_accvgpr_*: the AGPR is implied by the opcode
+  kAccSrc = 1 << 12,          //
+  kDot = 1 << 13,             // a dot product on the VALU
+  kDoubleFma = 1 << 14,       // needs wait states after f64 matrix instructions
+  kAtomic = 1 << 15,          // read-modify-write of memory
+  kExchanges = 1 << 16,       // an atomic that ignores the old value
+  kTyped = 1 << 17,           // the format in memory differs from that of the registers
+  kSavesExec = 1 << 18,       // writes the result to EXEC and EXEC's old value to the destination
+  kTestsResult = 1 << 19,     // SCC = result is not 0
+  kDynamicOperands = 1 << 20  // the registers it accesses are known only at run time
 };
 
-// Registers that it reads or writes though no operand names them. (VCC of a carry or a compare is
-// an operand, sdst, that VOP2 and VOPC fix.)
+// Registers read or written implicitly. (VCC of a carry or a compare is an operand, sdst, that VOP2
+// and VOPC fix.)
 enum Effect : u16 {
   kReadsScc = 1 << 0,
   kWritesScc = 1 << 1,
   kReadsVcc = 1 << 2,
   kWritesVcc = 1 << 3,
-  kReadsExec = 1 << 4,  // the lanes that take part, for most
+  kReadsExec = 1 << 4,  // as the mask of active lanes, for most
   kWritesExec = 1 << 5,
   kReadsM0 = 1 << 6,
   kWritesM0 = 1 << 7,
   kWritesMode = 1 << 8,
 };
 
-// What issues it, and at which rate. A buffer load with `lds` is kLdsDma (category_of).
+// The unit that issues the instruction, and its rate. A buffer load with the `lds` bit is kLdsDma
+// (category_of).
 enum class Category : u8 {
   kNone,
   kSalu,
   kSmem,
   kValu,
-  kTrans,    // a quarter of the rate: reciprocals, roots, exp, log, sin, cos
-  kPacked,   // two floats a lane, one after the other
-  kQuarter,  // a quarter of the rate: products of 32-bit integers, sums over bytes
+  kTrans,    // quarter rate: reciprocals, roots, exp, log, sin, cos
+  kPacked,   // two floats per lane, one after the other
+  kQuarter,  // quarter rate: 32-bit integer products, sums over bytes
   kMfma,
   kLds,
   kGws,
@@ -146,7 +147,7 @@ enum class Category : u8 {
   kLdsDma,     // memory to LDS
   kVmemCache,  // write-back and invalidation
   kBranch,
-  kMessage,  // to the host, the trace, the debugger; instruction cache
+  kMessage,  // to the host, the trace or the debugger; instruction cache
   kWait,     // s_waitcnt
   kNop,
   kSleep,
@@ -155,53 +156,53 @@ enum class Category : u8 {
   kInternal,  // the wave's own state: halt, wake-up
 };
 
-// Where the wave goes on.
+// Control flow after the instruction.
 enum class Flow : u8 {
   kNext,
-  kJump,      // to the offset
-  kBranch,    // there, or to the next
-  kCall,      // there; the destination gets the place behind it
-  kIndirect,  // to what a register says
-  kBarrier,   // to the next, with the whole workgroup
+  kJump,      // to an offset
+  kBranch,    // to an offset or the next instruction
+  kCall,      // to an offset; the destination gets the return address
+  kIndirect,  // to an address in a register
+  kBarrier,   // to the next, together with the workgroup
   kEnd,
-  kTrap,  // the launch ends
+  kTrap,  // ends the launch
 };
 
-// Assembler text where it is not the format's usual one.
+// Assembler syntax that differs from the format's default.
 enum class Syntax : u8 {
-  kUsual,
+  kDefault,
   kBare,              // SOPP: no operand
-  kHex,               // SOPP: the operand is a set of bits
+  kHex,               // SOPP: the operand is printed in hexadecimal
   kIndexMode,         // gpr_idx(SRC0,DST): in SOPC's second field, SOPP's operand
   kHardwareRegister,  // hwreg(MODE, 0, 4)
-  kConstantSecond,    // v_fmamk: the constant is the second of three sources
-  kMixed,             // op_sel_hi names halves; usual are none
-  kByFormat,          // A and B have as many registers as CBSZ and BLGP say
-  kNegated,           // the field of BLGP negates A, B and C
+  kConstantSecond,    // v_fmamk: the literal is the second of three sources
+  kMixed,             // op_sel_hi selects halves; default none
+  kByFormat,          // CBSZ and BLGP decide the number of registers of A and B
+  kNegated,           // the BLGP field negates A, B and C
   kTwoOffsets,        // DS: offset0 and offset1
 };
 
-// How what is undefined in the sources comes to the result.
+// How undefined bits propagate from the sources to the result.
 enum class Spread : u8 {
-  kAny,  // any undefined source makes all of it undefined
+  kAny,  // any undefined source bit makes the whole result undefined
   kNothing,
   // Vector instructions, lane by lane.
-  kSelect,     // v_cndmask, s_cselect
-  kCancels,    // x ^ x, x - x are 0
-  kRows,       // register by register: v_mov_b64
-  kPair,       // packed 32-bit: op_sel names a register of each pair
-  kUpwards,    // 64-bit integers: the low result depends on low words only; scalars: carries
-  kDownwards,  // shifts to the right: the high result on high words only
-  kBytes,      // v_perm: the selector says which source
+  kSelect,       // v_cndmask, s_cselect
+  kCancels,      // x ^ x, x - x are 0
+  kRows,         // each register separately: v_mov_b64
+  kPair,         // packed 32-bit: op_sel selects a register of each pair
+  kTowardsHigh,  // 64-bit integers: the low result depends on low words only; scalar: carries
+  kTowardsLow,   // right shifts: the high result depends on high words only
+  kBytes,        // v_perm: the selector picks the source byte
   kReadLane,
   kReadFirst,
   kWriteLane,
   kSwap,
   kPermlane,
   kMatrix,
-  kCrossbar,    // ds_bpermute and the like: lanes from lanes
-  kTransposed,  // what 16 lanes read goes to these 16 lanes
-  // Scalar instructions, bit by bit; where there is one source, EXEC is the other.
+  kCrossbar,    // ds_bpermute and similar: between lanes
+  kTransposed,  // within each group of 16 lanes
+  // Scalar instructions, bit by bit; with one source, EXEC is the other.
   kCopy,
   kAnd,
   kOr,
@@ -220,21 +221,21 @@ enum class Spread : u8 {
   kPackLowLow,
   kPackLowHigh,
   kPackHighHigh,
-  kConditional,  // the source or the old value
+  kConditional,  // the source or the old destination
   kBitset,
 };
 
-// Floating-point operations of a lane: a fused multiply-add is two.
+// Floating-point operations per lane; a fused multiply-add counts two.
 enum Flops : u8 { kFlops1 = 1, kFlops2 = 2, kFlops4 = 4 };
 
 struct Traits {
-  u32 flags = 0;    // of OpFlag
-  u16 effects = 0;  // of Effect
-  u8 archs = 0;     // of ArchMask; 0: all
+  u32 flags = 0;    // an OpFlag mask
+  u16 effects = 0;  // an Effect mask
+  u8 archs = 0;     // an ArchMask; 0: all
   u8 flops = 0;
   Category category = Category::kNone;
   Flow flow = Flow::kNext;
-  Syntax syntax = Syntax::kUsual;
+  Syntax syntax = Syntax::kDefault;
   Spread spread = Spread::kAny;
 
   constexpr Traits() = default;
@@ -248,24 +249,24 @@ struct Traits {
   constexpr Traits(Spread x) : spread(x) {}
 };
 
-// Both: bits add up, of the others that of `b` stays where it has one.
+// Joins traits: masks are or-ed; of the other members, b's value wins if set.
 template <std::convertible_to<Traits> A, std::convertible_to<Traits> B>
 constexpr Traits operator|(A first, B second) {
-  Traits all = first;
+  Traits combined = first;
   const Traits b = second;
-  all.flags |= b.flags;
-  all.effects |= b.effects;
-  all.archs |= b.archs;
-  if (b.flops) all.flops = b.flops;
-  if (b.category != Category::kNone) all.category = b.category;
-  if (b.flow != Flow::kNext) all.flow = b.flow;
-  if (b.syntax != Syntax::kUsual) all.syntax = b.syntax;
-  if (b.spread != Spread::kAny) all.spread = b.spread;
-  return all;
+  combined.flags |= b.flags;
+  combined.effects |= b.effects;
+  combined.archs |= b.archs;
+  if (b.flops) combined.flops = b.flops;
+  if (b.category != Category::kNone) combined.category = b.category;
+  if (b.flow != Flow::kNext) combined.flow = b.flow;
+  if (b.syntax != Syntax::kDefault) combined.syntax = b.syntax;
+  if (b.spread != Spread::kAny) combined.spread = b.spread;
+  return combined;
 }
 
 inline constexpr Traits kNoTraits;
-inline constexpr Traits kVector = Category::kValu | kReadsExec;  // what most VALU rows have
+inline constexpr Traits kVector = Category::kValu | kReadsExec;  // traits of most VALU rows
 
 struct OpInfo : Traits {
   u16 opcode = 0;
@@ -284,7 +285,7 @@ struct OpInfo : Traits {
         dst(result),
         src(sources) {}
 
-  constexpr bool exists_on(Arch arch) const { return !archs || has(archs, arch); }
+  constexpr bool exists_on(Arch arch) const { return !archs || includes(archs, arch); }
 };
 
 struct OpTable {

@@ -1,4 +1,4 @@
-// The list of all opcode tables; each stands in the file that executes its opcodes.
+// Lists all opcode tables; each is defined in the file that executes its opcodes.
 #include <iterator>
 
 #include "vgpu/isa/program.h"

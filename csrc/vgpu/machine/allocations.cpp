@@ -12,11 +12,20 @@ constexpr u64 kPage = 4096;
 constexpr u64 kHugePage = u64{2} << 20;
 constexpr size_t kRememberedFrees = 4096;
 
+// Returns the block that contains an address.
+std::optional<Allocation> block_with(const std::map<u64, Allocation>& blocks, u64 address) {
+  const auto next = blocks.upper_bound(address);
+  if (next == blocks.begin()) return std::nullopt;
+  const Allocation& previous = std::prev(next)->second;
+  if (address - previous.base >= previous.size) return std::nullopt;
+  return previous;
+}
+
 }  // namespace
 
 Allocations& Allocations::instance() {
-  static Allocations* const registry =
-      new Allocations;  // never destroyed: freed handles may outlive
+  // Never destroyed: handles may be freed during static destruction.
+  static Allocations* const registry = new Allocations;
   return *registry;
 }
 
@@ -40,11 +49,11 @@ void* Allocations::allocate(u64 size, MemoryKind kind, u32 flags, u64 limit) {
 bool Allocations::register_host(void* pointer, u64 size, u32 flags) {
   const u64 base = reinterpret_cast<u64>(pointer);
   std::unique_lock lock(mutex_);
-  auto after = live_.lower_bound(base);
-  if (after != live_.end() && after->first - base < size) return false;
-  if (after != live_.begin()) {
-    const Allocation& before = std::prev(after)->second;
-    if (base - before.base < before.size) return false;
+  const auto next = live_.lower_bound(base);
+  if (next != live_.end() && next->first - base < size) return false;
+  if (next != live_.begin()) {
+    const Allocation& previous = std::prev(next)->second;
+    if (base - previous.base < previous.size) return false;
   }
   live_[base] = {base, size, MemoryKind::kRegistered, flags, next_id_++, 0};
   return true;
@@ -62,53 +71,41 @@ void Allocations::remember_freed(const Allocation& allocation) {
 
 Allocations::Release Allocations::release(void* pointer, bool host) {
   const u64 base = reinterpret_cast<u64>(pointer);
-  Allocation gone;
+  Allocation released;
   {
     std::unique_lock lock(mutex_);
-    const auto found = live_.find(base);
-    if (found == live_.end()) {
-      const auto next = live_.upper_bound(base);
-      if (next != live_.begin()) {
-        const Allocation& before = std::prev(next)->second;
-        if (base - before.base < before.size) return Release::kNotTheBase;
-      }
-      return freed_.count(base) ? Release::kAlreadyFreed : Release::kUnknown;
+    const auto it = live_.find(base);
+    if (it == live_.end()) {
+      if (block_with(live_, base)) return Release::kInteriorPointer;
+      return freed_.count(base) ? Release::kAlreadyFreed : Release::kUnknownPointer;
     }
-    gone = found->second;
-    const bool is_host = gone.kind == MemoryKind::kHost;
-    if (gone.kind == MemoryKind::kRegistered || is_host != host) return Release::kWrongKind;
-    live_.erase(found);
-    if (!is_host) device_bytes_ -= gone.size;
-    remember_freed(gone);
+    released = it->second;
+    const bool is_host = released.kind == MemoryKind::kHost;
+    if (released.kind == MemoryKind::kRegistered || is_host != host) return Release::kWrongKind;
+    live_.erase(it);
+    if (!is_host) device_bytes_ -= released.size;
+    remember_freed(released);
   }
-  munmap(reinterpret_cast<void*>(gone.base), gone.mapped);
+  munmap(reinterpret_cast<void*>(released.base), released.mapped);
   return Release::kFreed;
 }
 
 bool Allocations::unregister_host(void* pointer) {
   std::unique_lock lock(mutex_);
-  const auto found = live_.find(reinterpret_cast<u64>(pointer));
-  if (found == live_.end() || found->second.kind != MemoryKind::kRegistered) return false;
-  live_.erase(found);
+  const auto it = live_.find(reinterpret_cast<u64>(pointer));
+  if (it == live_.end() || it->second.kind != MemoryKind::kRegistered) return false;
+  live_.erase(it);
   return true;
 }
 
 std::optional<Allocation> Allocations::find(u64 address) const {
   std::shared_lock lock(mutex_);
-  const auto next = live_.upper_bound(address);
-  if (next == live_.begin()) return std::nullopt;
-  const Allocation& before = std::prev(next)->second;
-  if (address - before.base >= before.size) return std::nullopt;
-  return before;
+  return block_with(live_, address);
 }
 
 std::optional<Allocation> Allocations::find_freed(u64 address) const {
   std::shared_lock lock(mutex_);
-  const auto next = freed_.upper_bound(address);
-  if (next == freed_.begin()) return std::nullopt;
-  const Allocation& before = std::prev(next)->second;
-  if (address - before.base >= before.size) return std::nullopt;
-  return before;
+  return block_with(freed_, address);
 }
 
 u64 Allocations::device_bytes() const {
@@ -117,14 +114,14 @@ u64 Allocations::device_bytes() const {
 }
 
 bool is_mapped(const void* pointer, u64 size) {
-  u64 from = reinterpret_cast<u64>(pointer) / kPage * kPage;
-  const u64 last = reinterpret_cast<u64>(pointer) + size;
-  if (last < size) return false;
+  u64 page = reinterpret_cast<u64>(pointer) / kPage * kPage;
+  const u64 end = reinterpret_cast<u64>(pointer) + size;
+  if (end < size) return false;
   unsigned char resident[1024];
-  while (from < last) {
-    const u64 bytes = std::min((last - from + kPage - 1) / kPage * kPage, sizeof(resident) * kPage);
-    if (mincore(reinterpret_cast<void*>(from), bytes, resident)) return false;
-    from += bytes;
+  while (page < end) {
+    const u64 bytes = std::min((end - page + kPage - 1) / kPage * kPage, sizeof(resident) * kPage);
+    if (mincore(reinterpret_cast<void*>(page), bytes, resident)) return false;
+    page += bytes;
   }
   return true;
 }

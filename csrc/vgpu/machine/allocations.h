@@ -1,4 +1,5 @@
-// The registry of live memory that HIP calls handed out: what hipFree may free, what a pointer is.
+// The registry of memory allocated by HIP calls: what hipFree may free, and what a pointer refers
+// to.
 #pragma once
 
 #include <map>
@@ -16,35 +17,36 @@ struct Allocation {
   u64 size = 0;
   MemoryKind kind = MemoryKind::kDevice;
   u32 flags = 0;
-  u64 id = 0;      // never reused, so that a new block at an old address is told apart
-  u64 mapped = 0;  // bytes to unmap; 0 where the caller owns the memory
+  u64 id = 0;      // never reused, so that a new block at an old address is distinguishable
+  u64 mapped = 0;  // bytes to unmap; 0 if the caller owns the memory
 };
 
 class Allocations {
  public:
   static Allocations& instance();
 
-  // Page-aligned and zeroed by the kernel. Null where the host has no memory left or the sum of
-  // device blocks would exceed `limit`.
+  // Allocates page-aligned memory, zeroed by the kernel. Returns null if the host has no memory
+  // left or the sum of device blocks would exceed `limit`.
   void* allocate(u64 size, MemoryKind kind, u32 flags, u64 limit);
 
-  // Takes note of the caller's own memory (hipHostRegister). False where it overlaps live memory.
+  // Registers the caller's own memory (hipHostRegister). Returns false if it overlaps live memory.
   bool register_host(void* pointer, u64 size, u32 flags);
 
-  enum class Release : u8 { kFreed, kUnknown, kNotTheBase, kWrongKind, kAlreadyFreed };
-  // `host`: as hipHostFree, else as hipFree. kRegistered memory is only unregistered.
+  enum class Release : u8 { kFreed, kUnknownPointer, kInteriorPointer, kWrongKind, kAlreadyFreed };
+  // Frees a block, with the rules of hipHostFree if `host`, otherwise of hipFree. kRegistered
+  // memory is only unregistered.
   Release release(void* pointer, bool host);
   bool unregister_host(void* pointer);
 
-  // The live block that contains an address.
+  // Returns the live block that contains an address.
   std::optional<Allocation> find(u64 address) const;
 
-  // The block that was freed last at this address, for messages.
+  // Returns the block that was freed last at this address, for messages.
   std::optional<Allocation> find_freed(u64 address) const;
 
   u64 device_bytes() const;
 
-  // Visits every live block in order of address.
+  // Visits all live blocks in ascending address order.
   template <class Visit>
   void for_each(Visit visit) const {
     std::shared_lock lock(mutex_);
@@ -56,12 +58,13 @@ class Allocations {
 
   mutable std::shared_mutex mutex_;
   std::map<u64, Allocation> live_;   // by base
-  std::map<u64, Allocation> freed_;  // by base; bounded
+  std::map<u64, Allocation> freed_;  // by base; bounded in size
   u64 device_bytes_ = 0;
   u64 next_id_ = 1;
 };
 
-// Whether all pages of a range exist in this process: what a copy from an unknown pointer needs.
+// Returns whether all pages of a range are mapped in this process: required to copy from an
+// unregistered pointer.
 bool is_mapped(const void* pointer, u64 size);
 
 }  // namespace vgpu

@@ -1,4 +1,4 @@
-// The host's floating-point state where MODE does not count.
+// Floating-point state of the host for instructions that ignore MODE.
 #pragma once
 
 #include "vgpu/isa/wave.h"
@@ -9,16 +9,16 @@
 
 namespace vgpu {
 
-// Matrix instructions and block-scaled conversions round to nearest and keep denormals whatever
-// MODE says; elsewhere the host's floating-point unit follows MODE.
+// While alive, rounds to nearest and keeps denormals. Matrix instructions and block-scaled
+// conversions do so independently of MODE; for other instructions the host's unit follows MODE.
 class NearestScope {
  public:
 #if defined(__SSE__)
   NearestScope() : saved_(_mm_getcsr()) {
-    if ((saved_ & kControl) != kWanted) _mm_setcsr(kWanted);
+    if ((saved_ & kControl) != kNearestMode) _mm_setcsr(kNearestMode);
   }
   ~NearestScope() {
-    if ((saved_ & kControl) != kWanted) _mm_setcsr(saved_);
+    if ((saved_ & kControl) != kNearestMode) _mm_setcsr(saved_);
   }
 #else
   NearestScope() {}
@@ -27,11 +27,12 @@ class NearestScope {
   NearestScope& operator=(const NearestScope&) = delete;
 
  private:
-  static constexpr u32 kControl = 0xffc0, kWanted = 0x1f80;  // MXCSR without its sticky flags
+  static constexpr u32 kControl = 0xffc0, kNearestMode = 0x1f80;  // MXCSR without its sticky flags
   [[maybe_unused]] u32 saved_ = 0;
 };
 
-// Whether f32 sources that are denormal count as zero (MODE bit 4: f32 denormal sources allowed).
+// Returns whether denormal f32 sources are flushed to zero (MODE bit 4: f32 denormal sources
+// allowed).
 inline bool flush_float_sources(const Wave& wave) { return !(wave.mode >> 4 & 1); }
 
 }  // namespace vgpu

@@ -5,20 +5,20 @@
 namespace vgpu {
 namespace {
 
-// Which lanes are served together. Read as: the lanes of the first half; the second half follows 32
-// lanes on. Measured on MI355X (read of 64, 96, 128 bits, write of 64) and documented for MI300X
-// (read and write of 128 bits); see README, "Counters".
+// The lanes that LDS serves together in one phase: lane masks of the first half wave; the second
+// half follows with the same masks 32 lanes higher. Measured on MI355X (read of 64, 96, 128 bits,
+// write of 64) and documented for MI300X (read and write of 128 bits); see README, "Counters".
 struct Phases {
-  u32 archs;  // of ArchMask
+  u32 archs;  // an ArchMask
   u32 bytes;
   bool write;
   u32 banks;
-  u32 count;                 // in half a wave
+  u32 count;                 // per half wave
   std::array<u32, 8> lanes;  // masks over 32 lanes
 };
 
-constexpr u32 span(u32 first, u32 last) {
-  return (last == 31 ? ~0u : (1u << (last + 1)) - 1) & ~((1u << first) - 1);
+constexpr u32 span(u32 first, u32 end_lane) {
+  return (end_lane == 31 ? ~0u : (1u << (end_lane + 1)) - 1) & ~((1u << first) - 1);
 }
 
 constexpr u32 kQuads[] = {span(0, 3) | span(20, 23), span(4, 7) | span(16, 19),
@@ -37,8 +37,8 @@ constexpr Phases kRows[] = {
     {kOnGfx942, 16, true, 32, 4, {span(0, 7), span(8, 15), span(16, 23), span(24, 31)}},
 };
 
-// Where nothing is published: consecutive lanes, as many as fill 32 banks once.
-constexpr Phases usual(u32 bytes, bool write) {
+// Phases of unpublished widths: consecutive lanes, as many as fill 32 banks once.
+constexpr Phases common(u32 bytes, bool write) {
   if (bytes <= 4) return {0, bytes, write, 32, 1, {~0u}};
   if (bytes <= 8) return {0, bytes, write, 32, 2, {span(0, 15), span(16, 31)}};
   return {0, bytes, write, 32, 4, {span(0, 7), span(8, 15), span(16, 23), span(24, 31)}};
@@ -46,29 +46,30 @@ constexpr Phases usual(u32 bytes, bool write) {
 
 Phases find(Arch arch, u32 bytes, bool write) {
   for (const Phases& row : kRows)
-    if (has(row.archs, arch) && row.bytes == bytes && row.write == write) return row;
-  return usual(bytes, write);
+    if (includes(row.archs, arch) && row.bytes == bytes && row.write == write) return row;
+  return common(bytes, write);
 }
 
-// The most different dwords that one bank has to serve; lanes that read one dword share it.
+// Returns the maximum number of distinct dwords that one bank has to serve; lanes that read the
+// same dword share it.
 u32 busiest_bank(const Access& access, u64 base, u64 lanes, u32 banks) {
-  std::array<std::array<u32, kLanes>, 64> seen;
+  std::array<std::array<u32, kLanes>, 64> distinct;
   std::array<u32, 64> count{};
-  u32 most = 0;
+  u32 max_accesses = 0;
   for (; lanes; lanes &= lanes - 1) {
     const u32 lane = static_cast<u32>(std::countr_zero(lanes));
-    const u32 first = static_cast<u32>(access.at[lane] - base) / 4;
-    const u32 last = static_cast<u32>(access.at[lane] - base + access.bytes - 1) / 4;
-    for (u32 dword = first; dword <= last; ++dword) {
+    const u32 first = static_cast<u32>(access.addresses[lane] - base) / 4;
+    const u32 last_dword = static_cast<u32>(access.addresses[lane] - base + access.bytes - 1) / 4;
+    for (u32 dword = first; dword <= last_dword; ++dword) {
       const u32 bank = dword % banks;
-      bool known = false;
-      for (u32 i = 0; i < count[bank]; ++i) known |= seen[bank][i] == dword;
-      if (known || count[bank] == kLanes) continue;
-      seen[bank][count[bank]++] = dword;
-      most = count[bank] > most ? count[bank] : most;
+      bool is_duplicate = false;
+      for (u32 i = 0; i < count[bank]; ++i) is_duplicate |= distinct[bank][i] == dword;
+      if (is_duplicate || count[bank] == kLanes) continue;
+      distinct[bank][count[bank]++] = dword;
+      max_accesses = count[bank] > max_accesses ? count[bank] : max_accesses;
     }
   }
-  return most;
+  return max_accesses;
 }
 
 }  // namespace

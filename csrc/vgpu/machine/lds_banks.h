@@ -1,4 +1,4 @@
-// How many cycles an LDS access takes by the banks it meets.
+// Cycles of an LDS access, with bank conflicts.
 #pragma once
 
 #include "vgpu/base/arch.h"
@@ -7,8 +7,8 @@
 namespace vgpu {
 
 struct LdsCycles {
-  u32 cycles;     // phases and conflicts
-  u32 conflicts;  // the part that lanes of one phase cost by meeting in a bank
+  u32 cycles;     // phases plus conflicts
+  u32 conflicts;  // extra cycles for lanes of one phase that hit the same bank
 };
 
 // `base` is the host address of the workgroup's LDS.

@@ -1,4 +1,4 @@
-// What an observer sees of a memory access.
+// A memory access as an observer receives it.
 #pragma once
 
 #include "vgpu/base/types.h"
@@ -7,16 +7,16 @@ namespace vgpu {
 
 enum class Space : u8 { kGlobal, kLds, kScratch };
 
-// Once an instruction and space, before it happens. `at` holds 64 entries (one for a scalar
-// access); those of `mask` are accessed, `bytes` each. In LDS, lanes of `dropped` lie outside the
-// allocation: they read 0, and their writes are lost.
+// Reported once per instruction and address space, before the access. `addresses` has 64 entries
+// (one for a scalar access), of which those in `mask` access `bytes` each. In LDS, lanes of
+// `out_of_bounds` lie outside the allocation: their reads return 0, their writes are dropped.
 struct Access {
   Space space;
   bool is_write;
   u32 bytes;
   u64 mask;
-  const u64* at;
-  u64 dropped = 0;
+  const u64* addresses;
+  u64 out_of_bounds = 0;
 };
 
 }  // namespace vgpu

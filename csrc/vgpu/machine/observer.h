@@ -1,5 +1,5 @@
-// Who watches a launch: counters, checks. Execution knows only this interface, and only one branch
-// of it when nobody watches: Wave::observer is null and the runner takes its plain loop.
+// Interface of the observers of a launch: counters, checks, traces. Execution knows only this
+// interface. Without an observer Wave::observer is null and the runner uses a loop without calls.
 #pragma once
 
 #include "vgpu/isa/wave.h"
@@ -7,33 +7,33 @@
 
 namespace vgpu {
 
-// One a worker thread and launch.
+// One per worker thread and launch.
 class Observer {
  public:
   virtual ~Observer() = default;
-  // Around a workgroup. Another thread may go on with it in between.
+  // Called around a workgroup; between the two calls the workgroup may move to another thread.
   virtual void begin(Workgroup&) {}
   virtual void end(Workgroup&) {}
-  // Around one instruction of one wave. `pc` is the instruction's dword index.
-  virtual void before(Wave& wave, const Inst& inst) = 0;
-  virtual void after(Wave& wave, const Inst& inst) = 0;
-  // A memory access of the instruction that runs, before it takes place.
+  // Called around each instruction of each wave.
+  virtual void before_inst(Wave& wave, const Inst& inst) = 0;
+  virtual void after_inst(Wave& wave, const Inst& inst) = 0;
+  // Called before a memory access of the running instruction.
   virtual void access(Wave& wave, const Inst& inst, const Access& access) = 0;
 };
 
-// Two that watch the same launch.
+// Forwards to two observers of the same launch.
 class ObserverPair : public Observer {
  public:
   ObserverPair(Observer& first, Observer& second) : first_(first), second_(second) {}
   void begin(Workgroup& group) override { first_.begin(group), second_.begin(group); }
   void end(Workgroup& group) override { first_.end(group), second_.end(group); }
-  void before(Wave& wave, const Inst& inst) override {
-    first_.before(wave, inst);
-    second_.before(wave, inst);
+  void before_inst(Wave& wave, const Inst& inst) override {
+    first_.before_inst(wave, inst);
+    second_.before_inst(wave, inst);
   }
-  void after(Wave& wave, const Inst& inst) override {
-    first_.after(wave, inst);
-    second_.after(wave, inst);
+  void after_inst(Wave& wave, const Inst& inst) override {
+    first_.after_inst(wave, inst);
+    second_.after_inst(wave, inst);
   }
   void access(Wave& wave, const Inst& inst, const Access& access) override {
     first_.access(wave, inst, access);

@@ -10,12 +10,12 @@ namespace vgpu {
 namespace {
 
 std::mutex mutex;
-std::string& text_now() {
+std::string& current_text() {
   static std::string text = settings().schedule;
   return text;
 }
 
-// "hardware" (also the empty text) or "random:SEED". The text of an error, if it is neither.
+// Parses "hardware" (or an empty text) or "random:SEED". Returns an error text for anything else.
 std::string parse_schedule(const std::string& text, Schedule& schedule) {
   constexpr std::string_view kRandom = "random:";
   schedule = {};
@@ -34,25 +34,25 @@ std::string parse_schedule(const std::string& text, Schedule& schedule) {
 
 std::string current_schedule(Schedule& schedule) {
   const std::lock_guard lock(mutex);
-  return parse_schedule(text_now(), schedule);
+  return parse_schedule(current_text(), schedule);
 }
 
 std::string set_schedule(const std::string& text) {
   Schedule schedule;
   std::string error = parse_schedule(text, schedule);
   const std::lock_guard lock(mutex);
-  if (error.empty()) text_now() = text;
+  if (error.empty()) current_text() = text;
   return error;
 }
 
-u64 shuffled(u64 at, u64 count, u64 seed) {
-  if (count < 2) return at;
+u64 shuffled(u64 index, u64 count, u64 seed) {
+  if (count < 2) return index;
   Random random(seed);
   const u64 shift = random.next() % count;
   u64 factor = random.next() % count;
   while (std::gcd(factor, count) != 1) factor = (factor + 1) % count;
   __extension__ using u128 = unsigned __int128;
-  return static_cast<u64>((u128{at} * factor + shift) % count);
+  return static_cast<u64>((u128{index} * factor + shift) % count);
 }
 
 }  // namespace vgpu

@@ -1,5 +1,5 @@
-// In which order waves run and loads land: as hardware has it, or at random by a seed, so that a
-// kernel that is right by luck is found.
+// The order in which waves run and loads complete: as on hardware, or random by a seed, which
+// exposes kernels that are correct only by luck.
 #pragma once
 
 #include <string>
@@ -13,12 +13,12 @@ struct Schedule {
   u64 seed = 0;
 };
 
-// Of launches from now on: RFOPS_VGPU_SCHEDULE, or what set_schedule() has set. The text of an
-// error, if the variable is wrong.
+// Schedule of later launches: RFOPS_VGPU_SCHEDULE, or the last set_schedule(). Both return an error
+// text if the value is invalid.
 std::string current_schedule(Schedule& schedule);
 std::string set_schedule(const std::string& text);
 
-// A generator that costs nothing (splitmix64).
+// A fast pseudorandom generator (splitmix64).
 class Random {
  public:
   explicit Random(u64 seed = 0) : state_(seed) {}
@@ -28,13 +28,13 @@ class Random {
     z = (z ^ z >> 27) * 0x94d049bb133111eb;
     return z ^ z >> 31;
   }
-  u32 below(u32 count) { return static_cast<u32>((next() >> 32) * count >> 32); }
+  u32 next_below(u32 count) { return static_cast<u32>((next() >> 32) * count >> 32); }
 
  private:
   u64 state_;
 };
 
-// A permutation of 0 .. count - 1: which workgroup is started as the `at`-th.
-u64 shuffled(u64 at, u64 count, u64 seed);
+// A permutation of 0 .. count - 1: returns the workgroup that starts at rank `index`.
+u64 shuffled(u64 index, u64 count, u64 seed);
 
 }  // namespace vgpu

@@ -13,10 +13,10 @@ namespace {
 
 constexpr std::string_view kDescriptorSuffix = ".kd";
 constexpr u32 kMaxKernargBytes = 64 << 10;
-constexpr u32 kMaxPrivateBytes = 128 << 10;  // scratch of a lane: a wave has at most 8 MiB
+constexpr u32 kMaxPrivateBytes = 128 << 10;  // scratch per lane: a wave has at most 8 MiB
 constexpr u16 kPropertyWave32 = 1 << 10, kPropertyDynamicStack = 1 << 11;
 
-// The kernel descriptor as LLVM AMDGPUUsage lays it out.
+// The kernel descriptor, in the layout of LLVM's AMDGPUUsage.
 struct Descriptor {
   u32 group_segment_bytes;
   u32 private_segment_bytes;
@@ -41,13 +41,13 @@ std::string mach_name(u32 flags) {
     u8 mach;
     const char* name;
   };
-  static constexpr Row kOthers[] = {
-      // what people most often load by mistake
+  static constexpr Row kOtherProcessors[] = {
+      // Processors that are often loaded by mistake.
       {0x2c, "gfx900"},  {0x2f, "gfx906"},  {0x30, "gfx908"},  {0x3f, "gfx90a"},
       {0x33, "gfx1010"}, {0x36, "gfx1030"}, {0x41, "gfx1100"}, {0x46, "gfx1101"},
       {0x47, "gfx1102"}, {0x44, "gfx1103"}, {0x48, "gfx1200"}, {0x4e, "gfx1201"},
   };
-  for (const Row& row : kOthers) {
+  for (const Row& row : kOtherProcessors) {
     if (row.mach == mach) return row.name;
   }
   return "an unknown processor (e_flags " + std::to_string(flags) + ")";
@@ -56,7 +56,7 @@ std::string mach_name(u32 flags) {
 bool arch_fits(u32 flags, Arch arch, std::string& error) {
   const u32 mach = flags & elf::kMachMask;
   const std::string device = std::string(arch_name(arch)) + ":sramecc+:xnack-";
-  if (mach != traits_of(arch).elf_machine && mach != elf::kMachGfx9_4Generic) {
+  if (mach != arch_traits(arch).elf_machine && mach != elf::kMachGfx9_4Generic) {
     error = "built for " + mach_name(flags) + ", but the virtual GPU is " + device +
             "; build with --offload-arch=" + arch_name(arch) + " or set RFOPS_VGPU_ARCH";
   } else if ((flags >> elf::kXnackShift & 3) == elf::kFeatureOn) {
@@ -69,9 +69,9 @@ bool arch_fits(u32 flags, Arch arch, std::string& error) {
   return false;
 }
 
-// The segment is what the descriptor says, as for ROCm's loader. AMD's hand-written code objects
-// end their arguments in padding that lies behind it: such an argument has a place in
-// kernelParams, and no byte in memory.
+// The kernarg segment has the descriptor's size, as in ROCm's loader. Hand-written code objects of
+// AMD end their arguments in padding beyond it: such an argument has an entry in kernelParams, but
+// no byte in memory.
 void clip_args(Kernel& kernel) {
   std::erase_if(kernel.args, [&](const KernelArg& arg) {
     return arg.value_kind.starts_with("hidden_") &&
@@ -83,7 +83,7 @@ void clip_args(Kernel& kernel) {
   }
 }
 
-// Takes over what the hardware would read; the metadata has filled the rest.
+// Fills the fields that the hardware reads; the others come from the metadata.
 bool fill_from_descriptor(const Descriptor& d, u64 entry_address, const elf::Segment& text,
                           Kernel& kernel, std::string& error) {
   const u64 entry = entry_address - text.vaddr;
@@ -99,15 +99,15 @@ bool fill_from_descriptor(const Descriptor& d, u64 entry_address, const elf::Seg
   kernel.entry = static_cast<u32>(entry / 4);
   kernel.vgpr_rows = (field(d.rsrc1, 0, 6) + 1) * 8;
   kernel.accum_offset = (field(d.rsrc3, 0, 6) + 1) * 4;
-  const std::string of = "corrupt: kernel " + kernel.name + ": ";
+  const std::string prefix = "corrupt: kernel " + kernel.name + ": ";
   if (entry % 4 || entry >= text.filesz / 4 * 4) {
-    error = of + "entry point outside the text segment";
+    error = prefix + "entry point outside the text segment";
   } else if (d.properties & kPropertyWave32) {
-    error = of + "wave32, but the architecture has wave64 only";
+    error = prefix + "wave32, but the architecture has wave64 only";
   } else if (kernel.kernarg_bytes > kMaxKernargBytes) {
-    error = of + std::to_string(kernel.kernarg_bytes) + " bytes of arguments";
+    error = prefix + std::to_string(kernel.kernarg_bytes) + " bytes of arguments";
   } else if (kernel.private_segment_bytes > kMaxPrivateBytes) {
-    error = of + std::to_string(kernel.private_segment_bytes) + " bytes of scratch per lane";
+    error = prefix + std::to_string(kernel.private_segment_bytes) + " bytes of scratch per lane";
   } else {
     clip_args(kernel);
     return true;
@@ -115,11 +115,11 @@ bool fill_from_descriptor(const Descriptor& d, u64 entry_address, const elf::Seg
   return false;
 }
 
-bool add_kernel(const ElfImage& image, const ElfImage::NamedSymbol& found,
+bool add_kernel(const ElfImage& image, const ElfImage::NamedSymbol& named_symbol,
                 std::map<std::string, Kernel>& metadata, CodeObject& object, std::string& error) {
-  const std::string symbol_name(found.name);
+  const std::string symbol_name(named_symbol.name);
   const std::string name = symbol_name.substr(0, symbol_name.size() - kDescriptorSuffix.size());
-  const Bytes bytes = image.at(found.symbol.value, sizeof(Descriptor));
+  const Bytes bytes = image.contents(named_symbol.symbol.value, sizeof(Descriptor));
   if (!bytes.size || !image.text()) {
     error = "corrupt: kernel descriptor " + symbol_name + " outside the image";
     return false;
@@ -129,7 +129,7 @@ bool add_kernel(const ElfImage& image, const ElfImage::NamedSymbol& found,
   if (const auto row = metadata.find(symbol_name); row != metadata.end()) kernel = row->second;
   kernel.name = name;
   kernel.object = &object;
-  const u64 entry = found.symbol.value + static_cast<u64>(descriptor.entry_offset);
+  const u64 entry = named_symbol.symbol.value + static_cast<u64>(descriptor.entry_offset);
   if (!fill_from_descriptor(descriptor, entry, *image.text(), kernel, error)) return false;
   object.kernels.insert_or_assign(name, std::move(kernel));
   return true;
@@ -138,17 +138,19 @@ bool add_kernel(const ElfImage& image, const ElfImage::NamedSymbol& found,
 bool read_symbols(const ElfImage& image, std::map<std::string, Kernel>& metadata,
                   CodeObject& object, std::string& error) {
   for (u32 i = 1; i < image.symbol_count(); ++i) {
-    const auto found = image.symbol(i);
-    if (!found) {
+    const auto named_symbol = image.symbol(i);
+    if (!named_symbol) {
       error = "corrupt: dynamic symbol " + std::to_string(i) + " has no name";
       return false;
     }
-    const elf::Symbol& symbol = found->symbol;
+    const elf::Symbol& symbol = named_symbol->symbol;
     if (symbol.type() != elf::kSymbolObject || symbol.section == elf::kSectionUndefined) continue;
-    if (found->name.ends_with(kDescriptorSuffix) && found->name != kDescriptorSuffix) {
-      if (!add_kernel(image, *found, metadata, object, error)) return false;
-    } else if (const Bytes at = image.at(symbol.value, symbol.size); at.data) {
-      object.globals[std::string(found->name)] = {reinterpret_cast<u64>(at.data), symbol.size};
+    if (named_symbol->name.ends_with(kDescriptorSuffix) &&
+        named_symbol->name != kDescriptorSuffix) {
+      if (!add_kernel(image, *named_symbol, metadata, object, error)) return false;
+    } else if (const Bytes contents = image.contents(symbol.value, symbol.size); contents.data) {
+      object.globals[std::string(named_symbol->name)] = {reinterpret_cast<u64>(contents.data),
+                                                         symbol.size};
     }
   }
   return true;
@@ -166,7 +168,7 @@ bool build(const Bytes& file, CodeObject& object, std::string& error, LoadFailur
   if (note.size && !read_kernel_metadata(note, metadata, error)) return false;
   if (!read_symbols(image, metadata, object, error)) return false;
   if (const elf::Segment* text = image.text()) {
-    const u8* words = image.at(text->vaddr, text->filesz).data;
+    const u8* words = image.contents(text->vaddr, text->filesz).data;
     if (reinterpret_cast<u64>(words) % 4) {
       error = "corrupt: text segment is not aligned";
       return false;
@@ -189,18 +191,18 @@ CodeObject::~CodeObject() {
 
 std::unique_ptr<CodeObject> load_code_object(const u8* bytes, u64 size, Arch arch,
                                              std::string& error, LoadFailure* failure) {
-  LoadFailure why = LoadFailure::kNone;
+  LoadFailure reason = LoadFailure::kNone;
   auto object = std::make_unique<CodeObject>();
   object->arch = arch;
-  object->file = extract_code_object(bytes, size, arch, error, why);
+  object->file = extract_code_object(bytes, size, arch, error, reason);
   if (object->file.empty()) {
     object.reset();
-  } else if (!build({object->file.data(), object->file.size()}, *object, error, why)) {
-    if (why == LoadFailure::kNone) why = LoadFailure::kCorrupt;
+  } else if (!build({object->file.data(), object->file.size()}, *object, error, reason)) {
+    if (reason == LoadFailure::kNone) reason = LoadFailure::kCorrupt;
     object.reset();
   }
   if (!object) error = "code object: " + error;
-  if (failure) *failure = why;
+  if (failure) *failure = reason;
   return object;
 }
 

@@ -1,4 +1,4 @@
-// Code objects: raw ELF or __CLANG_OFFLOAD_BUNDLE__, loaded into host memory as a loader would.
+// Loads code objects (raw ELF or __CLANG_OFFLOAD_BUNDLE__) into host memory.
 #pragma once
 
 #include <map>
@@ -30,29 +30,29 @@ struct Kernel {
   u32 rsrc1 = 0, rsrc2 = 0, rsrc3 = 0;
   u16 properties = 0;    // kernel_code_properties
   u16 preload = 0;       // kernarg_preload: length 6:0, offset 15:7, in dwords
-  u32 vgpr_rows = 0;     // registers a lane that the descriptor allocates (arch + acc)
-  u32 accum_offset = 0;  // first AGPR's row
-  // From the metadata note, for hipFuncGetAttribute and reports.
+  u32 vgpr_rows = 0;     // registers per lane that the descriptor allocates (arch + acc)
+  u32 accum_offset = 0;  // row of the first AGPR
+  // From the metadata note; for hipFuncGetAttribute and reports.
   u32 vgpr_count = 0, agpr_count = 0, sgpr_count = 0, vgpr_spills = 0, sgpr_spills = 0;
   u32 max_workgroup_size = 1024;
-  bool has_metadata = false;  // without it the layout of the arguments is unknown
+  bool has_metadata = false;  // otherwise the layout of the arguments is unknown
   std::vector<KernelArg> args;
 };
 
 struct CodeObject {
   Arch arch = Arch::kGfx950;
   u8* image = nullptr;   // segments at their virtual addresses, relocated
-  u64 image_bytes = 0;   // the image's length; guard bytes of zeros follow
-  u64 mapped_bytes = 0;  // what the destructor unmaps
-  u64 base_address = 0;  // the ELF virtual address of image[0]
-  std::vector<u8> file;  // the ELF as it was handed in: debug lines are not part of the image
+  u64 image_bytes = 0;   // length of the image; zeroed guard bytes follow
+  u64 mapped_bytes = 0;  // size to unmap
+  u64 base_address = 0;  // ELF virtual address of image[0]
+  std::vector<u8> file;  // the original ELF, because debug lines are not part of the image
   std::unique_ptr<Program> program;
   std::map<std::string, Kernel> kernels;
   struct Symbol {
     u64 address;
     u64 size;
   };
-  std::map<std::string, Symbol> globals;  // device variables, host addresses
+  std::map<std::string, Symbol> globals;  // device variables, with host addresses
 
   CodeObject() = default;
   CodeObject(const CodeObject&) = delete;
@@ -62,9 +62,9 @@ struct CodeObject {
 
 enum class LoadFailure : u8 { kNone, kCorrupt, kWrongArch };
 
-// Loads `bytes` for `arch`. On failure returns null and says why in `error` (truncated, corrupt, no
-// image for this architecture: names both). `size` 0: unknown (hipModuleLoadData gives a pointer
-// alone); the extent is then taken from the headers, and never read beyond what is readable.
+// Loads `bytes` for `arch`. On failure returns null and sets `error` (truncated, corrupt, no image
+// for this architecture). `size` 0 means unknown (hipModuleLoadData passes only a pointer): the
+// extent is then taken from the headers, and reads stop at the end of readable memory.
 std::unique_ptr<CodeObject> load_code_object(const u8* bytes, u64 size, Arch arch,
                                              std::string& error, LoadFailure* failure = nullptr);
 

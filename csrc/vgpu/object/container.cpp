@@ -13,29 +13,30 @@ constexpr std::string_view kBundleMagic = "__CLANG_OFFLOAD_BUNDLE__";
 constexpr std::string_view kCompressedMagic = "CCOB";
 constexpr u64 kMaxFileBytes = u64{2} << 30;
 constexpr u64 kChunkBytes = u64{1} << 20;
-constexpr u64 kBundleTableBytes = u64{64} << 10;  // a bundle's table of entries is read up to here
+constexpr u64 kBundleTableBytes = u64{64} << 10;  // maximum size of a bundle's entry table
 constexpr u64 kMaxBundleEntries = 1024;
 
-// Copies through the kernel, so that bytes which do not exist end the copy instead of the process:
-// a bare pointer comes without a length, and a corrupt header may claim any.
-std::vector<u8> copy_readable(const u8* from, u64 count) {
+// Copies with process_vm_readv, so that unreadable bytes end the copy instead of the process: a
+// bare pointer has no length, and a corrupt header may claim any.
+std::vector<u8> copy_readable(const u8* src, u64 count) {
   std::vector<u8> copy;
   while (copy.size() < count) {
-    const u64 have = copy.size();
-    const u64 want = std::min(count - have, kChunkBytes);
-    copy.resize(have + want);
-    iovec to{copy.data() + have, want};
-    iovec source{const_cast<u8*>(from) + have, want};
-    const ssize_t got = process_vm_readv(getpid(), &to, 1, &source, 1, 0);
-    if (got < 0 && (errno == ENOSYS || errno == EPERM)) {  // forbidden here: trust the caller
-      std::memcpy(to.iov_base, source.iov_base, want);
+    const u64 num_copied = copy.size();
+    const u64 num_requested = std::min(count - num_copied, kChunkBytes);
+    copy.resize(num_copied + num_requested);
+    iovec local{copy.data() + num_copied, num_requested};
+    iovec source{const_cast<u8*>(src) + num_copied, num_requested};
+    const ssize_t num_read = process_vm_readv(getpid(), &local, 1, &source, 1, 0);
+    // The system call is forbidden here: copy directly.
+    if (num_read < 0 && (errno == ENOSYS || errno == EPERM)) {
+      std::memcpy(local.iov_base, source.iov_base, num_requested);
       continue;
     }
-    if (got <= 0) {
-      copy.resize(have);
+    if (num_read <= 0) {
+      copy.resize(num_copied);
       break;
     }
-    copy.resize(have + static_cast<u64>(got));
+    copy.resize(num_copied + static_cast<u64>(num_read));
   }
   return copy;
 }
@@ -45,21 +46,21 @@ struct BundleEntry {
   u64 offset, size;
 };
 
-// The entries of a bundle as far as its table is intact.
+// Returns the entries of a bundle up to the first invalid one.
 std::vector<BundleEntry> bundle_entries(Bytes bundle) {
   std::vector<BundleEntry> entries;
-  u64 at = kBundleMagic.size();
-  const auto count = bundle.read<u64>(at);
+  u64 position = kBundleMagic.size();
+  const auto count = bundle.read<u64>(position);
   if (!count) return entries;
-  at += 8;
+  position += 8;
   for (u64 i = 0; i < std::min(*count, kMaxBundleEntries); ++i) {
-    const auto offset = bundle.read<u64>(at), size = bundle.read<u64>(at + 8),
-               length = bundle.read<u64>(at + 16);
-    at += 24;
-    if (!length || !bundle.holds(at, *length)) break;
-    const char* id = reinterpret_cast<const char*>(bundle.data + at);
+    const auto offset = bundle.read<u64>(position), size = bundle.read<u64>(position + 8),
+               length = bundle.read<u64>(position + 16);
+    position += 24;
+    if (!length || !bundle.holds(position, *length)) break;
+    const char* id = reinterpret_cast<const char*>(bundle.data + position);
     entries.push_back({std::string_view(id, *length), *offset, *size});
-    at += *length;
+    position += *length;
   }
   return entries;
 }
@@ -77,7 +78,19 @@ u64 bundle_extent(Bytes head) {
   return extent;
 }
 
-// End of the last thing that the headers of an ELF speak of.
+// Returns the records of a table of an ELF header, as far as they are readable.
+template <class Record>
+std::vector<Record> read_table(const u8* bytes, u64 offset, u64 count) {
+  std::vector<Record> records;
+  if (offset >= kMaxFileBytes) return records;
+  const auto table = copy_readable(bytes + offset, count * sizeof(Record));
+  for (u64 i = 0; i + sizeof(Record) <= table.size(); i += sizeof(Record)) {
+    records.push_back(load<Record>(table.data() + i));
+  }
+  return records;
+}
+
+// Returns the end of the last byte range that the ELF headers name.
 u64 elf_extent(const u8* bytes) {
   const std::vector<u8> head = copy_readable(bytes, sizeof(elf::Header));
   const Bytes head_bytes{head.data(), head.size()};
@@ -87,23 +100,12 @@ u64 elf_extent(const u8* bytes) {
   const u64 segments_end = clamped_end(header->phoff, u64{header->phnum} * sizeof(elf::Segment));
   const u64 sections_end = clamped_end(header->shoff, u64{header->shnum} * sizeof(elf::Section));
   extent = std::max({extent, segments_end, sections_end});
-  if (header->phoff < kMaxFileBytes) {
-    const auto table =
-        copy_readable(bytes + header->phoff, u64{header->phnum} * sizeof(elf::Segment));
-    for (u64 at = 0; at + sizeof(elf::Segment) <= table.size(); at += sizeof(elf::Segment)) {
-      const auto segment = load<elf::Segment>(table.data() + at);
-      extent = std::max(extent, clamped_end(segment.offset, segment.filesz));
-    }
+  for (const auto& segment : read_table<elf::Segment>(bytes, header->phoff, header->phnum)) {
+    extent = std::max(extent, clamped_end(segment.offset, segment.filesz));
   }
-  if (header->shoff < kMaxFileBytes) {
-    const auto table =
-        copy_readable(bytes + header->shoff, u64{header->shnum} * sizeof(elf::Section));
-    for (u64 at = 0; at + sizeof(elf::Section) <= table.size(); at += sizeof(elf::Section)) {
-      const auto section = load<elf::Section>(table.data() + at);
-      if (section.type != elf::kSectionNoBits) {
-        extent = std::max(extent, clamped_end(section.offset, section.size));
-      }
-    }
+  for (const auto& section : read_table<elf::Section>(bytes, header->shoff, header->shnum)) {
+    if (section.type == elf::kSectionNoBits) continue;
+    extent = std::max(extent, clamped_end(section.offset, section.size));
   }
   return extent;
 }
@@ -112,8 +114,8 @@ bool starts_with(const std::vector<u8>& bytes, std::string_view magic) {
   return bytes.size() >= magic.size() && !std::memcmp(bytes.data(), magic.data(), magic.size());
 }
 
-// A private copy of the caller's bytes, its end found where the caller did not say.
-std::vector<u8> take_bytes(const u8* bytes, u64 size) {
+// Copies the caller's bytes; derives the size from the headers if it is unknown.
+std::vector<u8> copy_bytes(const u8* bytes, u64 size) {
   if (size) return std::vector<u8>(bytes, bytes + std::min(size, kMaxFileBytes));
   std::vector<u8> head = copy_readable(bytes, kBundleMagic.size());
   if (starts_with(head, kBundleMagic)) {
@@ -126,8 +128,8 @@ std::vector<u8> take_bytes(const u8* bytes, u64 size) {
   return head;
 }
 
-// "hipv4-amdgcn-amd-amdhsa--gfx950:sramecc+:xnack-" for the devices modelled here: the processor
-// must be this one (or the family's generic one), sramecc on or any, xnack off or any.
+// Returns whether a bundle entry such as "hipv4-amdgcn-amd-amdhsa--gfx950:sramecc+:xnack-" fits:
+// this processor or its family's generic one, sramecc on or any, xnack off or any.
 bool entry_fits(std::string_view id, Arch arch) {
   const u64 processor_at = id.find("gfx");
   if (processor_at == std::string_view::npos || id.starts_with("host")) return false;
@@ -174,20 +176,20 @@ std::vector<u8> extract_from_bundle(const std::vector<u8>& bundle, Arch arch, st
 
 std::vector<u8> extract_code_object(const u8* bytes, u64 size, Arch arch, std::string& error,
                                     LoadFailure& failure) {
-  std::vector<u8> taken = take_bytes(bytes, size);
-  if (starts_with(taken, kBundleMagic)) return extract_from_bundle(taken, arch, error, failure);
-  if (starts_with(taken, kCompressedMagic)) {
+  std::vector<u8> owned = copy_bytes(bytes, size);
+  if (starts_with(owned, kBundleMagic)) return extract_from_bundle(owned, arch, error, failure);
+  if (starts_with(owned, kCompressedMagic)) {
     error =
         "compressed offload bundle (CCOB) is not supported: build with --no-offload-compress, or "
         "with --no-gpu-bundle-output for a bare code object";
     failure = LoadFailure::kCorrupt;
     return {};
   }
-  if (taken.empty()) {
+  if (owned.empty()) {
     error = "code object is empty or its memory is not readable";
     failure = LoadFailure::kCorrupt;
   }
-  return taken;
+  return owned;
 }
 
 }  // namespace vgpu

@@ -1,5 +1,5 @@
-// Finds the ELF of one architecture in what a caller hands to hipModuleLoadData: a bare ELF, or a
-// __CLANG_OFFLOAD_BUNDLE__ of several.
+// Extracts the ELF of one architecture from the argument of hipModuleLoadData: a bare ELF, or a
+// __CLANG_OFFLOAD_BUNDLE__.
 #pragma once
 
 #include <string>
@@ -10,8 +10,7 @@
 
 namespace vgpu {
 
-// Copies the code object for `arch` out of `bytes`; `size` 0 as in load_code_object. Empty on
-// failure.
+// Returns a copy of the code object for `arch`; `size` 0 as in load_code_object. Empty on failure.
 std::vector<u8> extract_code_object(const u8* bytes, u64 size, Arch arch, std::string& error,
                                     LoadFailure& failure);
 

@@ -5,7 +5,7 @@ namespace {
 
 constexpr u32 kMaxRows = 1 << 20, kMaxFiles = 1 << 14, kMaxFormats = 32;
 
-enum Form : u32 {  // DW_FORM_*, those that line tables use
+enum Form : u32 {  // the DW_FORM_* that line tables use
   kFormBlock2 = 0x03,
   kFormBlock4 = 0x04,
   kFormData2 = 0x05,
@@ -22,6 +22,22 @@ enum Form : u32 {  // DW_FORM_*, those that line tables use
   kFormData16 = 0x1e,
   kFormLineStrp = 0x1f,
 };
+// Returns the size of a fixed-size number, or of the length of a block.
+constexpr u32 form_bytes(u64 form) {
+  switch (form) {
+    case kFormData2:
+    case kFormBlock2:
+      return 2;
+    case kFormData4:
+    case kFormBlock4:
+      return 4;
+    case kFormData8:
+      return 8;
+    default:
+      return 1;
+  }
+}
+
 enum Content : u32 { kContentPath = 1, kContentDirectory = 2 };  // DW_LNCT_*
 
 enum StandardOpcode : u32 {  // DW_LNS_*
@@ -36,24 +52,24 @@ enum StandardOpcode : u32 {  // DW_LNS_*
 };
 enum ExtendedOpcode : u32 { kEndSequence = 1, kSetAddress = 2, kDefineFile = 3 };  // DW_LNE_*
 
-// Reads on; past the end it gives zeros and remembers that it failed.
+// A bounds-checked reader: past the end it returns zeros and records the failure.
 class Reader {
  public:
   explicit Reader(Bytes bytes) : bytes_(bytes) {}
   bool ok() const { return ok_; }
-  bool at_end() const { return !ok_ || at_ >= bytes_.size; }
-  u64 offset() const { return at_; }
-  void seek(u64 to) { to <= bytes_.size ? at_ = to : fail(); }
+  bool at_end() const { return !ok_ || offset_ >= bytes_.size; }
+  u64 offset() const { return offset_; }
+  void seek(u64 offset) { offset <= bytes_.size ? offset_ = offset : fail(); }
   u64 fail() {
     ok_ = false;
-    at_ = bytes_.size;
+    offset_ = bytes_.size;
     return 0;
   }
   u64 fixed(u32 count) {
-    if (count > bytes_.size - at_) return fail();
+    if (count > bytes_.size - offset_) return fail();
     u64 value = 0;
-    for (u32 i = 0; i < count; ++i) value |= u64{bytes_.data[at_ + i]} << (8 * i);
-    at_ += count;
+    for (u32 i = 0; i < count; ++i) value |= u64{bytes_.data[offset_ + i]} << (8 * i);
+    offset_ += count;
     return value;
   }
   u64 uleb() {
@@ -78,24 +94,24 @@ class Reader {
     }
   }
   std::string_view text() {
-    const auto found = bytes_.text(at_);
-    if (!found) {
+    const auto string = bytes_.text(offset_);
+    if (!string) {
       fail();
       return {};
     }
-    at_ += found->size() + 1;
-    return *found;
+    offset_ += string->size() + 1;
+    return *string;
   }
-  void skip(u64 count) { count <= bytes_.size - at_ ? at_ += count : fail(); }
-  Bytes take(u64 count) {
-    const Bytes piece = bytes_.slice(at_, count);
+  void skip(u64 count) { count <= bytes_.size - offset_ ? offset_ += count : fail(); }
+  Bytes read_bytes(u64 count) {
+    const Bytes bytes = bytes_.slice(offset_, count);
     skip(count);
-    return piece;
+    return bytes;
   }
 
  private:
   Bytes bytes_;
-  u64 at_ = 0;
+  u64 offset_ = 0;
   bool ok_ = true;
 };
 
@@ -104,16 +120,17 @@ struct Sections {
 };
 
 Sections find_sections(Bytes file) {
-  Sections found;
-  if (file.size < sizeof(elf::Header)) return found;
+  Sections sections;
+  if (file.size < sizeof(elf::Header)) return sections;
   const auto header = load<elf::Header>(file.data);
   const auto section = [&](u32 i) -> std::optional<elf::Section> {
-    const Bytes at = file.slice(header.shoff + u64{i} * sizeof(elf::Section), sizeof(elf::Section));
-    if (header.shentsize != sizeof(elf::Section) || at.size < sizeof(elf::Section)) return {};
-    return load<elf::Section>(at.data);
+    const Bytes contents =
+        file.slice(header.shoff + u64{i} * sizeof(elf::Section), sizeof(elf::Section));
+    if (header.shentsize != sizeof(elf::Section) || contents.size < sizeof(elf::Section)) return {};
+    return load<elf::Section>(contents.data);
   };
   const auto names = section(header.shstrndx);
-  if (!names) return found;
+  if (!names) return sections;
   const Bytes strings = file.slice(names->offset, names->size);
   constexpr u64 kCompressed = 1 << 11;
   for (u32 i = 1; i < header.shnum; ++i) {
@@ -122,40 +139,40 @@ Sections find_sections(Bytes file) {
     const auto name = strings.text(row->name);
     if (!name) continue;
     const Bytes content = file.slice(row->offset, row->size);
-    if (*name == ".debug_line") found.line = content;
-    if (*name == ".debug_line_str") found.line_str = content;
-    if (*name == ".debug_str") found.str = content;
+    if (*name == ".debug_line") sections.line = content;
+    if (*name == ".debug_line_str") sections.line_str = content;
+    if (*name == ".debug_str") sections.str = content;
   }
-  return found;
+  return sections;
 }
 
 }  // namespace
 
-// One unit of .debug_line: its tables of directories and files, then the program that makes rows.
+// One unit of .debug_line: directory and file tables, then the program that generates the rows.
 class LineProgram {
  public:
-  LineProgram(DebugLines& to, const Sections& sections) : to_(to), sections_(sections) {}
+  LineProgram(DebugLines& lines, const Sections& sections) : lines_(lines), sections_(sections) {}
 
-  void run(Bytes unit, bool wide) {
-    Reader in(unit);
-    offset_bytes_ = wide ? 8 : 4;
-    version_ = static_cast<u32>(in.fixed(2));
+  void run(Bytes unit, bool is_dwarf64) {
+    Reader reader(unit);
+    offset_bytes_ = is_dwarf64 ? 8 : 4;
+    version_ = static_cast<u32>(reader.fixed(2));
     if (version_ < 2 || version_ > 5) return;
-    if (version_ >= 5) in.skip(2);  // sizes of an address and a segment selector
-    const u64 header_bytes = in.fixed(offset_bytes_);
-    const u64 program = in.offset() + header_bytes;
-    min_bytes_ = static_cast<u32>(in.fixed(1));
-    if (version_ >= 4) in.skip(1);  // operations an instruction: no VLIW here
-    in.skip(1);                     // default_is_stmt
-    line_base_ = static_cast<i8>(in.fixed(1));
-    line_range_ = static_cast<u32>(in.fixed(1));
-    opcode_base_ = static_cast<u32>(in.fixed(1));
-    for (u32 op = 1; op < opcode_base_; ++op) operands_[op] = static_cast<u8>(in.fixed(1));
-    first_file_ = static_cast<u32>(to_.files_.size());
-    version_ >= 5 ? read_tables(in) : read_old_tables(in);
-    if (!in.ok() || !line_range_ || program < in.offset()) return;
-    in.seek(program);
-    execute(in);
+    if (version_ >= 5) reader.skip(2);  // sizes of an address and a segment selector
+    const u64 header_bytes = reader.fixed(offset_bytes_);
+    const u64 program = reader.offset() + header_bytes;
+    min_bytes_ = static_cast<u32>(reader.fixed(1));
+    if (version_ >= 4) reader.skip(1);  // operations per instruction: always 1 here
+    reader.skip(1);                     // default_is_stmt
+    line_base_ = static_cast<i8>(reader.fixed(1));
+    line_range_ = static_cast<u32>(reader.fixed(1));
+    opcode_base_ = static_cast<u32>(reader.fixed(1));
+    for (u32 op = 1; op < opcode_base_; ++op) operands_[op] = static_cast<u8>(reader.fixed(1));
+    first_file_ = static_cast<u32>(lines_.files_.size());
+    version_ >= 5 ? read_tables(reader) : read_old_tables(reader);
+    if (!reader.ok() || !line_range_ || program < reader.offset()) return;
+    reader.seek(program);
+    execute(reader);
   }
 
  private:
@@ -165,17 +182,18 @@ class LineProgram {
     return folder.empty() ? std::string(name) : folder + "/" + std::string(name);
   }
   void add_file(u64 directory, std::string_view name) {
-    if (to_.files_.size() < kMaxFiles) to_.files_.push_back(join(directory, name));
+    if (lines_.files_.size() < kMaxFiles) lines_.files_.push_back(join(directory, name));
   }
 
-  void read_old_tables(Reader& in) {
+  void read_old_tables(Reader& reader) {
     directories_ = {""};  // the directory of compilation, which the table does not name
-    for (auto name = in.text(); !name.empty(); name = in.text()) directories_.emplace_back(name);
-    to_.files_.emplace_back();  // files count from 1
-    for (auto name = in.text(); !name.empty(); name = in.text()) {
-      add_file(in.uleb(), name);
-      in.uleb();  // time
-      in.uleb();  // length
+    for (auto name = reader.text(); !name.empty(); name = reader.text())
+      directories_.emplace_back(name);
+    lines_.files_.emplace_back();  // files count from 1
+    for (auto name = reader.text(); !name.empty(); name = reader.text()) {
+      add_file(reader.uleb(), name);
+      reader.uleb();  // time
+      reader.uleb();  // length
     }
   }
 
@@ -183,82 +201,72 @@ class LineProgram {
     std::string_view path;
     u64 directory = 0;
   };
-  template <class Add>
-  void read_table(Reader& in, Add add) {
+  template <class AddEntry>
+  void read_table(Reader& reader, AddEntry add) {
     struct Field {
       u64 content, form;
     } fields[kMaxFormats];
-    const u64 field_count = in.fixed(1);
-    if (field_count > kMaxFormats) return void(in.fail());
+    const u64 field_count = reader.fixed(1);
+    if (field_count > kMaxFormats) return void(reader.fail());
     for (u64 i = 0; i < field_count; ++i) {
-      fields[i].content = in.uleb();
-      fields[i].form = in.uleb();
+      fields[i].content = reader.uleb();
+      fields[i].form = reader.uleb();
     }
-    const u64 count = in.uleb();
-    if (count && !field_count) return void(in.fail());
-    for (u64 e = 0; e < count && in.ok(); ++e) {
+    const u64 count = reader.uleb();
+    if (count && !field_count) return void(reader.fail());
+    for (u64 e = 0; e < count && reader.ok(); ++e) {
       Entry entry;
       for (u64 i = 0; i < field_count; ++i)
-        read_field(in, fields[i].content, fields[i].form, entry);
-      if (in.ok()) add(entry);
+        read_field(reader, fields[i].content, fields[i].form, entry);
+      if (reader.ok()) add(entry);
     }
   }
-  void read_tables(Reader& in) {
+  void read_tables(Reader& reader) {
     directories_.clear();
-    read_table(in, [&](const Entry& entry) { directories_.emplace_back(entry.path); });
-    read_table(in, [&](const Entry& entry) { add_file(entry.directory, entry.path); });
+    read_table(reader, [&](const Entry& entry) { directories_.emplace_back(entry.path); });
+    read_table(reader, [&](const Entry& entry) { add_file(entry.directory, entry.path); });
   }
-  void read_field(Reader& in, u64 content, u64 form, Entry& entry) {
+  void read_field(Reader& reader, u64 content, u64 form, Entry& entry) {
     std::string_view text;
     u64 number = 0;
     switch (form) {
       case kFormString:
-        text = in.text();
+        text = reader.text();
         break;
       case kFormLineStrp:
-        text = sections_.line_str.text(in.fixed(offset_bytes_)).value_or("");
+        text = sections_.line_str.text(reader.fixed(offset_bytes_)).value_or("");
         break;
       case kFormStrp:
-        text = sections_.str.text(in.fixed(offset_bytes_)).value_or("");
+        text = sections_.str.text(reader.fixed(offset_bytes_)).value_or("");
         break;
       case kFormData1:
-        number = in.fixed(1);
-        break;
       case kFormData2:
-        number = in.fixed(2);
-        break;
       case kFormData4:
-        number = in.fixed(4);
-        break;
       case kFormData8:
-        number = in.fixed(8);
+        number = reader.fixed(form_bytes(form));
         break;
       case kFormUdata:
-        number = in.uleb();
+        number = reader.uleb();
         break;
       case kFormSdata:
-        in.sleb();
+        reader.sleb();
         break;
       case kFormData16:
-        in.skip(16);
+        reader.skip(16);
         break;
       case kFormSecOffset:
-        in.skip(offset_bytes_);
+        reader.skip(offset_bytes_);
         break;
       case kFormBlock:
-        in.skip(in.uleb());
+        reader.skip(reader.uleb());
         break;
       case kFormBlock1:
-        in.skip(in.fixed(1));
-        break;
       case kFormBlock2:
-        in.skip(in.fixed(2));
-        break;
       case kFormBlock4:
-        in.skip(in.fixed(4));
+        reader.skip(reader.fixed(form_bytes(form)));
         break;
       default:
-        in.fail();
+        reader.fail();
     }
     if (content == kContentPath) entry.path = text;
     if (content == kContentDirectory) entry.directory = number;
@@ -275,11 +283,11 @@ class LineProgram {
     i64 row_line = 0;
   };
 
-  // A row holds from its address to that of the next one.
+  // A row covers the addresses up to the next row.
   void emit(State& s) {
-    if (s.has_row && s.address > s.row_address && to_.rows_.size() < kMaxRows) {
-      to_.rows_.push_back({s.row_address, s.address, static_cast<u32>(first_file_ + s.row_file),
-                           static_cast<u32>(s.row_line)});
+    if (s.has_row && s.address > s.row_address && lines_.rows_.size() < kMaxRows) {
+      lines_.rows_.push_back({s.row_address, s.address, static_cast<u32>(first_file_ + s.row_file),
+                              static_cast<u32>(s.row_line)});
     }
     s.has_row = true;
     s.row_address = s.address;
@@ -287,8 +295,8 @@ class LineProgram {
     s.row_line = s.line;
   }
 
-  void extended(Reader& in, State& s) {
-    Reader body(in.take(in.uleb()));
+  void extended(Reader& reader, State& s) {
+    Reader body(reader.read_bytes(reader.uleb()));
     switch (body.fixed(1)) {
       case kEndSequence:
         emit(s);
@@ -307,10 +315,10 @@ class LineProgram {
     }
   }
 
-  void execute(Reader& in) {
+  void execute(Reader& reader) {
     State s;
-    while (!in.at_end()) {
-      const u32 op = static_cast<u32>(in.fixed(1));
+    while (!reader.at_end()) {
+      const u32 op = static_cast<u32>(reader.fixed(1));
       if (op >= opcode_base_) {
         s.address += u64{(op - opcode_base_) / line_range_} * min_bytes_;
         s.line += line_base_ + static_cast<i32>((op - opcode_base_) % line_range_);
@@ -319,33 +327,33 @@ class LineProgram {
       }
       switch (op) {
         case kExtended:
-          extended(in, s);
+          extended(reader, s);
           break;
         case kCopy:
           emit(s);
           break;
         case kAdvancePc:
-          s.address += in.uleb() * min_bytes_;
+          s.address += reader.uleb() * min_bytes_;
           break;
         case kAdvanceLine:
-          s.line += in.sleb();
+          s.line += reader.sleb();
           break;
         case kSetFile:
-          s.file = in.uleb();
+          s.file = reader.uleb();
           break;
         case kConstAddPc:
           s.address += u64{(255 - opcode_base_) / line_range_} * min_bytes_;
           break;
         case kFixedAdvancePc:
-          s.address += in.fixed(2);
+          s.address += reader.fixed(2);
           break;
         default:
-          for (u32 i = 0; i < operands_[op]; ++i) in.uleb();
+          for (u32 i = 0; i < operands_[op]; ++i) reader.uleb();
       }
     }
   }
 
-  DebugLines& to_;
+  DebugLines& lines_;
   const Sections& sections_;
   std::vector<std::string> directories_;
   u32 offset_bytes_ = 4, version_ = 0, min_bytes_ = 1, line_range_ = 0, opcode_base_ = 0;
@@ -356,19 +364,20 @@ class LineProgram {
 
 DebugLines::DebugLines(Bytes elf) {
   const Sections sections = find_sections(elf);
-  Reader in(sections.line);
-  while (!in.at_end()) {
-    u64 length = in.fixed(4);
-    const bool wide = length == 0xffffffff;
-    if (wide) length = in.fixed(8);
-    const Bytes unit = in.take(length);
-    if (in.ok()) LineProgram(*this, sections).run(unit, wide);
+  Reader reader(sections.line);
+  while (!reader.at_end()) {
+    u64 length = reader.fixed(4);
+    const bool is_dwarf64 = length == 0xffffffff;
+    if (is_dwarf64) length = reader.fixed(8);
+    const Bytes unit = reader.read_bytes(length);
+    if (reader.ok()) LineProgram(*this, sections).run(unit, is_dwarf64);
   }
 }
 
 std::optional<SourceLine> DebugLines::find(u64 address) const {
   for (const Row& row : rows_) {
-    if (address < row.from || address >= row.to || !row.line || row.file >= files_.size()) continue;
+    if (address < row.begin || address >= row.end || !row.line || row.file >= files_.size())
+      continue;
     return SourceLine{files_[row.file], row.line};
   }
   return std::nullopt;

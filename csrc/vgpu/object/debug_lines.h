@@ -1,4 +1,4 @@
-// Source lines of a code object: a reader of DWARF's .debug_line (versions 2 to 5).
+// Source lines of a code object, read from DWARF .debug_line (versions 2 to 5).
 #pragma once
 
 #include <optional>
@@ -14,7 +14,8 @@ struct SourceLine {
   u32 line = 0;
 };
 
-// The table of an ELF file. Corrupt or missing debug sections give no lines, never a failure.
+// The line table of an ELF file. Corrupt or missing debug sections give an empty table, never an
+// error.
 class DebugLines {
  public:
   explicit DebugLines(Bytes elf);
@@ -23,8 +24,8 @@ class DebugLines {
  private:
   friend class LineProgram;
   struct Row {
-    u64 from, to;  // addresses
-    u32 file;      // index in files_
+    u64 begin, end;  // addresses
+    u32 file;        // index in files_
     u32 line;
   };
   std::vector<Row> rows_;

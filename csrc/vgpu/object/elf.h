@@ -1,4 +1,4 @@
-// ELF64 as AMD GPU code objects use it: numbers, record layouts and a bounds-checked view of bytes.
+// ELF64 structures and constants for AMD GPU code objects, and a bounds-checked byte view.
 #pragma once
 
 #include <optional>
@@ -8,7 +8,7 @@
 
 namespace vgpu {
 
-// A range of bytes of which no offset is trusted: every access is checked against its end.
+// A byte range with untrusted offsets: every access is bounds-checked.
 struct Bytes {
   const u8* data = nullptr;
   u64 size = 0;
@@ -21,20 +21,20 @@ struct Bytes {
     return load<T>(data + offset);
   }
 
-  // The part of [offset, offset + count) that exists.
+  // Returns the part of [offset, offset + count) that exists.
   Bytes slice(u64 offset, u64 count) const {
     if (offset > size) return {};
-    const u64 rest = size - offset;
-    return {data + offset, count < rest ? count : rest};
+    const u64 remaining = size - offset;
+    return {data + offset, count < remaining ? count : remaining};
   }
 
-  // A zero-terminated string; nothing where it does not end inside the range.
+  // Returns a zero-terminated string, or nothing if the terminator is missing.
   std::optional<std::string_view> text(u64 offset) const {
     if (offset >= size) return std::nullopt;
-    const char* from = reinterpret_cast<const char*>(data + offset);
-    const void* end = std::memchr(from, 0, size - offset);
+    const char* begin = reinterpret_cast<const char*>(data + offset);
+    const void* end = std::memchr(begin, 0, size - offset);
     if (!end) return std::nullopt;
-    return std::string_view(from, static_cast<const char*>(end) - from);
+    return std::string_view(begin, static_cast<const char*>(end) - begin);
   }
 };
 
@@ -75,7 +75,7 @@ inline constexpr u32 kSectionNoBits = 8;
 
 struct Symbol {
   u32 name;
-  u8 info, other;
+  u8 info, visibility;
   u16 section;
   u64 value, size;
   u8 type() const { return info & 15; }
@@ -128,7 +128,7 @@ inline constexpr u32 kNoteAmdgpuMetadata = 32;
 
 // e_flags: the processor in the low byte, then two bits each for xnack and sramecc.
 inline constexpr u32 kMachMask = 0xff;
-inline constexpr u32 kMachGfx9_4Generic = 0x5f;  // both of gfx942 and gfx950 run it
+inline constexpr u32 kMachGfx9_4Generic = 0x5f;  // runs on gfx942 and gfx950
 inline constexpr u32 kXnackShift = 8, kSrameccShift = 10;
 inline constexpr u32 kFeatureAny = 1, kFeatureOff = 2, kFeatureOn = 3;
 

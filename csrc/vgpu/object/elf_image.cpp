@@ -9,8 +9,8 @@ namespace {
 
 constexpr u64 kPage = 4096;
 constexpr u64 kMaxImageBytes = u64{4} << 30;
-constexpr u64 kMaxAddress = u64{1} << 46;  // keeps sums of addresses and sizes away from overflow
-constexpr u64 kMaxNameBytes = 64 << 10;    // of a symbol: templates get long, but not this long
+constexpr u64 kMaxAddress = u64{1} << 46;  // keeps sums of addresses and sizes from overflowing
+constexpr u64 kMaxNameBytes = 64 << 10;    // per symbol; long enough for template names
 
 std::string hex(u64 value) {
   char text[24];
@@ -18,7 +18,7 @@ std::string hex(u64 value) {
   return text;
 }
 
-u64 round_up(u64 value, u64 to) { return (value + to - 1) / to * to; }
+u64 round_up(u64 value, u64 alignment) { return (value + alignment - 1) / alignment * alignment; }
 
 }  // namespace
 
@@ -32,7 +32,7 @@ u8* ElfImage::release() {
   return data;
 }
 
-Bytes ElfImage::at(u64 address, u64 count) const {
+Bytes ElfImage::contents(u64 address, u64 count) const {
   if (address < base_ || !memory().holds(address - base_, count)) return {};
   return {data_ + (address - base_), count};
 }
@@ -107,7 +107,7 @@ bool ElfImage::map_segments(std::string& error) {
   }
   base_ = low / kPage * kPage;
   bytes_ = high - base_;
-  mapped_ = round_up(bytes_, kPage) + kPage;  // guard: wide reads near the end stay inside
+  mapped_ = round_up(bytes_, kPage) + kPage;  // guard page: wide reads near the end stay inside
   void* mapping = mmap(nullptr, mapped_, PROT_READ | PROT_WRITE,
                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (mapping == MAP_FAILED) {
@@ -123,47 +123,28 @@ bool ElfImage::map_segments(std::string& error) {
 }
 
 bool ElfImage::read_dynamic(std::string& error) {
+  static constexpr std::pair<u64, u64 DynamicTable::*> kMembers[] = {
+      {elf::kDynHash, &DynamicTable::hash},          {elf::kDynGnuHash, &DynamicTable::gnu_hash},
+      {elf::kDynSymtab, &DynamicTable::symtab},      {elf::kDynStrtab, &DynamicTable::strtab},
+      {elf::kDynStrSize, &DynamicTable::strsize},    {elf::kDynRela, &DynamicTable::rela},
+      {elf::kDynRelaSize, &DynamicTable::rela_size},
+  };
   Bytes table;
   for (const elf::Segment& segment : segments_) {
-    if (segment.type == elf::kSegmentDynamic) table = at(segment.vaddr, segment.filesz);
+    if (segment.type == elf::kSegmentDynamic) table = contents(segment.vaddr, segment.filesz);
   }
   u64 rela_entry = sizeof(elf::Rela);
   for (u64 offset = 0; offset < table.size; offset += sizeof(elf::Dynamic)) {
     const auto entry = table.read<elf::Dynamic>(offset);
     if (!entry || !entry->tag) break;
-    switch (entry->tag) {
-      case elf::kDynHash:
-        dynamic_.hash = entry->value;
-        break;
-      case elf::kDynGnuHash:
-        dynamic_.gnu_hash = entry->value;
-        break;
-      case elf::kDynSymtab:
-        dynamic_.symtab = entry->value;
-        break;
-      case elf::kDynStrtab:
-        dynamic_.strtab = entry->value;
-        break;
-      case elf::kDynStrSize:
-        dynamic_.strsize = entry->value;
-        break;
-      case elf::kDynRela:
-        dynamic_.rela = entry->value;
-        break;
-      case elf::kDynRelaSize:
-        dynamic_.rela_size = entry->value;
-        break;
-      case elf::kDynRelaEntry:
-        rela_entry = entry->value;
-        break;
-      case elf::kDynRel:
-      case elf::kDynJmpRel:
-        error = "dynamic tag " + std::to_string(entry->tag) +
-                " (REL or PLT relocations): unknown "
-                "to AMD GPU loaders";
-        return false;
-      default:
-        break;
+    if (entry->tag == elf::kDynRel || entry->tag == elf::kDynJmpRel) {
+      error = "dynamic tag " + std::to_string(entry->tag) +
+              " (REL or PLT relocations): unknown to AMD GPU loaders";
+      return false;
+    }
+    if (entry->tag == elf::kDynRelaEntry) rela_entry = entry->value;
+    for (const auto& [tag, member] : kMembers) {
+      if (entry->tag == tag) dynamic_.*member = entry->value;
     }
   }
   if (!dynamic_.symtab || !dynamic_.strtab || rela_entry != sizeof(elf::Rela)) {
@@ -173,37 +154,37 @@ bool ElfImage::read_dynamic(std::string& error) {
   return true;
 }
 
-// The GNU hash table does not say how many symbols there are: the last chain's end does.
+// The GNU hash table does not store the number of symbols; the end of the last chain gives it.
 u32 ElfImage::count_gnu_hash(u64 address) const {
-  const Bytes head = at(address, 16);
+  const Bytes head = contents(address, 16);
   if (!head.size) return 0;
   const u32 bucket_count = load<u32>(head.data), first = load<u32>(head.data + 4),
             bloom_words = load<u32>(head.data + 8);
-  const u64 buckets_at = address + 16 + u64{bloom_words} * 8;
-  const Bytes buckets = at(buckets_at, u64{bucket_count} * 4);
-  u32 last = 0;
+  const u64 buckets_offset = address + 16 + u64{bloom_words} * 8;
+  const Bytes buckets = contents(buckets_offset, u64{bucket_count} * 4);
+  u32 last_chain = 0;
   for (u64 i = 0; i + 4 <= std::min(buckets.size, file_.size); i += 4) {
-    last = std::max(last, load<u32>(buckets.data + i));
+    last_chain = std::max(last_chain, load<u32>(buckets.data + i));
   }
-  if (last < first) return first;
-  const u64 chains_at = buckets_at + buckets.size;
-  for (u64 steps = 0; steps < file_.size / 4; ++steps, ++last) {
-    const Bytes chain = at(chains_at + u64{last - first} * 4, 4);
+  if (last_chain < first) return first;
+  const u64 chains_offset = buckets_offset + buckets.size;
+  for (u64 steps = 0; steps < file_.size / 4; ++steps, ++last_chain) {
+    const Bytes chain = contents(chains_offset + u64{last_chain - first} * 4, 4);
     if (!chain.size) return 0;
-    if (load<u32>(chain.data) & 1) return last + 1;
+    if (load<u32>(chain.data) & 1) return last_chain + 1;
   }
   return 0;
 }
 
 bool ElfImage::count_symbols(std::string& error) {
-  const Bytes hash = at(dynamic_.hash, 8);
+  const Bytes hash = contents(dynamic_.hash, 8);
   if (dynamic_.hash && hash.size) {
     symbol_count_ = load<u32>(hash.data + 4);
   } else if (dynamic_.gnu_hash) {
     symbol_count_ = count_gnu_hash(dynamic_.gnu_hash);
   }
   const u64 bytes = u64{symbol_count_} * sizeof(elf::Symbol);
-  if (symbol_count_ && bytes <= file_.size && at(dynamic_.symtab, bytes).size) return true;
+  if (symbol_count_ && bytes <= file_.size && contents(dynamic_.symtab, bytes).size) return true;
   error = "corrupt: dynamic symbol table of " + std::to_string(symbol_count_) + " symbols at " +
           hex(dynamic_.symtab);
   return false;
@@ -211,17 +192,19 @@ bool ElfImage::count_symbols(std::string& error) {
 
 std::optional<ElfImage::NamedSymbol> ElfImage::symbol(u32 index) const {
   if (index >= symbol_count_) return std::nullopt;
-  const Bytes entry = at(dynamic_.symtab + u64{index} * sizeof(elf::Symbol), sizeof(elf::Symbol));
+  const Bytes entry =
+      contents(dynamic_.symtab + u64{index} * sizeof(elf::Symbol), sizeof(elf::Symbol));
   if (!entry.size) return std::nullopt;
   const auto symbol = load<elf::Symbol>(entry.data);
-  const auto name = at(dynamic_.strtab, dynamic_.strsize).slice(symbol.name, kMaxNameBytes).text(0);
+  const auto name =
+      contents(dynamic_.strtab, dynamic_.strsize).slice(symbol.name, kMaxNameBytes).text(0);
   if (!name) return std::nullopt;
   return NamedSymbol{*name, symbol};
 }
 
 bool ElfImage::relocate(std::string& error) {
   if (!dynamic_.rela_size) return true;
-  const Bytes table = at(dynamic_.rela, dynamic_.rela_size);
+  const Bytes table = contents(dynamic_.rela, dynamic_.rela_size);
   if (!table.size || dynamic_.rela_size > file_.size || dynamic_.rela_size % sizeof(elf::Rela)) {
     error = "corrupt: relocation table of " + std::to_string(dynamic_.rela_size) + " bytes at " +
             hex(dynamic_.rela);
@@ -236,23 +219,23 @@ bool ElfImage::relocate(std::string& error) {
 bool ElfImage::apply(const elf::Rela& rela, std::string& error) {
   u64 symbol_address = 0;  // S
   if (rela.symbol()) {
-    const auto found = symbol(rela.symbol());
-    if (!found) {
+    const auto target = symbol(rela.symbol());
+    if (!target) {
       error = "corrupt: relocation names symbol " + std::to_string(rela.symbol()) + " of " +
               std::to_string(symbol_count_);
       return false;
     }
-    if (found->symbol.section != elf::kSectionUndefined) {
-      symbol_address = reinterpret_cast<u64>(data_) + found->symbol.value - base_;
-    } else if (found->symbol.binding() != elf::kBindingWeak) {
-      error = "undefined symbol " + std::string(found->name.substr(0, 200)) +
+    if (target->symbol.section != elf::kSectionUndefined) {
+      symbol_address = reinterpret_cast<u64>(data_) + target->symbol.value - base_;
+    } else if (target->symbol.binding() != elf::kBindingWeak) {
+      error = "undefined symbol " + std::string(target->name.substr(0, 200)) +
               ": link the object that defines it";
       return false;
     }
   }
   const u64 addend = static_cast<u64>(rela.addend);
-  const u64 place = reinterpret_cast<u64>(data_) + rela.offset - base_;  // P
-  const u64 absolute = symbol_address + addend, relative = absolute - place;
+  const u64 relocated_address = reinterpret_cast<u64>(data_) + rela.offset - base_;  // P
+  const u64 absolute = symbol_address + addend, relative = absolute - relocated_address;
   u64 value = 0;
   u32 width = 4;
   switch (rela.type()) {
@@ -286,7 +269,7 @@ bool ElfImage::apply(const elf::Rela& rela, std::string& error) {
               " is not a dynamic relocation of AMD GPU code";
       return false;
   }
-  const Bytes target = at(rela.offset, width);
+  const Bytes target = contents(rela.offset, width);
   if (!target.size) {
     error = "corrupt: relocation of address " + hex(rela.offset) + " outside the image";
     return false;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "vgpu/object/elf.h"
@@ -15,7 +16,7 @@ class ElfImage {
   ElfImage& operator=(const ElfImage&) = delete;
   ~ElfImage();
 
-  // False with `error` set where the file is truncated or corrupt.
+  // Returns false and sets `error` if the file is truncated or corrupt.
   bool open(Bytes file, std::string& error);
 
   const elf::Header& header() const { return header_; }
@@ -24,8 +25,8 @@ class ElfImage {
   u64 mapped_bytes() const { return mapped_; }
   u8* data() const { return data_; }
 
-  // The bytes at a virtual address; empty where they are not all inside the image.
-  Bytes at(u64 address, u64 count) const;
+  // Returns the bytes at a virtual address; empty unless all are inside the image.
+  Bytes contents(u64 address, u64 count) const;
 
   u32 symbol_count() const { return symbol_count_; }
   struct NamedSymbol {
@@ -37,7 +38,7 @@ class ElfImage {
   const elf::Segment* text() const { return text_; }  // the executable segment, or null
   Bytes metadata_note() const;                        // NT_AMDGPU_METADATA, or empty
 
-  // Hands the mapping to the caller, who unmaps it.
+  // Transfers ownership of the mapping to the caller.
   u8* release();
 
  private:
@@ -55,9 +56,10 @@ class ElfImage {
   const elf::Segment* text_ = nullptr;
   u8* data_ = nullptr;
   u64 bytes_ = 0, mapped_ = 0, base_ = 0;
-  struct {
+  struct DynamicTable {
     u64 hash = 0, gnu_hash = 0, symtab = 0, strtab = 0, strsize = 0, rela = 0, rela_size = 0;
-  } dynamic_;
+  };
+  DynamicTable dynamic_;
   u32 symbol_count_ = 0;
 };
 

@@ -22,13 +22,13 @@ constexpr NumberField kNumbers[] = {
     {".max_flat_workgroup_size", &Kernel::max_workgroup_size},
 };
 
-void read_string(MsgPackReader& reader, std::string& to) {
-  if (const auto text = reader.string()) to = std::string(*text);
+void read_string(MsgPackReader& reader, std::string& dst) {
+  if (const auto text = reader.string()) dst = std::string(*text);
 }
 
-void read_number(MsgPackReader& reader, u32& to) {
+void read_number(MsgPackReader& reader, u32& dst) {
   const auto value = reader.unsigned_int();
-  if (value) to = *value > 0xffffffff ? 0xffffffff : static_cast<u32>(*value);
+  if (value) dst = *value > 0xffffffff ? 0xffffffff : static_cast<u32>(*value);
 }
 
 KernelArg read_arg(MsgPackReader& reader) {

@@ -1,4 +1,4 @@
-// The `amdhsa.kernels` list of the AMDGPU metadata note.
+// Reads the `amdhsa.kernels` list of the AMDGPU metadata note.
 #pragma once
 
 #include <map>
@@ -9,8 +9,8 @@
 
 namespace vgpu {
 
-// The metadata half of each Kernel, by descriptor symbol (`name.kd`). False where the note is
-// corrupt.
+// Fills the metadata fields of each Kernel, by descriptor symbol (`name.kd`). Returns false if the
+// note is corrupt.
 bool read_kernel_metadata(Bytes note, std::map<std::string, Kernel>& kernels, std::string& error);
 
 }  // namespace vgpu

@@ -1,4 +1,4 @@
-// What a launch is of: a kernel, its grid and its arguments.
+// The parameters of one kernel launch.
 #pragma once
 
 #include "vgpu/object/code_object.h"

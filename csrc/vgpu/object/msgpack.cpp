@@ -3,13 +3,13 @@
 namespace vgpu {
 
 std::optional<u64> MsgPackReader::big_endian(u32 count) {
-  if (!bytes_.holds(at_, count)) {
+  if (!bytes_.holds(offset_, count)) {
     failed_ = true;
     return std::nullopt;
   }
   u64 value = 0;
-  for (u32 i = 0; i < count; ++i) value = value << 8 | bytes_.data[at_ + i];
-  at_ += count;
+  for (u32 i = 0; i < count; ++i) value = value << 8 | bytes_.data[offset_ + i];
+  offset_ += count;
   return value;
 }
 
@@ -17,8 +17,8 @@ std::optional<u64> MsgPackReader::big_endian(u32 count) {
 std::optional<MsgPackReader::Token> MsgPackReader::extended(u8 tag) {
   struct Row {
     Kind kind;
-    u8 width;     // bytes of the value or length that follows the tag
-    u8 constant;  // value where width is 0
+    u8 width;     // bytes of the value or length after the tag
+    u8 constant;  // the value if width is 0
   };
   static constexpr Row kRows[32] = {
       {Kind::kNil, 0, 0},    {Kind::kNil, 0, 0},    {Kind::kBool, 0, 0},   {Kind::kBool, 0, 1},
@@ -31,14 +31,14 @@ std::optional<MsgPackReader::Token> MsgPackReader::extended(u8 tag) {
       {Kind::kArray, 2, 0},  {Kind::kArray, 4, 0},  {Kind::kMap, 2, 0},    {Kind::kMap, 4, 0},
   };
   const Row& row = kRows[tag - 0xc0];
-  if (tag == 0xc1) {  // never used by the format
+  if (tag == 0xc1) {  // reserved by the format
     failed_ = true;
     return std::nullopt;
   }
   if (!row.width) return Token{row.kind, row.constant};
   auto value = big_endian(row.width);
   if (!value) return std::nullopt;
-  if (row.kind == Kind::kInt && row.width < 8) {  // sign
+  if (row.kind == Kind::kInt && row.width < 8) {  // sign-extends
     const u32 shift = 64 - 8 * row.width;
     value = static_cast<u64>(static_cast<i64>(*value << shift) >> shift);
   }
@@ -47,12 +47,12 @@ std::optional<MsgPackReader::Token> MsgPackReader::extended(u8 tag) {
 
 std::optional<MsgPackReader::Token> MsgPackReader::next() {
   if (failed_) return std::nullopt;
-  const auto tag = bytes_.read<u8>(at_);
+  const auto tag = bytes_.read<u8>(offset_);
   if (!tag) {
     failed_ = true;
     return std::nullopt;
   }
-  ++at_;
+  ++offset_;
   if (*tag < 0x80) return Token{Kind::kUint, *tag};
   if (*tag < 0x90) return Token{Kind::kMap, static_cast<u64>(*tag & 15)};
   if (*tag < 0xa0) return Token{Kind::kArray, static_cast<u64>(*tag & 15)};
@@ -64,17 +64,17 @@ std::optional<MsgPackReader::Token> MsgPackReader::next() {
 bool MsgPackReader::skip_payload(const Token& token) {
   u64 bytes = 0;
   if (token.kind == Kind::kString || token.kind == Kind::kBinary) bytes = token.value;
-  if (token.kind == Kind::kExt) bytes = token.value + 1;  // one byte of type
-  if (!bytes_.holds(at_, bytes)) {
+  if (token.kind == Kind::kExt) bytes = token.value + 1;  // plus the type byte
+  if (!bytes_.holds(offset_, bytes)) {
     failed_ = true;
     return false;
   }
-  at_ += bytes;
+  offset_ += bytes;
   return true;
 }
 
-// Without recursion: the count of values still to read replaces the stack. Every value takes at
-// least one byte, so a count beyond the rest of the bytes is a lie and ends the loop early.
+// Iterative: a count of values still to skip replaces the recursion. Every value takes at least one
+// byte, so a count beyond the remaining bytes is invalid and ends the loop early.
 void MsgPackReader::skip_contents(const Token& token) {
   if (!skip_payload(token)) return;
   auto children = [](const Token& t) {
@@ -82,7 +82,7 @@ void MsgPackReader::skip_contents(const Token& token) {
   };
   u64 pending = children(token);
   while (pending) {
-    if (pending > bytes_.size - at_) {
+    if (pending > bytes_.size - offset_) {
       failed_ = true;
       return;
     }
@@ -96,7 +96,7 @@ void MsgPackReader::skip() {
   if (const auto token = next()) skip_contents(*token);
 }
 
-std::optional<MsgPackReader::Token> MsgPackReader::take(Kind kind) {
+std::optional<MsgPackReader::Token> MsgPackReader::expect(Kind kind) {
   const auto token = next();
   if (!token) return std::nullopt;
   if (token->kind == kind) return token;
@@ -105,21 +105,21 @@ std::optional<MsgPackReader::Token> MsgPackReader::take(Kind kind) {
 }
 
 std::optional<u32> MsgPackReader::map() {
-  const auto token = take(Kind::kMap);
+  const auto token = expect(Kind::kMap);
   return token ? std::optional<u32>(static_cast<u32>(token->value)) : std::nullopt;
 }
 
 std::optional<u32> MsgPackReader::array() {
-  const auto token = take(Kind::kArray);
+  const auto token = expect(Kind::kArray);
   return token ? std::optional<u32>(static_cast<u32>(token->value)) : std::nullopt;
 }
 
 std::optional<std::string_view> MsgPackReader::string() {
-  const auto token = take(Kind::kString);
+  const auto token = expect(Kind::kString);
   if (!token) return std::nullopt;
-  const u64 from = at_;
+  const u64 begin = offset_;
   if (!skip_payload(*token)) return std::nullopt;
-  return std::string_view(reinterpret_cast<const char*>(bytes_.data + from), token->value);
+  return std::string_view(reinterpret_cast<const char*>(bytes_.data + begin), token->value);
 }
 
 std::optional<u64> MsgPackReader::unsigned_int() {
@@ -132,7 +132,7 @@ std::optional<u64> MsgPackReader::unsigned_int() {
 }
 
 std::optional<bool> MsgPackReader::boolean() {
-  const auto token = take(Kind::kBool);
+  const auto token = expect(Kind::kBool);
   if (!token) return std::nullopt;
   return token->value != 0;
 }

@@ -1,8 +1,8 @@
-// Reader of MessagePack, the encoding of the AMDGPU metadata note: a cursor over untrusted bytes.
+// A cursor over untrusted MessagePack, the encoding of the AMDGPU metadata note.
 //
-// Nothing is allocated and no count is believed: a container's length only says how many values the
-// caller may go on to read, and each of these is checked again. After the first malformed value the
-// reader is `failed` and returns nothing further.
+// Nothing is allocated and no length is trusted: a container's length only tells the caller how
+// many values to read, and each is checked again. After the first malformed value the reader has
+// `failed` and returns nothing.
 #pragma once
 
 #include <optional>
@@ -18,7 +18,8 @@ class MsgPackReader {
 
   bool failed() const { return failed_; }
 
-  // Number of key-value pairs or of elements. A value of another type is skipped: nothing returned.
+  // Read a container; return the number of key-value pairs or elements. A value of another type is
+  // skipped and returns nothing.
   std::optional<u32> map();
   std::optional<u32> array();
   std::optional<std::string_view> string();
@@ -36,12 +37,12 @@ class MsgPackReader {
   std::optional<Token> next();
   std::optional<Token> extended(u8 tag);
   std::optional<u64> big_endian(u32 count);
-  std::optional<Token> take(Kind kind);
+  std::optional<Token> expect(Kind kind);
   bool skip_payload(const Token& token);
   void skip_contents(const Token& token);
 
   Bytes bytes_;
-  u64 at_ = 0;
+  u64 offset_ = 0;
   bool failed_ = false;
 };
 

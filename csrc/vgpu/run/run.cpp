@@ -1,9 +1,9 @@
-// Runs a launch: workgroups over the host's cores, their waves in turn (waves.h).
+// Runs a launch: workgroups on the host's cores, their waves interleaved (waves.h).
 //
-// A workgroup's state is data, not a host stack, so a group that makes no end within its slice (it
-// may spin on another group's flag), or can but sleep, is set aside and others run; on hardware
-// they would be resident together. Signals for wild addresses are caught around execution and
-// become Faults.
+// A workgroup's state is data, not a host stack. A workgroup that does not end within its slice (it
+// may spin on another workgroup's flag), or whose waves only sleep, is suspended and others run; on
+// hardware they would be resident together. Signals for invalid addresses are caught during
+// execution and become Faults.
 #include "vgpu/run/run.h"
 
 #include <algorithm>
@@ -24,8 +24,8 @@
 #include "vgpu/base/report.h"
 #include "vgpu/base/settings.h"
 #include "vgpu/base/stats.h"
-#include "vgpu/exec/landing.h"
 #include "vgpu/exec/lanes.h"
+#include "vgpu/exec/load_queue.h"
 #include "vgpu/machine/schedule.h"
 #include "vgpu/run/waves.h"
 #include "vgpu/timing/timing.h"
@@ -37,13 +37,15 @@
 namespace vgpu {
 namespace {
 
-constexpr u64 kGroupSlice = 1'000'000;  // instructions of one group before other groups run
-constexpr u64 kResumedSlice = 50'000;   // of a group that was set aside before: it probably waits
-constexpr u64 kLook = 1'000;            // that sleeps after fewer, it only looks for what others do
-constexpr u32 kMaxSuspended = 1024;     // then suspended groups go before new ones
-constexpr u32 kWaits = 16;              // set aside so often, it waits for a group not yet run
-constexpr u32 kDynamicStackBytes = 16384;  // a lane, where the call depth is not known
-constexpr u32 kLdsPadding = 1024;          // wide accesses at the end stay inside the buffer
+constexpr u64 kGroupSlice = 1'000'000;  // instructions of a workgroup before it is suspended
+constexpr u64 kResumedSlice = 50'000;   // of a workgroup suspended before: it probably spins
+// A workgroup that sleeps after fewer instructions is polling.
+constexpr u64 kPollInstructions = 1'000;
+constexpr u32 kMaxSuspended = 1024;  // beyond this, suspended workgroups run before new ones
+// A workgroup suspended this often waits for one that has not started.
+constexpr u32 kMaxSuspensions = 16;
+constexpr u32 kDynamicStackBytes = 16384;  // per lane, if the call depth is unknown
+constexpr u32 kLdsPadding = 1024;          // wide accesses near the end stay inside the buffer
 
 // ------------------------------------------------------------ a workgroup's memory
 
@@ -53,14 +55,14 @@ u8* map_memory(u64 bytes) {
   return static_cast<u8*>(memory);
 }
 
-// A buffer that only grows.
+// A buffer that grows and never shrinks.
 class Buffer {
  public:
   Buffer() = default;
   Buffer(const Buffer&) = delete;
   Buffer& operator=(const Buffer&) = delete;
   ~Buffer() { release(); }
-  u8* at_least(u64 bytes) {
+  u8* reserve(u64 bytes) {
     if (bytes > size_) {
       release();
       data_ = map_memory(bytes);
@@ -81,23 +83,23 @@ class Buffer {
   u64 size_ = 0;
 };
 
-struct Group {
+struct WorkgroupState {
   Workgroup shared;
   Buffer waves_memory, vgprs, lds, scratch;
   Wave* waves = nullptr;
-  std::deque<Landing> landings;  // one a wave
-  Arrivals arrivals;
-  Random random;         // whose turn it is, and when loads land
-  bool begun = false;    // a thread has run a slice of it
-  bool resumed = false;  // has been set aside before
-  bool looks = false;    // slept soon after: it looks whether others have come
-  u32 times_aside = 0;
-  u64 slice = 0;  // that it runs now, by number, where slices have an order
+  std::deque<LoadQueue> load_queues;  // one per wave
+  LdsDmaQueue lds_dma_queue;
+  Random random;               // for the order of waves and the completion of loads
+  bool is_begun = false;       // has run at least one slice
+  bool was_suspended = false;  // was suspended before
+  bool is_polling = false;     // slept after few instructions: it polls for other workgroups
+  u32 num_suspensions = 0;
+  u64 slice = 0;  // number of its current slice, if slices are ordered
 };
 
-// ------------------------------------------------------------ what a launch fixes
+// ------------------------------------------------------------ launch constants
 
-// hsa_kernel_dispatch_packet_t, which dispatch_ptr shows to the kernel.
+// hsa_kernel_dispatch_packet_t, to which dispatch_ptr points.
 struct alignas(64) DispatchPacket {
   u16 header, setup, workgroup_size[3], reserved0;
   u32 grid_size[3], private_segment_size, group_segment_size;
@@ -105,7 +107,7 @@ struct alignas(64) DispatchPacket {
 };
 static_assert(sizeof(DispatchPacket) == 64);
 
-// Where amd_queue_t has the high halves of the LDS and private apertures.
+// Offset in amd_queue_t of the high halves of the LDS and private apertures.
 constexpr u32 kQueueApertures = 64;
 
 struct Dispatch {
@@ -116,20 +118,20 @@ struct Dispatch {
   u32 lanes, wave_count, lds_bytes, scratch_bytes, mode;
   u64 group_count;
   Schedule schedule;
-  bool followed;
-  bool in_order;  // slices have one: SliceOrder
+  bool track_loads;
+  bool in_order;  // slices are ordered by SliceOrder
 
   Dispatch(const Launch& l, const Schedule& s) : launch(l), kernel(*l.kernel), schedule(s) {
     lanes = l.block[0] * l.block[1] * l.block[2];
     wave_count = (lanes + kLanes - 1) / kLanes;
     lds_bytes = kernel.group_segment_bytes + l.dynamic_lds;
-    // Whole dwords: the lanes' dwords are interleaved.
+    // Whole dwords, because the lanes' dwords are interleaved.
     scratch_bytes =
         (kernel.private_segment_bytes + (kernel.dynamic_stack ? kDynamicStackBytes : 0) + 3) & ~3u;
-    in_order = timing() && kernel.object->program->observes_others(kernel.entry);
-    followed = kernel.object->program->lands_late(kernel.entry);
+    in_order = timing() && kernel.object->program->observes_other_workgroups(kernel.entry);
+    track_loads = kernel.object->program->observes_pending_loads(kernel.entry);
     group_count = u64{l.grid[0]} * l.grid[1] * l.grid[2];
-    // MODE: rounding and denormals, dx10_clamp, ieee, fp16_ovfl as the descriptor asks.
+    // Initial MODE from the descriptor: rounding, denormals, dx10_clamp, ieee, fp16_ovfl.
     mode = field(kernel.rsrc1, 12, 8) | field(kernel.rsrc1, 21, 1) << 8 |
            field(kernel.rsrc1, 23, 1) << 9 | field(kernel.rsrc1, 26, 1) << 23;
     for (u32 d = 0; d < 3; ++d) {
@@ -144,14 +146,14 @@ struct Dispatch {
     store<u32>(queue + kQueueApertures + 4, static_cast<u32>(kPrivateBaseAddr >> 32));
   }
 
-  // What the kernel may read beside allocations.
+  // Returns memory that the kernel may read besides allocations.
   std::vector<MemoryRange> memory() const {
     return {{reinterpret_cast<u64>(&packet), sizeof(packet), sizeof(packet), "dispatch packet"},
             {reinterpret_cast<u64>(queue), sizeof(queue), sizeof(queue), "queue"}};
   }
 };
 
-// ------------------------------------------------------------ a wave's first state
+// ------------------------------------------------------------ initial wave state
 
 enum KernelProperty : u16 {
   kPrivateBuffer = 1,
@@ -162,86 +164,87 @@ enum KernelProperty : u16 {
   kFlatScratchInit = 32,
   kPrivateSize = 64,
 };
-// With preloaded kernel arguments the hardware starts behind a prologue of 256 bytes.
+// With preloaded kernel arguments, execution starts after a prologue of 256 bytes.
 constexpr u32 kPreloadEntryDwords = 64;
 
-void init_sgprs(const Dispatch& d, const Group& group, Wave& w) {
+void init_sgprs(const Dispatch& d, const WorkgroupState& group, Wave& w) {
   const Kernel& kernel = d.kernel;
   for (u32& word : w.sgpr) word = kPoisonWord;
-  u32 next = 0;
+  u32 next_sgpr = 0;
   const auto push = [&](u64 value) {
-    w.set_sgpr64(next, value);
-    next += 2;
+    w.set_sgpr64(next_sgpr, value);
+    next_sgpr += 2;
   };
-  const u16 has = kernel.properties;
-  if (has & kPrivateBuffer) next += 4;
-  if (has & kDispatchPtr) push(reinterpret_cast<u64>(&d.packet));
-  if (has & kQueuePtr) push(reinterpret_cast<u64>(d.queue));
-  if (has & kKernargPtr) push(reinterpret_cast<u64>(d.launch.kernarg));
-  if (has & kDispatchId) push(0);
-  if (has & kFlatScratchInit) push(0);
-  if (has & kPrivateSize) w.sgpr[next++] = kernel.private_segment_bytes;
-  const u32 preload = kernel.preload & 127, from = kernel.preload >> 7;
-  for (u32 i = 0; i < preload && (from + i + 1) * 4 <= d.launch.kernarg_bytes; ++i) {
-    w.sgpr[(next + i) & 127] = load<u32>(d.launch.kernarg + 4 * (from + i));
+  const u16 properties = kernel.properties;
+  if (properties & kPrivateBuffer) next_sgpr += 4;
+  if (properties & kDispatchPtr) push(reinterpret_cast<u64>(&d.packet));
+  if (properties & kQueuePtr) push(reinterpret_cast<u64>(d.queue));
+  if (properties & kKernargPtr) push(reinterpret_cast<u64>(d.launch.kernarg));
+  if (properties & kDispatchId) push(0);
+  if (properties & kFlatScratchInit) push(0);
+  if (properties & kPrivateSize) w.sgpr[next_sgpr++] = kernel.private_segment_bytes;
+  const u32 preload = kernel.preload & 127, preload_offset = kernel.preload >> 7;
+  for (u32 i = 0; i < preload && (preload_offset + i + 1) * 4 <= d.launch.kernarg_bytes; ++i) {
+    w.sgpr[(next_sgpr + i) & 127] = load<u32>(d.launch.kernarg + 4 * (preload_offset + i));
   }
-  next = kernel.rsrc2 >> 1 & 31;  // the system registers follow the user registers
+  next_sgpr = kernel.rsrc2 >> 1 & 31;  // system SGPRs follow the user SGPRs
   for (u32 dim = 0; dim < 3; ++dim) {
-    if (kernel.rsrc2 >> (7 + dim) & 1) w.sgpr[next++] = group.shared.id[dim];
+    if (kernel.rsrc2 >> (7 + dim) & 1) w.sgpr[next_sgpr++] = group.shared.id[dim];
   }
-  if (kernel.rsrc2 >> 10 & 1) w.sgpr[next++] = 0;
+  if (kernel.rsrc2 >> 10 & 1) w.sgpr[next_sgpr++] = 0;
   store<u64>(&w.sgpr[kFlatScratchLo], 0);
 }
 
 void init_vgprs(const Dispatch& d, Wave& w) {
   for (u32 i = 0; i < d.kernel.vgpr_rows * kLanes; ++i) w.vgpr[i] = kPoisonWord;
-  const u32 bx = d.launch.block[0], by = d.launch.block[1];
+  const u32 block_x = d.launch.block[0], block_y = d.launch.block[1];
   for (u32 lane = 0; lane < kLanes; ++lane) {
     const u32 flat = w.index * kLanes + lane;
-    w.v(0)[lane] = flat % bx | flat / bx % by << 10 | flat / (bx * by) << 20;
+    w.v(0)[lane] =
+        flat % block_x | flat / block_x % block_y << 10 | flat / (block_x * block_y) << 20;
   }
 }
 
-void init_wave(const Dispatch& d, Group& group, u32 index) {
+void init_wave(const Dispatch& d, WorkgroupState& group, u32 index) {
   Wave& w = *new (&group.waves[index]) Wave;
-  const u32 left = d.lanes - index * kLanes;
+  const u32 remaining = d.lanes - index * kLanes;
   w.index = index;
   w.group = &group.shared;
   w.program = d.kernel.object->program.get();
-  w.launched = left >= kLanes ? ~u64{0} : lane_bit(left) - 1;
+  w.launched_lanes = remaining >= kLanes ? ~u64{0} : lane_bit(remaining) - 1;
   w.mode = d.mode;
   w.pc = d.kernel.entry + (d.kernel.preload & 127 ? kPreloadEntryDwords : 0);
-  w.vgpr = reinterpret_cast<u32*>(group.vgprs.at_least(0)) + u64{index} * kVgprRows * kLanes;
+  w.vgpr = reinterpret_cast<u32*>(group.vgprs.reserve(0)) + u64{index} * kVgprRows * kLanes;
   w.acc = w.vgpr + u64{d.kernel.accum_offset} * kLanes;
   w.scratch_bytes = d.scratch_bytes;
-  w.scratch = group.scratch.at_least(0) + u64{index} * d.scratch_bytes * kLanes;
-  group.landings[index].begin(w, d.schedule.random ? group.random.next() : 0);
-  if (d.followed) w.set_slow(kFollowed, true);
-  if (d.schedule.random) w.set_slow(kLate, true);
+  w.scratch = group.scratch.reserve(0) + u64{index} * d.scratch_bytes * kLanes;
+  group.load_queues[index].begin(w, d.schedule.random ? group.random.next() : 0);
+  if (d.track_loads) w.set_slow(kTrackLoads, true);
+  if (d.schedule.random) w.set_slow(kRandomCompletion, true);
   init_sgprs(d, group, w);
-  w.set_exec(w.launched);
+  w.set_exec(w.launched_lanes);
   init_vgprs(d, w);
 }
 
-void init_group(const Dispatch& d, Group& group, u64 flat) {
+void init_group(const Dispatch& d, WorkgroupState& group, u64 flat) {
   Workgroup& shared = group.shared;
   shared.id[0] = static_cast<u32>(flat % d.launch.grid[0]);
   shared.id[1] = static_cast<u32>(flat / d.launch.grid[0] % d.launch.grid[1]);
   shared.id[2] = static_cast<u32>(flat / d.launch.grid[0] / d.launch.grid[1]);
   shared.wave_count = d.wave_count;
   shared.lds_bytes = d.lds_bytes;
-  shared.watch = nullptr;
+  shared.check_state = nullptr;
   shared.trace = nullptr;
-  shared.arrivals = &group.arrivals;
-  group.arrivals.clear();
-  group.begun = false;
+  shared.lds_dma_queue = &group.lds_dma_queue;
+  group.lds_dma_queue.clear();
+  group.is_begun = false;
   shared.arch = d.kernel.object->arch;
-  shared.lds = group.lds.at_least(u64{d.lds_bytes} + kLdsPadding);
+  shared.lds = group.lds.reserve(u64{d.lds_bytes} + kLdsPadding);
   for (u32 i = 0; i < d.lds_bytes / 4; ++i) store<u32>(shared.lds + 4 * i, kPoisonWord);
-  group.vgprs.at_least(u64{d.wave_count} * kVgprRows * kLanes * sizeof(u32));
-  group.scratch.at_least(u64{d.wave_count} * d.scratch_bytes * kLanes + 64);
-  group.waves = reinterpret_cast<Wave*>(group.waves_memory.at_least(d.wave_count * sizeof(Wave)));
-  if (group.landings.size() < d.wave_count) group.landings.resize(d.wave_count);
+  group.vgprs.reserve(u64{d.wave_count} * kVgprRows * kLanes * sizeof(u32));
+  group.scratch.reserve(u64{d.wave_count} * d.scratch_bytes * kLanes + 64);
+  group.waves = reinterpret_cast<Wave*>(group.waves_memory.reserve(d.wave_count * sizeof(Wave)));
+  if (group.load_queues.size() < d.wave_count) group.load_queues.resize(d.wave_count);
   group.random = Random(d.schedule.seed ^ flat << 32);
   for (u32 i = 0; i < d.wave_count; ++i) init_wave(d, group, i);
 }
@@ -270,28 +273,29 @@ void on_signal(int signal, siginfo_t* info, void* context) {
   } else if (previous.sa_handler != SIG_DFL && previous.sa_handler != SIG_IGN) {
     previous.sa_handler(signal);
   } else {
-    std::signal(signal, SIG_DFL);  // not ours: the instruction runs again and ends the process
+    // Not caused by a kernel: returning repeats the access, which ends the process.
+    std::signal(signal, SIG_DFL);
   }
 }
 
-// Others (Python's faulthandler) may have installed theirs since the last launch.
+// Other libraries (Python's faulthandler) may have replaced the handlers since the last launch.
 void install_handlers() {
   for (u32 i = 0; i < 2; ++i) {
-    struct sigaction now;
-    sigaction(kSignals[i], nullptr, &now);
-    if (now.sa_flags & SA_SIGINFO && now.sa_sigaction == on_signal) continue;
-    previous_handlers[i] = now;
-    struct sigaction ours = {};
-    ours.sa_sigaction = on_signal;
-    ours.sa_flags = SA_SIGINFO | SA_NODEFER | SA_ONSTACK;
-    sigemptyset(&ours.sa_mask);
-    sigaction(kSignals[i], &ours, nullptr);
+    struct sigaction installed;
+    sigaction(kSignals[i], nullptr, &installed);
+    if (installed.sa_flags & SA_SIGINFO && installed.sa_sigaction == on_signal) continue;
+    previous_handlers[i] = installed;
+    struct sigaction handler = {};
+    handler.sa_sigaction = on_signal;
+    handler.sa_flags = SA_SIGINFO | SA_NODEFER | SA_ONSTACK;
+    sigemptyset(&handler.sa_mask);
+    sigaction(kSignals[i], &handler, nullptr);
   }
 }
 
 // -------------------------------------------------------------------------------- a slice
 
-std::string where(const Dispatch& d, const Group& group, const Wave* wave) {
+std::string error_prefix(const Dispatch& d, const WorkgroupState& group, const Wave* wave) {
   char text[160];
   const u32* id = group.shared.id;
   std::snprintf(text, sizeof(text), " [workgroup %u,%u,%u wave %u]", id[0], id[1], id[2],
@@ -299,7 +303,7 @@ std::string where(const Dispatch& d, const Group& group, const Wave* wave) {
   return "kernel " + d.kernel.name + text + ": ";
 }
 
-// The instruction that a wave is at, and its place.
+// Formats the mnemonic and offset of a wave's current instruction.
 std::string position(const Wave& w) {
   Inst inst;
   decode(w.program->arch, w.program->words, w.program->count, w.current, inst);
@@ -315,30 +319,31 @@ std::string signal_text(const Wave& w) {
   return position(w) + text;
 }
 
-std::string budget_text(const Dispatch& d, const Group& group) {
-  const Wave* wave = group.waves;  // the first that has not ended, if any
-  const Wave* last = wave + group.shared.wave_count - 1;
-  while (wave < last && wave->state == WaveState::kDone) ++wave;
-  return where(d, group, wave) + position(*wave) + ": the step budget of " +
+std::string budget_text(const Dispatch& d, const WorkgroupState& group) {
+  const Wave* wave = group.waves;  // finds the first wave that has not ended
+  const Wave* last_wave = wave + group.shared.wave_count - 1;
+  while (wave < last_wave && wave->state == WaveState::kDone) ++wave;
+  return error_prefix(d, group, wave) + position(*wave) + ": the step budget of " +
          std::to_string(settings().max_steps) + " instructions (RFOPS_VGPU_MAX_STEPS) is used up";
 }
 
-// One slice of a group. Returns whether it has ended; a fault is put into `error`.
-bool guarded_slice(const Dispatch& d, Group& group, u64 slice, u64& instructions,
+// Runs one slice of a workgroup. Returns whether the workgroup has ended; sets `error` on a fault.
+bool guarded_slice(const Dispatch& d, WorkgroupState& group, u64 slice, u64& instructions,
                    std::string& error) {
   const u32 host_mode = save_host_fp_mode();
   bool ended = true;
   if (sigsetjmp(trap.escape, 0)) {
-    error = where(d, group, trap.wave) + signal_text(*trap.wave);
+    error = error_prefix(d, group, trap.wave) + signal_text(*trap.wave);
   } else {
     trap.active = true;
     try {
-      const Turns turns = {group.waves, d.wave_count, d.schedule.random ? &group.random : nullptr};
-      ended = take_turns(turns, slice, instructions, trap.wave);
+      const WaveSet wave_set = {group.waves, d.wave_count,
+                                d.schedule.random ? &group.random : nullptr};
+      ended = run_waves(wave_set, slice, instructions, trap.wave);
     } catch (const Fault& fault) {
-      error = where(d, group, trap.wave) + fault.what();
-    } catch (const std::exception& other) {
-      error = where(d, group, trap.wave) + "internal error: " + other.what();
+      error = error_prefix(d, group, trap.wave) + fault.what();
+    } catch (const std::exception& exception) {
+      error = error_prefix(d, group, trap.wave) + "internal error: " + exception.what();
     }
     trap.active = false;
   }
@@ -348,17 +353,17 @@ bool guarded_slice(const Dispatch& d, Group& group, u64 slice, u64& instructions
 
 // ------------------------------------------------------------ a launch's workgroups
 
-// Slices by number, in the order in which a single thread would run them. What a workgroup learns
-// of others (who is the last to arrive, what a flag is) decides what it does, and so the launch's
-// time: where a time is wanted it must not depend on how fast the host's threads are. A slice runs
-// beside earlier ones until it comes to an instruction by which workgroups learn of one another;
-// there it waits until they have ended. The first that has not ended never waits.
+// Orders the slices of workgroups as a single host thread would run them. What a workgroup learns
+// of others (who arrives last, the value of a flag) decides its work and so the launch's time, and
+// in timing mode this must not depend on the speed of host threads. A slice runs concurrently with
+// earlier slices until an instruction by which workgroups communicate; there it waits until all
+// earlier slices have ended. The earliest slice never waits, so there is no deadlock.
 //
-// The owner's mutex guards it.
+// Guarded by the owner's mutex.
 class SliceOrder {
  public:
   u64 begin() { return begun_++; }
-  void end() { ++ended_; }  // of the slice whose turn it is
+  void end() { ++ended_; }  // ends the slice whose turn it is
   bool is_turn(u64 slice) const { return slice == ended_; }
   u64 running() const { return begun_ - ended_; }
 
@@ -366,7 +371,7 @@ class SliceOrder {
   u64 begun_ = 0, ended_ = 0;
 };
 
-// Waits before the instructions that SliceOrder puts in order.
+// Waits before instructions by which workgroups communicate, until it is the slice's turn.
 class OrderKeeper : public Observer {
  public:
   explicit OrderKeeper(std::function<void(u64)> wait) : wait_(std::move(wait)) {}
@@ -375,7 +380,7 @@ class OrderKeeper : public Observer {
     has_turn_ = false;
     host_mode_ = save_host_fp_mode();
   }
-  void before(Wave&, const Inst& inst) override {
+  void before_inst(Wave&, const Inst& inst) override {
     if (has_turn_ || !synchronises(inst)) return;
     const u32 mode = save_host_fp_mode();
     restore_host_fp_mode(host_mode_);
@@ -383,7 +388,7 @@ class OrderKeeper : public Observer {
     restore_host_fp_mode(mode);
     has_turn_ = true;  // until the slice ends
   }
-  void after(Wave&, const Inst&) override {}
+  void after_inst(Wave&, const Inst&) override {}
   void access(Wave&, const Inst&, const Access&) override {}
 
  private:
@@ -393,29 +398,29 @@ class OrderKeeper : public Observer {
   bool has_turn_ = false;
 };
 
-// Who watches what one thread runs.
-class Watchers {
+// The observers of one host thread.
+class Observers {
  public:
-  Observer* observer = nullptr;  // of workgroups whose time is not taken; null: nobody
-  Observer* sampled = nullptr;   // of the others
+  Observer* observer = nullptr;  // for workgroups that are not timed; null: none
+  Observer* sampled = nullptr;   // for timed workgroups
   std::unique_ptr<Observer> counted, checked, timed;
-  std::unique_ptr<OrderKeeper> keeper;
+  std::unique_ptr<OrderKeeper> order_keeper;
 
-  Watchers(LaunchCounters* counters, LaunchChecks* checks, LaunchTiming* timing,
-           std::unique_ptr<OrderKeeper> order) {
-    keeper = std::move(order);
+  Observers(LaunchCounters* counters, LaunchChecks* checks, LaunchTiming* timing,
+            std::unique_ptr<OrderKeeper> order) {
+    order_keeper = std::move(order);
     if (counters) counted = counters->observer();
     if (checks) checked = checks->observer();
     if (timing) timed = timing->observer();
-    observer = both(keeper.get(), both(counted.get(), checked.get()));
-    sampled = both(observer, timed.get());
+    observer = combine(order_keeper.get(), combine(counted.get(), checked.get()));
+    sampled = combine(observer, timed.get());
   }
-  Observer* of(const Workgroup& group) const { return group.trace ? sampled : observer; }
+  Observer* observer_for(const Workgroup& group) const { return group.trace ? sampled : observer; }
 
  private:
   std::deque<ObserverPair> pairs_;
 
-  Observer* both(Observer* first, Observer* second) {
+  Observer* combine(Observer* first, Observer* second) {
     if (!first || !second) return first ? first : second;
     return &pairs_.emplace_back(*first, *second);
   }
@@ -434,43 +439,44 @@ class Job {
 
   u64 parallelism() const { return dispatch_.group_count; }
 
-  // Takes groups until there is none left for this thread.
+  // Runs workgroups until none is left for this thread.
   void work() {
-    Group* group = nullptr;
+    WorkgroupState* group = nullptr;
     u64 instructions = 0;
-    const Watchers watchers(counters_.get(), checks_.get(), timing_.get(), order_keeper());
-    while (!stop_ && (group = take(group))) {
-      if (watchers.keeper) watchers.keeper->start(group->slice);
-      Observer* const observer = watchers.of(group->shared);
+    const Observers observers(counters_.get(), checks_.get(), timing_.get(), order_keeper());
+    while (!stop_ && (group = next_group(group))) {
+      if (observers.order_keeper) observers.order_keeper->start(group->slice);
+      Observer* const observer = observers.observer_for(group->shared);
       for (u32 i = 0; i < group->shared.wave_count; ++i) group->waves[i].observer = observer;
-      if (observer && !group->begun) observer->begin(group->shared);
-      group->begun = true;
+      if (observer && !group->is_begun) observer->begin(group->shared);
+      group->is_begun = true;
       std::string error;
-      const u64 before = instructions;
+      const u64 instructions_before = instructions;
       const bool ended = guarded_slice(dispatch_, *group, slice(*group), instructions, error);
-      const u64 total = steps_ += instructions - before;
-      look_for_signals();
+      const u64 total = steps_ += instructions - instructions_before;
+      poll_signals();
       if (error.empty() && step_limit_ && total > step_limit_) {
         error = budget_text(dispatch_, *group);
       }
       if (!error.empty()) fail(error);
       if (observer && ended) observer->end(group->shared);
-      end_slice(group, ended, instructions - before);
+      end_slice(group, ended, instructions - instructions_before);
       if (!ended) group = nullptr;
     }
-    if (group) give_back(group);
+    if (group) release_group(group);
     count_instructions(instructions);
     if (counters_ || checks_) {
       const std::lock_guard lock(mutex_);
-      if (counters_) counters_->add(*watchers.counted);
-      if (checks_) checks_->add(*watchers.checked);
+      if (counters_) counters_->add(*observers.counted);
+      if (checks_) checks_->add(*observers.checked);
     }
   }
 
   void finish(double seconds) {
-    const std::string found = checks_ ? checks_->finish() : "";
-    if (error.empty() && !found.empty()) error = "kernel " + dispatch_.kernel.name + ": " + found;
-    // Who takes records of counters finds those of time there too.
+    const std::string findings = checks_ ? checks_->finish() : "";
+    if (error.empty() && !findings.empty())
+      error = "kernel " + dispatch_.kernel.name + ": " + findings;
+    // Order matters: a reader that takes the counters' records must also find those of timing.
     if (timing_) timing_->finish(number_, error);
     if (counters_) counters_->finish(number_, seconds, error);
   }
@@ -478,7 +484,7 @@ class Job {
   std::string error;
 
   ~Job() {
-    for (Group* group : suspended_) give_back(group);
+    for (WorkgroupState* group : suspended_) release_group(group);
   }
 
  private:
@@ -490,17 +496,18 @@ class Job {
   inline static std::atomic<u64> launches_{0};
   const u64 number_ = ++launches_;
   const std::thread::id launcher_ = std::this_thread::get_id();
-  u64 next_ = 0;          // of the order in which groups run
-  bool all_run_ = false;  // also those that only others wait for
+  u64 next_ = 0;  // index in the order in which workgroups run
+  // Also run workgroups that only provide results, because others wait for them.
+  bool run_all_ = false;
   std::atomic<u64> steps_{0};
   std::atomic<bool> stop_{false};
   std::mutex mutex_;
-  std::deque<Group*> suspended_;
-  u32 working_ = 0;  // groups that run, but for those that look whether others have come
-  u64 slices_ = 0;   // that such had
+  std::deque<WorkgroupState*> suspended_;
+  u32 num_working_ = 0;  // running workgroups that are not polling
+  u64 slices_ = 0;       // number of slices that such workgroups have finished
   SliceOrder order_;
-  std::condition_variable worked_;
-  std::chrono::steady_clock::time_point looked_ = std::chrono::steady_clock::now();
+  std::condition_variable progress_;
+  std::chrono::steady_clock::time_point last_signal_check_ = std::chrono::steady_clock::now();
 
   std::string started() const {
     Json json;
@@ -511,63 +518,66 @@ class Job {
     return json.take();
   }
 
-  u64 slice(const Group& group) const {
-    const u64 most = group.resumed ? kResumedSlice : kGroupSlice;
-    return step_limit_ ? std::min(most, step_limit_) : most;
+  u64 slice(const WorkgroupState& group) const {
+    const u64 limit = group.was_suspended ? kResumedSlice : kGroupSlice;
+    return step_limit_ ? std::min(limit, step_limit_) : limit;
   }
 
-  // `free` is the caller's last group, done with: its memory serves the next one.
-  Group* take(Group* free) {
-    Group* resumed = nullptr;
-    u64 at = 0;
+  // Returns the next workgroup to run. `finished` is the caller's last one, whose memory is reused.
+  WorkgroupState* next_group(WorkgroupState* finished) {
+    WorkgroupState* resumed = nullptr;
+    u64 order_index = 0;
     u64 number = 0;  // of the slice
-    bool fresh = false;
+    bool is_new = false;
     {
       std::unique_lock lock(mutex_);
       if (dispatch_.in_order) wait_until(lock, [this] { return is_next_known(); });
       if (stop_) {
-        // Nothing more.
-      } else if (!suspended_.empty() && (next_ >= last() || suspended_.size() >= kMaxSuspended)) {
+        // The launch is stopping.
+      } else if (!suspended_.empty() &&
+                 (next_ >= num_to_run() || suspended_.size() >= kMaxSuspended)) {
         resumed = suspended_.front();
         suspended_.pop_front();
-        // What it looks for others are at, until the end of a slice.
-        const u64 before = slices_;
-        const auto got_on = [&] { return !resumed->looks || !working_ || slices_ != before; };
-        if (!dispatch_.in_order) wait_until(lock, got_on);
-      } else if (next_ < last()) {
-        at = next_++;
-        fresh = true;
+        // Other workgroups make progress at the end of a slice.
+        const u64 slices_before = slices_;
+        const auto has_progressed = [&] {
+          return !resumed->is_polling || !num_working_ || slices_ != slices_before;
+        };
+        if (!dispatch_.in_order) wait_until(lock, has_progressed);
+      } else if (next_ < num_to_run()) {
+        order_index = next_++;
+        is_new = true;
       }
-      working_ += fresh || (resumed && !resumed->looks);
-      if (fresh || resumed) number = order_.begin();
+      num_working_ += is_new || (resumed && !resumed->is_polling);
+      if (is_new || resumed) number = order_.begin();
     }
     if (resumed) {
-      if (free) give_back(free);
+      if (finished) release_group(finished);
       resumed->slice = number;
       return resumed;
     }
-    if (!fresh) {
-      if (free) give_back(free);
+    if (!is_new) {
+      if (finished) release_group(finished);
       return nullptr;
     }
-    Group* group = free ? free : borrow();
-    group->resumed = group->looks = false;
-    group->times_aside = 0;
+    WorkgroupState* group = finished ? finished : acquire_group();
+    group->was_suspended = group->is_polling = false;
+    group->num_suspensions = 0;
     group->slice = number;
     const u64 count = dispatch_.group_count;
     const Schedule& schedule = dispatch_.schedule;
-    const u64 flat = schedule.random ? shuffled(at, count, schedule.seed)
-                     : timing_       ? timing_->group(at)
-                                     : at;
+    const u64 flat = schedule.random ? shuffled(order_index, count, schedule.seed)
+                     : timing_       ? timing_->group(order_index)
+                                     : order_index;
     init_group(dispatch_, *group, flat);
     if (timing_) group->shared.trace = timing_->begin(flat, dispatch_.wave_count);
     return group;
   }
 
-  // Where only the time is wanted, the sample comes first and is all that runs.
-  u64 last() const {
+  // If only the time is needed, the sample comes first and is all that runs.
+  u64 num_to_run() const {
     const bool sample_only =
-        timing_ && !all_run_ && !timing_->needs_all() && !dispatch_.schedule.random;
+        timing_ && !run_all_ && !timing_->needs_all() && !dispatch_.schedule.random;
     return sample_only ? timing_->sampled_groups() : dispatch_.group_count;
   }
 
@@ -575,108 +585,109 @@ class Job {
     const std::lock_guard lock(mutex_);
     if (error.empty()) error = text;
     stop_ = true;
-    worked_.notify_all();
+    progress_.notify_all();
   }
 
   // -------------------------------------------------------------------------------- waiting
 
-  // Until that holds or the launch is to stop; `lock` is of mutex_.
-  template <class Holds>
-  void wait_until(std::unique_lock<std::mutex>& lock, const Holds& holds) {
-    constexpr std::chrono::milliseconds kEvery{50};
-    while (!worked_.wait_for(lock, kEvery, [&] { return stop_ || holds(); })) {
+  // Waits until the condition holds or the launch stops; `lock` holds mutex_.
+  template <class Condition>
+  void wait_until(std::unique_lock<std::mutex>& lock, const Condition& condition) {
+    constexpr std::chrono::milliseconds kPollInterval{50};
+    while (!progress_.wait_for(lock, kPollInterval, [&] { return stop_ || condition(); })) {
       lock.unlock();
-      look_for_signals();
+      poll_signals();
       lock.lock();
     }
   }
 
  public:
-  // Stops for a signal. Only of launches that take long: to look costs Python's lock.
-  void look_for_signals() {
-    constexpr std::chrono::milliseconds kEvery{100};
+  // Fails the launch on a signal. Called at intervals, because a check takes Python's lock.
+  void poll_signals() {
+    constexpr std::chrono::milliseconds kPollInterval{100};
     if (std::this_thread::get_id() != launcher_) return;
-    const auto now = std::chrono::steady_clock::now();
-    if (now - looked_ < kEvery) return;
-    looked_ = now;
+    const auto time = std::chrono::steady_clock::now();
+    if (time - last_signal_check_ < kPollInterval) return;
+    last_signal_check_ = time;
     if (interrupted()) fail("kernel " + dispatch_.kernel.name + ": " + kInterrupted);
   }
 
  private:
-  // -------------------------------------------------------------------------------- in order
+  // -------------------------------------------------------------------------------- ordered slices
 
   std::unique_ptr<OrderKeeper> order_keeper() {
     if (!dispatch_.in_order) return nullptr;
     return std::make_unique<OrderKeeper>([this](u64 slice) {
       std::unique_lock lock(mutex_);
       wait_until(lock, [&] { return order_.is_turn(slice); });
-      if (stop_) throw Fault("stopped, as the launch has failed");
+      if (stop_) throw Fault("stopped, because the launch has failed");
     });
   }
 
-  // Whether what a single thread would take now does not depend on slices that still run.
+  // Returns whether the next choice of a single thread is independent of running slices.
   bool is_next_known() const {
     if (!order_.running()) return true;
-    const bool takes_new = suspended_.size() + order_.running() < kMaxSuspended;
-    if (next_ < last()) return takes_new;
+    const bool may_start = suspended_.size() + order_.running() < kMaxSuspended;
+    if (next_ < num_to_run()) return may_start;
     return next_ >= dispatch_.group_count && !suspended_.empty();
   }
 
-  // After so many instructions of a slice. A group that has not ended goes on when others have.
-  void end_slice(Group* group, bool ended, u64 instructions) {
+  // Ends a slice after `instructions`. A workgroup that has not ended resumes after others have
+  // run.
+  void end_slice(WorkgroupState* group, bool ended, u64 instructions) {
     std::unique_lock lock(mutex_);
     if (dispatch_.in_order) wait_until(lock, [&] { return order_.is_turn(group->slice); });
-    if (!group->looks) --working_, ++slices_;
-    if (!ended) set_aside(group, instructions);
+    if (!group->is_polling) --num_working_, ++slices_;
+    if (!ended) suspend(group, instructions);
     order_.end();
-    worked_.notify_all();
+    progress_.notify_all();
   }
 
-  void set_aside(Group* group, u64 instructions) {
-    const bool looked = group->looks;
-    group->resumed = true;
-    group->looks = instructions < kLook;
-    const bool others_work = working_ && !dispatch_.in_order;
-    const bool in_vain = looked && group->looks && !others_work;
-    if (++group->times_aside >= kWaits || in_vain) all_run_ = true;
+  void suspend(WorkgroupState* group, u64 instructions) {
+    const bool was_polling = group->is_polling;
+    group->was_suspended = true;
+    group->is_polling = instructions < kPollInstructions;
+    const bool others_progress = num_working_ && !dispatch_.in_order;
+    const bool is_stuck = was_polling && group->is_polling && !others_progress;
+    if (++group->num_suspensions >= kMaxSuspensions || is_stuck) run_all_ = true;
     suspended_.push_back(group);
   }
 
-  // Groups outlive a launch: a thread keeps one at hand, so that a launch allocates nothing.
-  static Group* borrow() {
-    Group* group = spare_;
-    spare_ = nullptr;
-    return group ? group : new Group;
+  // Workgroup states outlive a launch: each thread caches one, so that a launch allocates nothing.
+  static WorkgroupState* acquire_group() {
+    WorkgroupState* group = cached_group_;
+    cached_group_ = nullptr;
+    return group ? group : new WorkgroupState;
   }
-  static void give_back(Group* group) {
-    if (spare_)
+  static void release_group(WorkgroupState* group) {
+    if (cached_group_)
       delete group;
     else
-      spare_ = group;
+      cached_group_ = group;
   }
-  static thread_local Group* spare_;
+  static thread_local WorkgroupState* cached_group_;
 };
-thread_local Group* Job::spare_ = nullptr;
+thread_local WorkgroupState* Job::cached_group_ = nullptr;
 
 }  // namespace
 
-void fault(const Wave& wave, const Inst& inst, const std::string& what) {
+void fault(const Wave& wave, const Inst& inst, const std::string& message) {
   (void)wave;
   char text[32];
   std::snprintf(text, sizeof(text), " at text offset 0x%x", inst.index * 4);
   throw Fault((inst.op ? std::string(inst.op->name) : std::string("instruction")) + text + ": " +
-              what);
+              message);
 }
 
 std::string run(const Launch& launch) {
   Schedule schedule;
-  if (const std::string wrong = current_schedule(schedule); !wrong.empty()) return wrong;
+  if (const std::string error = current_schedule(schedule); !error.empty()) return error;
   const Dispatch dispatch(launch, schedule);
   if (!dispatch.group_count) return "";
   install_handlers();
   Job job(dispatch);
   const auto start = std::chrono::steady_clock::now();
-  share_work(job.parallelism(), [&job] { job.work(); }, [&job] { job.look_for_signals(); });
+  share_work(job.parallelism(), [&job] { job.work(); }, [&job] { job.poll_signals(); });
   job.finish(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
   return job.error;
 }

@@ -7,11 +7,11 @@
 
 namespace vgpu {
 
-// What the text of a launch ends with that a signal has ended.
+// The end of the error text of a launch that a signal has ended.
 inline constexpr const char* kInterrupted = "interrupted by a signal";
 
-// Runs to the end (launches are synchronous). Empty on success; else the fault's text, which names
-// kernel, instruction and offset.
+// Runs a launch to its end (launches are synchronous). Returns an empty text, or that of the fault,
+// which names kernel, instruction and offset.
 std::string run(const Launch& launch);
 
 }  // namespace vgpu

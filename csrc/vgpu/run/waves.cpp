@@ -2,52 +2,53 @@
 
 #include <algorithm>
 
-#include "vgpu/exec/landing.h"
 #include "vgpu/exec/lanes.h"
+#include "vgpu/exec/load_queue.h"
 #include "vgpu/isa/program.h"
 #include "vgpu/machine/observer.h"
 
 namespace vgpu {
 namespace {
 
-constexpr u64 kTurn = 4;           // instructions of a wave before its neighbours run
-constexpr u64 kLoneTurn = 20'000;  // where no neighbour can run
-constexpr u32 kRandomTurns = 13;   // random turns have 1, 2, 4 ... 4096 instructions
+constexpr u64 kWaveSlice = 4;           // instructions per wave before the next wave runs
+constexpr u64 kLoneWaveSlice = 20'000;  // if no other wave can run
+constexpr u32 kRandomSlices = 13;       // random slices have 1, 2, 4 ... 4096 instructions
 
 // -------------------------------------------------------------------------------- the slow path
 
-// VGPR indexing: M0 shifts the register numbers of vector instructions.
+// VGPR indexing: adds M0 to the register numbers of vector instructions.
 Inst indexed(const Wave& w, const Inst& plain) {
   Inst inst = plain;
-  const u32 m0 = w.sgpr[kM0], index = m0 & 0xff, which = m0 >> 12 & 15;
+  const u32 m0 = w.sgpr[kM0], index = m0 & 0xff, operand_mask = m0 >> 12 & 15;
   for (u32 s = 0; s < 3; ++s) {
-    if (which >> s & 1 && inst.src[s].kind == SrcKind::kVgpr)
+    if (operand_mask >> s & 1 && inst.src[s].kind == SrcKind::kVgpr)
       inst.src[s].reg = (inst.src[s].reg + index) & 0xff;
   }
-  if (which & 8) inst.dst = (inst.dst + index) & 0xff;
+  if (operand_mask & 8) inst.dst = (inst.dst + index) & 0xff;
   return inst;
 }
 
-// While some load is on its way, its neighbours of the queues count, and waits let it land.
-void execute_counted(Wave& w, const Inst& inst) {
-  const bool load = inst.result && (w.slow & kLate || w.landing->overlaps(inst));
-  load ? w.landing->run(w, inst) : inst.exec(w, inst);
-  if (w.state == WaveState::kDone) w.landing->all(w);
+// Executes an instruction while loads are tracked: the wait counters advance, and waits complete
+// loads.
+void execute_tracked(Wave& w, const Inst& inst) {
+  const bool load = inst.result && (w.slow & kRandomCompletion || w.load_queue->overlaps(inst));
+  load ? w.load_queue->run(w, inst) : inst.exec(w, inst);
+  if (w.state == WaveState::kDone) w.load_queue->complete_all(w);
 }
 
 template <bool kObserved>
 void slow_step(Wave& w, const Inst& inst) {
-  if (w.slow & kSkipping && is_vector(inst.format) && inst.op) return;  // not issued
-  const bool counts = w.slow & (kHolding | kFollowed | kLate);
-  if (counts) w.landing->before(w, inst);
-  if constexpr (kObserved) w.observer->before(w, inst);
-  counts ? execute_counted(w, inst) : inst.exec(w, inst);
-  if constexpr (kObserved) w.observer->after(w, inst);
+  if (w.slow & kSkipping && is_vector(inst.format) && inst.op) return;  // skipped
+  const bool tracks = w.slow & (kLoadsInFlight | kTrackLoads | kRandomCompletion);
+  if (tracks) w.load_queue->before_inst(w, inst);
+  if constexpr (kObserved) w.observer->before_inst(w, inst);
+  tracks ? execute_tracked(w, inst) : inst.exec(w, inst);
+  if constexpr (kObserved) w.observer->after_inst(w, inst);
 }
 
 // -------------------------------------------------------------------------------- the loop
 
-// Up to `budget` instructions of one wave. The plain loop, and the one that an observer follows.
+// Runs at most `budget` instructions of one wave, with or without an observer.
 template <bool kObserved>
 u64 advance(Wave& w, Program& program, u64 budget) {
   const Inst* const insts = program.insts;
@@ -66,57 +67,58 @@ u64 advance(Wave& w, Program& program, u64 budget) {
     w.pc = pc + inst.dwords;
     ++done;
     if (w.slow) [[unlikely]] {
-      const bool shifts = w.slow & kIndexed && is_valu(inst.format);
-      shifts ? slow_step<kObserved>(w, indexed(w, inst)) : slow_step<kObserved>(w, inst);
+      const bool is_indexed = w.slow & kIndexed && is_valu(inst.format);
+      is_indexed ? slow_step<kObserved>(w, indexed(w, inst)) : slow_step<kObserved>(w, inst);
     } else {
-      if constexpr (kObserved) w.observer->before(w, inst);
+      if constexpr (kObserved) w.observer->before_inst(w, inst);
       exec(w, inst);
-      if constexpr (kObserved) w.observer->after(w, inst);
+      if constexpr (kObserved) w.observer->after_inst(w, inst);
     }
-    if (!w.runs()) break;
+    if (!w.is_running()) break;
   } while (done < budget);
   return done;
 }
 
-// A wave that has ended counts as arrived at the barrier.
-void release(const Turns& turns) {
-  for (u32 i = 0; i < turns.count; ++i) {
-    if (turns.waves[i].state == WaveState::kAtBarrier) turns.waves[i].run();
+// Releases the barrier. A wave that has ended counts as arrived.
+void release(const WaveSet& group) {
+  for (u32 i = 0; i < group.count; ++i) {
+    if (group.waves[i].state == WaveState::kAtBarrier) group.waves[i].run();
   }
 }
 
-// Those that slept when the workgroup was set aside.
-void wake(const Turns& turns) {
-  for (u32 i = 0; i < turns.count; ++i) {
-    if (turns.waves[i].state == WaveState::kAsleep) turns.waves[i].run();
+// Wakes waves that slept when the workgroup was suspended.
+void wake(const WaveSet& group) {
+  for (u32 i = 0; i < group.count; ++i) {
+    if (group.waves[i].state == WaveState::kAsleep) group.waves[i].run();
   }
 }
 
-// Of `running` waves, the `which`-th.
-Wave& runnable(const Turns& turns, u32 which) {
-  Wave* wave = turns.waves;
+// Returns the runnable wave at this position.
+Wave& runnable(const WaveSet& group, u32 position) {
+  Wave* wave = group.waves;
   while (true) {
-    if (wave->runs() && !which--) return *wave;
+    if (wave->is_running() && !position--) return *wave;
     ++wave;
   }
 }
 
-struct States {
+struct StateCounts {
   u32 running = 0, asleep = 0, ended = 0;
 };
-States states(const Turns& turns) {
-  States found;
-  for (u32 i = 0; i < turns.count; ++i) {
-    found.running += turns.waves[i].runs();
-    found.asleep += turns.waves[i].state == WaveState::kAsleep;
-    found.ended += turns.waves[i].state == WaveState::kDone;
+StateCounts count_states(const WaveSet& group) {
+  StateCounts counts;
+  for (u32 i = 0; i < group.count; ++i) {
+    counts.running += group.waves[i].is_running();
+    counts.asleep += group.waves[i].state == WaveState::kAsleep;
+    counts.ended += group.waves[i].state == WaveState::kDone;
   }
-  return found;
+  return counts;
 }
 
-// A wave's turn.
+// Runs one slice of a wave.
 template <bool kObserved>
-void turn(Wave& w, u64 budget, u64& instructions, u32& mode, const Wave* volatile& running) {
+void run_wave_slice(Wave& w, u64 budget, u64& instructions, u32& mode,
+                    const Wave* volatile& running) {
   running = &w;
   if (w.mode != mode) enter_fp_mode(w);
   instructions += advance<kObserved>(w, *w.program, budget);
@@ -124,42 +126,42 @@ void turn(Wave& w, u64 budget, u64& instructions, u32& mode, const Wave* volatil
 }
 
 template <bool kObserved>
-bool run_turns(const Turns& turns, u64 slice, u64& instructions, const Wave* volatile& running) {
-  const u64 until = instructions + slice;
-  wake(turns);
-  u32 mode = 0;  // the host's floating-point mode is that of this
-  for (u32 i = 0; i < turns.count; ++i) {
-    enter_fp_mode(turns.waves[i]);
-    mode = turns.waves[i].mode;
+bool run_slices(const WaveSet& group, u64 slice, u64& instructions, const Wave* volatile& running) {
+  const u64 end_instructions = instructions + slice;
+  wake(group);
+  u32 mode = 0;  // MODE that the host's floating-point unit follows
+  for (u32 i = 0; i < group.count; ++i) {
+    enter_fp_mode(group.waves[i]);
+    mode = group.waves[i].mode;
   }
-  while (instructions < until) {
-    const States now = states(turns);
-    if (now.ended == turns.count) return true;
-    if (!now.running) {
-      if (now.asleep) return false;
-      release(turns);
+  while (instructions < end_instructions) {
+    const StateCounts counts = count_states(group);
+    if (counts.ended == group.count) return true;
+    if (!counts.running) {
+      if (counts.asleep) return false;
+      release(group);
       continue;
     }
-    if (turns.random) {
-      Wave& w = runnable(turns, turns.random->below(now.running));
-      const u64 budget = u64{1} << turns.random->below(kRandomTurns);
-      turn<kObserved>(w, std::min(budget, slice), instructions, mode, running);
+    if (group.random) {
+      Wave& w = runnable(group, group.random->next_below(counts.running));
+      const u64 budget = u64{1} << group.random->next_below(kRandomSlices);
+      run_wave_slice<kObserved>(w, std::min(budget, slice), instructions, mode, running);
       continue;
     }
-    const u64 budget = std::min(now.running == 1 ? kLoneTurn : kTurn, slice);
-    for (u32 i = 0; i < turns.count; ++i) {
-      Wave& w = turns.waves[i];
-      if (w.runs()) turn<kObserved>(w, budget, instructions, mode, running);
+    const u64 budget = std::min(counts.running == 1 ? kLoneWaveSlice : kWaveSlice, slice);
+    for (u32 i = 0; i < group.count; ++i) {
+      Wave& w = group.waves[i];
+      if (w.is_running()) run_wave_slice<kObserved>(w, budget, instructions, mode, running);
     }
   }
-  return states(turns).ended == turns.count;
+  return count_states(group).ended == group.count;
 }
 
 }  // namespace
 
-bool take_turns(const Turns& turns, u64 slice, u64& instructions, const Wave* volatile& running) {
-  return turns.waves[0].observer ? run_turns<true>(turns, slice, instructions, running)
-                                 : run_turns<false>(turns, slice, instructions, running);
+bool run_waves(const WaveSet& group, u64 slice, u64& instructions, const Wave* volatile& running) {
+  return group.waves[0].observer ? run_slices<true>(group, slice, instructions, running)
+                                 : run_slices<false>(group, slice, instructions, running);
 }
 
 }  // namespace vgpu

@@ -1,5 +1,5 @@
-// How the waves of a workgroup advance: in turn, a few instructions each, as the SIMDs of a compute
-// unit issue them, or at random.
+// Interleaves the waves of a workgroup: a few instructions each in turn, as the SIMDs of a compute
+// unit issue them, or in random order.
 #pragma once
 
 #include "vgpu/isa/wave.h"
@@ -7,15 +7,15 @@
 
 namespace vgpu {
 
-struct Turns {
+struct WaveSet {
   Wave* waves;
   u32 count;
-  Random* random;  // null: as hardware has it
+  Random* random;  // null: hardware order
 };
 
-// Runs until all waves have ended, which gives true, or about `slice` instructions were executed,
-// or none can go on and some sleep, for what other workgroups do. Adds to `instructions`; `running`
-// tells those who catch a fault which wave it was.
-bool take_turns(const Turns& turns, u64 slice, u64& instructions, const Wave* volatile& running);
+// Runs until all waves have ended (returns true), about `slice` instructions have executed, or no
+// wave can run and some sleep until other workgroups progress. Adds to `instructions`; `running` is
+// the current wave, for fault messages.
+bool run_waves(const WaveSet& group, u64 slice, u64& instructions, const Wave* volatile& running);
 
 }  // namespace vgpu

@@ -1,4 +1,4 @@
-// The state of a compute unit, of its waves and workgroups while a trace is replayed.
+// State of one compute unit, its waves and workgroups during a replay.
 #pragma once
 
 #include <array>
@@ -17,7 +17,7 @@ namespace vgpu {
 using Clk = i64;
 inline constexpr Clk kUnknownClk = std::numeric_limits<Clk>::max();
 
-// Why a wave did not issue.
+// Stall reasons: why a wave did not issue.
 enum class Reason : u8 {
   kIssue,
   kDependency,
@@ -39,32 +39,36 @@ enum class Reason : u8 {
 inline constexpr u32 kReasons = static_cast<u32>(Reason::kCount);
 const char* reason_name(Reason reason);
 
-// When each memory instruction of a wave is done, by its number; as many as counters can count.
+// Completion times of a wave's memory instructions by sequence number, for as many as a wait
+// counter can count.
 class Completions {
  public:
   u64 issued = 0;
-  void issue(Clk done) { done_[issued++ % kRoom] = done; }
-  void set(u64 number, Clk done) { done_[number % kRoom] = done; }
-  // When at most `left` are on their way: 0 when that is so already.
-  Clk until(u64 left) const { return issued > left ? done_[(issued - 1 - left) % kRoom] : 0; }
-  Clk last() const { return until(0); }
+  void issue(Clk done) { done_[issued++ % kCapacity] = done; }
+  void set(u64 number, Clk done) { done_[number % kCapacity] = done; }
+  // Returns the clk at which at most `max_in_flight` instructions are in flight, 0 if that holds
+  // already.
+  Clk completion(u64 max_in_flight) const {
+    return issued > max_in_flight ? done_[(issued - 1 - max_in_flight) % kCapacity] : 0;
+  }
+  Clk last_completion() const { return completion(0); }
 
  private:
-  static constexpr u32 kRoom = 128;
-  std::array<Clk, kRoom> done_{};
+  static constexpr u32 kCapacity = 128;
+  std::array<Clk, kCapacity> done_{};
 };
 
-struct GroupRun;
+struct WorkgroupRun;
 
 struct WaveRun {
-  const u32 *at = nullptr, *end = nullptr;  // of its trace
-  GroupRun* group = nullptr;
-  Clk next = 0;                 // no issue before
-  Clk last = 0;                 // issue
-  Clk charged = 0;              // waits up to there have been charged to a reason
-  Reason why = Reason::kIssue;  // of the latest wait
+  const u32 *trace_pos = nullptr, *trace_end = nullptr;  // position in the wave's trace
+  WorkgroupRun* group = nullptr;
+  Clk next_issue = 0;              // earliest clk of the next issue
+  Clk last_issue = 0;              // clk of the last issue
+  Clk charged_until = 0;           // stalls before this clk are already attributed to a reason
+  Reason reason = Reason::kIssue;  // of the latest stall
   u32 last_pc = 0;
-  enum class Parked : u8 { kNo, kOnLoad, kOnQueue, kOnFlag } parked = Parked::kNo;
+  enum class WaitKind : u8 { kRunning, kLoad, kQueue, kFlag } wait_kind = WaitKind::kRunning;
   u8 simd = 0, priority = 0;
   bool at_barrier = false;
   u32 cu = 0, age = 0, id = 0;
@@ -73,67 +77,67 @@ struct WaveRun {
   Completions vector, lds;
   u64 vector_served = 0, last_flat = 0;
   Clk scalar_done = 0;
-  Clk latest_vector = 0, latest_scalar = 0;  // of all that follow
+  Clk latest_vector = 0, latest_scalar = 0;  // maximum over the entries of the arrays below
   std::array<Clk, kTimedVectors> vector_ready{};
   std::array<Clk, kTimedScalars> scalar_ready{};
-  std::bitset<kTimedVectors> by_matrix;
-  std::array<u64, kReasons> since_barrier{};  // stalls
+  std::bitset<kTimedVectors> written_by_matrix;
+  std::array<u64, kReasons> stalls_since_barrier{};  // stall clk per reason
 };
 
-struct GroupRun {
-  const GroupTrace* trace = nullptr;
-  Clk start = 0, stored = 0;
+struct WorkgroupRun {
+  const WorkgroupTrace* trace = nullptr;
+  Clk start = 0, stores_done = 0;
   u32 cu = 0, alive = 0, waiting = 0;
   std::vector<WaveRun*> waves;
 };
 
-// A vector memory instruction between its issue and the pipe.
-struct Pending {
+// A vector memory instruction in the queue in front of the memory pipe.
+struct VmemRequest {
   WaveRun* wave;
   const TimedInst* inst;
-  const u32* words;  // of the trace, behind the head
+  const u32* words;  // payload of the trace record
   u32 count;
-  u64 number;  // of the wave's
+  u64 vmem_index;  // sequence number among the wave's vector memory instructions
   Clk issued;
 };
 
 struct InFlight {
   Clk done;
   u32 bytes;
-  bool operator>(const InFlight& other) const { return done > other.done; }
+  bool operator>(const InFlight& rhs) const { return done > rhs.done; }
 };
 
 struct UnitCounts {
-  u64 vector = 0, lds = 0, lds_conflicts = 0, memory = 0;  // busy clk
+  u64 vector = 0, lds = 0, lds_conflicts = 0, memory = 0;  // clk in which the unit was busy
   std::array<u64, static_cast<u32>(MatrixClass::kCount)> matrix{};
 };
 
-// An issue on a compute unit that may be the one to be shown.
+// One instruction issue, recorded for the CU that finishes last.
 struct IssueEvent {
-  Clk at;
+  Clk clk;
   u32 pc;
-  u32 wave;  // in order of start
+  u32 wave;  // in order of dispatch
   u8 simd;
-  Reason why;
+  Reason reason;
   u32 stalled;
 };
 
 struct Cu {
   struct Simd {
-    Clk vector = 0, matrix = 0, lds = 0, scalar = 0, memory = 0;  // free at
+    Clk vector = 0, matrix = 0, lds = 0, scalar = 0, memory = 0;  // clk at which each unit is free
   };
   std::array<Simd, kSimdsPerCu> simds;
   Clk lds_free = 0, pipe_free = 0;
   bool pipe_scheduled = false;
   u32 next_simd = 0;
-  double port_free = 0, write_port_free = 0;  // to L1, from it
+  double port_free = 0, write_port_free = 0;  // L1's read and write port to L2
   u64 bytes_in_flight = 0;
-  std::deque<Pending> queue;
-  std::vector<WaveRun*> wait_queue;  // for room in it
+  std::deque<VmemRequest> queue;
+  std::vector<WaveRun*> wait_queue;  // waves waiting for a free entry of `queue`
   std::priority_queue<InFlight, std::vector<InFlight>, std::greater<>> in_flight;
   Tags l1;
   UnitCounts busy;
-  Clk end = 0;  // of its last wave
+  Clk end = 0;  // clk at which the last wave has ended
   std::vector<IssueEvent> events;
 };
 

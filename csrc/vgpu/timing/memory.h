@@ -1,35 +1,35 @@
-// Caches and memory as one XCD sees them: tags, when a line is there, and what is busy how long.
+// Caches and memory of one XCD: tags, completion times, and occupancy of channels.
 #pragma once
 
 #include <algorithm>
 #include <vector>
 
-#include "vgpu/timing/parts.h"
+#include "vgpu/timing/gpu_model.h"
 
 namespace vgpu {
 
-// A fixed hash of a line's number: which channel and set it goes to. Host addresses are not the
-// device's, so the real one could not be used.
+// Hash of a line number; it selects channel and set. The hardware's own hash is not usable, because
+// host addresses differ from device addresses.
 constexpr u32 hash_line(u32 x) {
   x = (x ^ x >> 16) * 0x7feb352du;
   x = (x ^ x >> 15) * 0x846ca68bu;
   return x ^ x >> 16;
 }
 
-// Which set of L2: the lines of a page one after another in an order of its own, so that what lies
-// together fills the sets evenly, and what is a page apart does not meet in one.
+// Returns the L2 set index of a line. The lines of a page are permuted per page, so that contiguous
+// lines fill the sets evenly and lines one page apart do not conflict.
 constexpr u32 l2_set(u32 line) { return line ^ (hash_line(line / 32) & 31); }
 
-// Least recently used ways of sets.
+// Set-associative tags with LRU replacement.
 class Tags {
  public:
-  struct Found {
+  struct Lookup {
     u32 slot;
     bool hit;
   };
-  void reset(double bytes, double ways, double line_bytes = 128);
-  // Finds the line, or gives it the slot of the one that was used longest ago.
-  Found find(u32 line, u32 hash);
+  void reset(double bytes, double num_ways, double line_bytes = 128);
+  // Finds the line, or replaces the least recently used way of its set.
+  Lookup find(u32 line, u32 hash);
   double& ready(u32 slot) { return lines_[slot].ready; }
   bool& dirty(u32 slot) { return lines_[slot].dirty; }
 
@@ -38,65 +38,67 @@ class Tags {
     double ready = 0;
     bool dirty = false;
   };
-  u32 sets_ = 1, ways_ = 1, clock_ = 0;
-  std::vector<u32> tags_, used_;  // used_ 0: empty
+  u32 sets_ = 1, num_ways_ = 1, clock_ = 0;
+  std::vector<u32> tags_, last_used_;  // last_used_ 0: empty
   std::vector<Line> lines_;
 };
 
-// Serves one thing after another.
+// A resource that serves one request at a time.
 struct Server {
   double free = 0, busy = 0;
-  double take(double at, double cost) {
-    const double start = std::max(at, free);
+  double serve(double clk, double cost) {
+    const double start = std::max(clk, free);
     free = start + cost;
     busy += cost;
     return start;
   }
 };
 
-// Channels side by side, a line on one of them: some are busy while others are not.
+// Parallel channels. Each line maps to one channel, so channels may be unevenly busy.
 class Servers {
  public:
-  explicit Servers(double count) : all_(static_cast<std::size_t>(std::max(1.0, count))) {}
-  // `cost`: of one channel.
-  double take(double at, double cost, u32 hash) { return all_[hash % all_.size()].take(at, cost); }
-  u32 index(u32 hash) const { return static_cast<u32>(hash % all_.size()); }
-  double count() const { return static_cast<double>(all_.size()); }
-  double busy() const;  // of all, in the time of one
-  double last() const;
+  explicit Servers(double count) : servers_(static_cast<std::size_t>(std::max(1.0, count))) {}
+  // `cost` is the occupancy of one channel.
+  double serve(double clk, double cost, u32 hash) {
+    return servers_[hash % servers_.size()].serve(clk, cost);
+  }
+  u32 index(u32 hash) const { return static_cast<u32>(hash % servers_.size()); }
+  double count() const { return static_cast<double>(servers_.size()); }
+  double busy() const;  // mean over the channels
+  double last_free() const;
 
  private:
-  std::vector<Server> all_;
+  std::vector<Server> servers_;
 };
 
 struct MemoryCounts {
   u64 l1_lines = 0, l1_hits = 0, l2_lines = 0, l2_hits = 0, mall_lines = 0, hbm_lines = 0;
-  u64 hbm_rows = 0;  // opened for reads
+  u64 hbm_rows = 0;  // row misses of reads
   u64 written_lines = 0, write_requests = 0, scalar_lines = 0, scalar_hits = 0;
 };
 
-// How a launch finds memory.
+// Cache contents at the start of a launch, and sharing between XCDs.
 struct MemoryState {
-  double sharing = 1;    // XCDs that read a line of memory, on average
-  double taken = 0;      // share of writes before which another XCD has written the line
-  bool in_mall = false;  // operands lie in the Infinity Cache
-  bool in_l2 = false;    // and what of them fits in L2, from a launch before
+  double sharing = 1;    // mean number of XCDs that read a line
+  double contended = 0;  // fraction of writes to lines that another XCD has written since
+  bool in_mall = false;  // operands are in the Infinity Cache
+  bool in_l2 = false;    // and in L2 as far as they fit: a warm launch
 };
 
-// What is behind the compute units of one XCD.
+// L2, Infinity Cache and HBM as one XCD sees them.
 class XcdMemory {
  public:
   XcdMemory(const Constants& k, double ghz, const MemoryState& state);
-  // A line that leaves the CU's port at `at`: when it is back in L1.
-  double read(double at, u32 line);
-  // When the writer knows that the write has been taken. `atomic`: clk of an atomic in its channel,
-  // 0 for a plain store.
-  double write(double at, u32 line, double atomic);
-  // A line of the scalar cache's, asked for at `at`.
-  double read_scalar(double at, u32 line);
-  // A launch before has used the line.
-  void keep(u32 line) { l2_.find(line, l2_set(line)); }
-  double drained() const { return std::max(fabric_.last(), hbm_.last()); }
+  // Reads a line requested by the CU at `clk`. Returns when it is in L1.
+  double read(double clk, u32 line);
+  // Writes a line. Returns when the write is acknowledged. `atomic`: occupancy of the L2 channel by
+  // an atomic, 0 for a store.
+  double write(double clk, u32 line, double atomic);
+  // Reads a line for the scalar cache, requested at `clk`.
+  double read_scalar(double clk, u32 line);
+  // Marks a line as left in L2 by an earlier launch.
+  void preload(u32 line) { l2_.find(line, l2_set(line)); }
+  double drain_clk() const { return std::max(fabric_.last_free(), hbm_.last_free()); }
   const Servers& l2() const { return channels_; }
   const Servers& fabric() const { return fabric_; }
   const Servers& hbm() const { return hbm_; }
@@ -104,28 +106,28 @@ class XcdMemory {
   MemoryCounts counts;
 
  private:
-  double half_, l1_latency_, line_clk_, fabric_clk_, fabric_write_clk_, hbm_clk_;
+  double half_l2_latency_, l1_latency_, line_clk_, fabric_clk_, fabric_write_clk_, hbm_clk_;
   double mall_clk_, hbm_latency_clk_, k_l2_, k_mall_, k_hbm_;
-  double taken_, taken_trips_;
-  double from_hbm_;  // of lines that are new to this XCD, the share that it fetches itself
+  double contended_fraction_, contended_trips_;
+  double from_hbm_;  // fraction of this XCD's first reads that go to HBM
   Servers channels_, fabric_, hbm_;
-  u32 hbm_lines_;  // side by side on one channel: a row of a bank
+  u32 hbm_lines_;  // consecutive lines per channel: one row of a bank
   u32 hbm_banks_;
   double hbm_row_clk_;
-  std::vector<u32> open_rows_;  // of each channel's banks
-  double hbm_turn_clk_, write_queue_clk_;
-  u32 write_lines_;  // side by side on one channel
-  u32 reads_ = 0;    // of HBM, after which no write has come yet
+  std::vector<u32> open_rows_;  // per channel and bank
+  double hbm_turnaround_clk_, write_queue_clk_;
+  u32 write_lines_;  // consecutive lines per channel, for writes
+  u32 reads_ = 0;    // HBM reads since the last write, at most kMaxPendingReads
   bool in_mall_;
   Tags l2_, mall_;
 
   enum class Origin : u8 { kMall, kShared, kHbm };
   Origin origin(u32 line, u32 hash);
-  double read_hbm(double at, u32 line);
-  double write_hbm(double at, u32 line);
-  double write_back(double at, u32 line, u32 hash, bool taken);
-  double own(double at, u32 line, u32 hash, bool taken);
-  bool is_taken() const;
+  double read_hbm(double clk, u32 line);
+  double write_hbm(double clk, u32 line);
+  double write_back(double clk, u32 line, u32 hash, bool contended);
+  double acquire_line(double clk, u32 line, u32 hash, bool contended);
+  bool is_contended() const;
 };
 
 }  // namespace vgpu

@@ -3,8 +3,8 @@
 namespace vgpu {
 namespace {
 
-constexpr u32 kPipe = 1u << 31;  // an event's id: a CU's pipe, or a wave
-constexpr u32 kOrderBits = 24;   // of a key: whose turn it is in one clk
+constexpr u32 kPipe = 1u << 31;  // bit of an event id: the memory pipe of a CU, otherwise a wave
+constexpr u32 kOrderBits = 24;   // low bits of an event key: the order of events within one clk
 constexpr u32 kAgeMask = (1u << 21) - 1;
 constexpr u32 kCodeLine = 64;
 
@@ -24,7 +24,7 @@ const char* reason_name(Reason reason) {
 
 Replay::Replay(const ReplayInput& input, StaticTable& table, double ghz)
     : input_(input),
-      k_(input.part->constants),
+      k_(input.model->constants),
       table_(table),
       memory_(k_, ghz, input.memory),
       flags_(input.groups),
@@ -33,17 +33,17 @@ Replay::Replay(const ReplayInput& input, StaticTable& table, double ghz)
   for (Cu& cu : cus_) cu.l1.reset(k_.l1_bytes, k_.l1_ways);
   k_caches_.resize(pairs);
   for (Tags& cache : k_caches_) cache.reset(k_.k_bytes, k_.k_ways);
-  // Code that fits is there after the first launch.
-  follow_code_ = input.cold_code || u64{table.size()} * 4 > static_cast<u64>(k_.icache_bytes);
-  if (follow_code_) {
+  // Code that fits the instruction cache is resident after the first launch.
+  model_icache_ = input.cold_code || u64{table.size()} * 4 > static_cast<u64>(k_.icache_bytes);
+  if (model_icache_) {
     code_caches_.resize(pairs);
     for (Tags& cache : code_caches_) cache.reset(k_.icache_bytes, 8, kCodeLine);
   }
   result_.pcs.resize(table.size());
   if (!input.memory.in_l2) return;
-  for (const GroupTrace* group : input.groups) {
+  for (const WorkgroupTrace* group : input.groups) {
     for (const std::vector<u32>& wave : group->waves) {
-      for_each_line(wave, [this](u32 line) { memory_.keep(line); });
+      for_each_line(wave, [this](u32 line) { memory_.preload(line); });
     }
   }
 }
@@ -51,35 +51,36 @@ Replay::~Replay() = default;
 
 // -------------------------------------------------------------------------------- events
 
-// In one clk: pipes, then waves by priority, then by age.
-void Replay::push(WaveRun& wave, Clk at) {
-  wave.parked = WaveRun::Parked::kNo;
+// Schedules a wave. Events of one clk are ordered: memory pipes first, then waves by priority and
+// age.
+void Replay::push(WaveRun& wave, Clk clk) {
+  wave.wait_kind = WaveRun::WaitKind::kRunning;
   const u64 order = 1 + ((3u - wave.priority) << 21 | (wave.age & kAgeMask));
-  events_.push({static_cast<u64>(at) << kOrderBits | order, wave.id});
+  events_.push({static_cast<u64>(clk) << kOrderBits | order, wave.id});
 }
-// Whether a wave can go on at that clk with nothing before it.
-bool Replay::comes_first(Clk at) const {
-  return events_.empty() || static_cast<u64>(at) < events_.top().key >> kOrderBits;
+// Returns whether no other event precedes `clk`, so that the wave can continue without the queue.
+bool Replay::is_next(Clk clk) const {
+  return events_.empty() || static_cast<u64>(clk) < events_.top().key >> kOrderBits;
 }
-void Replay::push_pipe(u32 cu, Clk at) {
+void Replay::push_pipe(u32 cu, Clk clk) {
   cus_[cu].pipe_scheduled = true;
-  events_.push({static_cast<u64>(at) << kOrderBits, cu | kPipe});
+  events_.push({static_cast<u64>(clk) << kOrderBits, cu | kPipe});
 }
 
 ReplayResult Replay::run() {
   for (u32 k = 0; k < input_.groups_per_cu; ++k) {
-    for (u32 cu = 0; cu < cus_.size(); ++cu) place(cu, 0);
+    for (u32 cu = 0; cu < cus_.size(); ++cu) start_workgroup(cu, 0);
   }
   while (!events_.empty()) {
     const Event event = events_.top();
     events_.pop();
-    const Clk now = static_cast<Clk>(event.key >> kOrderBits);
+    const Clk cur_clk = static_cast<Clk>(event.key >> kOrderBits);
     if (event.id & kPipe)
-      run_pipe(event.id & ~kPipe, now);
+      run_pipe(event.id & ~kPipe, cur_clk);
     else
-      run_wave(*waves_[event.id], now);
+      run_wave(*waves_[event.id], cur_clk);
     if (!events_.empty()) continue;
-    for (WaveRun* wave : flags_.give_up()) push(*wave, now);
+    for (WaveRun* wave : flags_.release_all()) push(*wave, cur_clk);
   }
   for (const Cu& cu : cus_) {
     result_.busy.vector += cu.busy.vector;
@@ -88,14 +89,14 @@ ReplayResult Replay::run() {
     result_.busy.memory += cu.busy.memory;
     for (u32 i = 0; i < cu.busy.matrix.size(); ++i) result_.busy.matrix[i] += cu.busy.matrix[i];
   }
-  const auto last = std::ranges::max_element(cus_, {}, &Cu::end);
-  result_.events = std::move(last->events);
-  result_.events_cu = static_cast<u32>(last - cus_.begin());
+  const auto last_cu = std::ranges::max_element(cus_, {}, &Cu::end);
+  result_.events = std::move(last_cu->events);
+  result_.events_cu = static_cast<u32>(last_cu - cus_.begin());
   result_.memory = memory_.counts;
   result_.channel_busy = memory_.l2().busy();
   result_.fabric_busy = memory_.fabric().busy();
   result_.hbm_busy = memory_.hbm().busy();
-  result_.clocks = std::max(result_.waves_end, static_cast<Clk>(memory_.drained()));
+  result_.clocks = std::max(result_.waves_end, static_cast<Clk>(memory_.drain_clk()));
   return std::move(result_);
 }
 
@@ -115,107 +116,111 @@ WaveRun& Replay::new_wave() {
   return wave;
 }
 
-void Replay::place(u32 cu, Clk at) {
+void Replay::start_workgroup(u32 cu, Clk clk) {
   if (next_group_ >= input_.groups.size()) return;
-  const GroupTrace& trace = *input_.groups[next_group_++];
+  const WorkgroupTrace& trace = *input_.groups[next_group_++];
   const u32 count = static_cast<u32>(trace.waves.size());
-  const double dispatched = std::max(static_cast<double>(at), dispatch_free_);
-  // Each XCD goes through all workgroups of the launch to find its own.
-  const double found = k_.dispatch_group_clk * std::max(1.0, k_.xccs);
-  dispatch_free_ = dispatched + std::max(found, k_.dispatch_wave_clk * count);
+  const double dispatched = std::max(static_cast<double>(clk), dispatch_free_);
+  // Each XCD scans all workgroups of the launch for those assigned to it.
+  const double scan_clk = k_.dispatch_group_clk * std::max(1.0, k_.xccs);
+  dispatch_free_ = dispatched + std::max(scan_clk, k_.dispatch_wave_clk * count);
   groups_.push_back({&trace, static_cast<Clk>(dispatched), 0, cu, count, 0, {}});
-  GroupRun& group = groups_.back();
+  WorkgroupRun& group = groups_.back();
   result_.starts.push_back(group.start);
   for (u32 i = 0; i < count; ++i) {
     WaveRun& wave = new_wave();
-    wave.at = trace.waves[i].data();
-    wave.end = wave.at + trace.waves[i].size();
+    wave.trace_pos = trace.waves[i].data();
+    wave.trace_end = wave.trace_pos + trace.waves[i].size();
     wave.group = &group;
     wave.cu = cu;
     wave.simd = static_cast<u8>(cus_[cu].next_simd++ % kSimdsPerCu);
-    wave.age = started_++;
-    wave.next = group.start + static_cast<Clk>(k_.wave_start_clk) + i;
-    wave.last = wave.next - 4;
-    wave.charged = wave.next;
+    wave.age = num_started_++;
+    wave.next_issue = group.start + static_cast<Clk>(k_.wave_start_clk) + i;
+    wave.last_issue = wave.next_issue - 4;
+    wave.charged_until = wave.next_issue;
     group.waves.push_back(&wave);
-    push(wave, wave.next);
+    push(wave, wave.next_issue);
   }
 }
 
-void Replay::run_wave(WaveRun& wave, Clk now) {
+void Replay::run_wave(WaveRun& wave, Clk cur_clk) {
   while (true) {
-    if (wave.at == wave.end) return end_wave(wave, now);
-    const u32 pc = Head::pc(*wave.at);
-    const TimedInst& inst = table_.at(pc);
-    charge(wave, pc, wave.why, now);  // it was parked for that
-    const Limit limit = limit_of(wave, pc, inst, now);
-    Clk at = limit.at;
-    if (wave.parked != WaveRun::Parked::kNo) {
-      wave.why = limit.why;
+    if (wave.trace_pos == wave.trace_end) return end_wave(wave, cur_clk);
+    const u32 pc = Head::pc(*wave.trace_pos);
+    const TimedInst& inst = table_.lookup(pc);
+    charge(wave, pc, wave.reason, cur_clk);  // the reason for which it was waiting
+    const Limit limit = issue_limit(wave, pc, inst, cur_clk);
+    Clk wake_clk = limit.clk;
+    if (wave.wait_kind != WaveRun::WaitKind::kRunning) {
+      wave.reason = limit.reason;
       return;
     }
-    if (limit.at > now) {
-      charge(wave, pc, limit.why, limit.at);
+    if (limit.clk > cur_clk) {
+      charge(wave, pc, limit.reason, limit.clk);
     } else {
-      issue(wave, pc, inst, now);
+      issue(wave, pc, inst, cur_clk);
       if (wave.at_barrier) return;
-      at = wave.next;
+      wake_clk = wave.next_issue;
     }
-    if (!comes_first(at)) return push(wave, at);
-    now = at;
+    if (!is_next(wake_clk)) return push(wave, wake_clk);
+    cur_clk = wake_clk;
   }
 }
 
-// What it waited since it was charged last.
-void Replay::charge(WaveRun& wave, u32 pc, Reason why, Clk until) {
-  if (until <= wave.charged) return;
-  const u64 clk = static_cast<u64>(until - wave.charged);
-  const u32 reason = static_cast<u32>(why);
-  wave.charged = until;
-  wave.why = why;
-  result_.pcs[pc].stalls[reason] += clk;
-  result_.stalls[reason] += clk;
-  wave.since_barrier[reason] += clk;
+// Attributes the stall since the last call to `reason`.
+void Replay::charge(WaveRun& wave, u32 pc, Reason reason, Clk end_clk) {
+  if (end_clk <= wave.charged_until) return;
+  const u64 clk = static_cast<u64>(end_clk - wave.charged_until);
+  const u32 reason_idx = static_cast<u32>(reason);
+  wave.charged_until = end_clk;
+  wave.reason = reason;
+  result_.pcs[pc].stalls[reason_idx] += clk;
+  result_.stalls[reason_idx] += clk;
+  wave.stalls_since_barrier[reason_idx] += clk;
 }
 
-void Replay::end_wave(WaveRun& wave, Clk now) {
-  GroupRun& group = *wave.group;
-  const Clk stored = wave.vector.last();
-  if (stored == kUnknownClk) {  // its last stores have not left yet
-    wave.parked = WaveRun::Parked::kOnLoad;
+void Replay::end_wave(WaveRun& wave, Clk cur_clk) {
+  WorkgroupRun& group = *wave.group;
+  const Clk stored = wave.vector.last_completion();
+  if (stored == kUnknownClk) {  // its last stores are still in the pipe
+    wave.wait_kind = WaveRun::WaitKind::kLoad;
     return;
   }
-  cus_[wave.cu].end = std::max({cus_[wave.cu].end, wave.last + 4, stored});
+  cus_[wave.cu].end = std::max({cus_[wave.cu].end, wave.last_issue + 4, stored});
   result_.waves_end = std::max(result_.waves_end, cus_[wave.cu].end);
-  result_.wave_clocks += static_cast<u64>(wave.last + 4 - group.start);
-  group.stored = std::max(group.stored, stored);
+  result_.wave_clocks += static_cast<u64>(wave.last_issue + 4 - group.start);
+  group.stores_done = std::max(group.stores_done, stored);
   --group.alive;
   std::erase(group.waves, &wave);
   const u32 cu = wave.cu;
   spare_.push_back(&wave);
   if (!group.alive) {
-    place(cu, std::max(now, group.stored) + static_cast<Clk>(k_.turnaround_clk));
+    start_workgroup(cu, std::max(cur_clk, group.stores_done) + static_cast<Clk>(k_.turnaround_clk));
   } else if (group.waiting == group.alive) {
-    release_barrier(group, nullptr, now, nullptr);
+    release_barrier(group, nullptr, cur_clk, nullptr);
   }
 }
 
-// The wait of those who came first is also charged to what held the last one up.
-void Replay::release_barrier(GroupRun& group, const WaveRun* last, Clk at, const WaveRun* running) {
-  const Clk go = at + static_cast<Clk>(k_.barrier_clk);
-  u32 because = static_cast<u32>(Reason::kIssue);
-  for (u32 i = 1; last && i < kReasons; ++i) {
-    if (last->since_barrier[i] > last->since_barrier[because]) because = i;
+// Releases the waves of a workgroup. Their barrier stall is also attributed to what delayed the
+// last wave to arrive.
+void Replay::release_barrier(WorkgroupRun& group, const WaveRun* last_arrival, Clk clk,
+                             const WaveRun* running) {
+  const Clk release_clk = clk + static_cast<Clk>(k_.barrier_clk);
+  u32 cause = static_cast<u32>(Reason::kIssue);
+  for (u32 i = 1; last_arrival && i < kReasons; ++i) {
+    if (last_arrival->stalls_since_barrier[i] > last_arrival->stalls_since_barrier[cause])
+      cause = i;
   }
   group.waiting = 0;
   for (WaveRun* wave : group.waves) {
     if (!wave->at_barrier) continue;
-    result_.barrier_because[because] += static_cast<u64>(std::max<Clk>(0, go - wave->last - 4));
-    charge(*wave, wave->last_pc, Reason::kBarrier, go);
+    result_.barrier_causes[cause] +=
+        static_cast<u64>(std::max<Clk>(0, release_clk - wave->last_issue - 4));
+    charge(*wave, wave->last_pc, Reason::kBarrier, release_clk);
     wave->at_barrier = false;
-    wave->next = go;
-    wave->since_barrier.fill(0);
-    if (wave != running) push(*wave, go);
+    wave->next_issue = release_clk;
+    wave->stalls_since_barrier.fill(0);
+    if (wave != running) push(*wave, release_clk);
   }
 }
 

@@ -7,7 +7,7 @@
 namespace vgpu {
 namespace {
 
-void real(Json& json, const char* name, double value) {
+void write_real(Json& json, const char* name, double value) {
   json.key(name);
   json.real(value);
 }
@@ -25,11 +25,11 @@ void level(Json& json, const char* name, u64 lines, u64 hits) {
   json.key(name);
   json.open('{');
   json.field("bytes", lines * kLineBytes);
-  real(json, "hit_rate", lines ? static_cast<double>(hits) / static_cast<double>(lines) : 0);
+  write_real(json, "hit_rate", lines ? static_cast<double>(hits) / static_cast<double>(lines) : 0);
   json.close('}');
 }
 
-// By level, of the sampled XCD.
+// Writes hit rates and bytes per level of the sampled XCD's memory hierarchy.
 void memory(Json& json, const MemoryCounts& m) {
   json.key("memory");
   json.open('{');
@@ -49,12 +49,12 @@ const char* unit_name(Unit unit) {
   return kNames[static_cast<u32>(unit)];
 }
 
-// `source` is there where the code object has debug lines.
-void by_pc(Json& json, const CodeObject& object, const Part& part, const ReplayResult& r) {
+// Writes issues and stalls per PC; `source` only if the code object has debug lines.
+void write_pcs(Json& json, const CodeObject& object, const GpuModel& model, const ReplayResult& r) {
   const Program& program = *object.program;
   const DebugLines lines({object.file.data(), object.file.size()});
   const u64 address = program.address - host_address(object.image) + object.base_address;
-  StaticTable table(program, part.constants);
+  StaticTable table(program, model.constants);
   json.key("pcs");
   json.open('[');
   for (u32 pc = 0; pc < r.pcs.size(); ++pc) {
@@ -65,8 +65,8 @@ void by_pc(Json& json, const CodeObject& object, const Part& part, const ReplayR
     json.open('{');
     json.field("offset", u64{pc} * 4);
     json.field("text", inst.op ? disassemble(inst) : std::string("?"));
-    json.field("unit", std::string(unit_name(table.at(pc).unit)));
-    json.field("unit_clk", u64{table.at(pc).busy});
+    json.field("unit", std::string(unit_name(table.lookup(pc).unit)));
+    json.field("unit_clk", u64{table.lookup(pc).busy});
     if (const auto source = lines.find(address + u64{pc} * 4)) {
       json.field("source", source->file + ":" + std::to_string(source->line));
     }
@@ -83,12 +83,12 @@ void events(Json& json, const ReplayResult& r) {
   json.open('[');
   for (const IssueEvent& event : r.events) {
     json.open('[');
-    json.number(static_cast<u64>(event.at));
+    json.number(static_cast<u64>(event.clk));
     json.number(u64{event.pc} * 4);
     json.number(event.simd);
     json.number(event.wave);
     json.number(event.stalled);
-    json.string(reason_name(event.why));
+    json.string(reason_name(event.reason));
     json.close(']');
   }
   json.close(']');
@@ -100,21 +100,21 @@ void sampled(Json& json, const Sample& sample, const LaunchTime& time) {
   json.field("workgroups", sample.replayed.size());
   json.field("of", sample.groups);
   json.field("xcds", sample.xccs);
-  json.field("left_out_of_xcd", sample.left_out);
-  json.field("looked_at_for_sharing", sample.elsewhere.size());
+  json.field("left_out_of_xcd", sample.num_skipped);
+  json.field("looked_at_for_sharing", sample.remote.size());
   json.field("wave_instructions", time.replay.instructions);
-  json.field("left_out_instructions", time.left_out);
+  json.field("left_out_instructions", time.untraced);
   json.close('}');
 }
 
-const char* kind_name(TimeKind kind) {
+const char* kind_name(Measurement kind) {
   static constexpr const char* kNames[] = {"profiler", "event", "graph"};
   return kNames[static_cast<u32>(kind)];
 }
 
 }  // namespace
 
-std::string timing_record(const Launch& launch, const Part& part, const Sample& sample,
+std::string timing_record(const Launch& launch, const GpuModel& model, const Sample& sample,
                           const TimingOptions& options, const LaunchTime& time,
                           const std::string& error, u64 number) {
   const ReplayResult& r = time.replay;
@@ -123,38 +123,39 @@ std::string timing_record(const Launch& launch, const Part& part, const Sample& 
   json.field("launch", number);
   json.field("kernel", launch.kernel->name);
   json.field("arch", std::string(arch_name(launch.kernel->object->arch)));
-  json.field("part", std::string(part.device->part));
+  json.field("part", std::string(model.device->model));
   json.field("grid", launch.grid);
   json.field("block", launch.block);
   json.field("kind", std::string(kind_name(options.kind)));
   json.field("cold", u64{options.cold});
-  real(json, "us", time.us);
-  real(json, "low", time.low);
-  real(json, "high", time.high);
-  real(json, "floor_us", time.floor_us);
-  real(json, "clock_ghz", time.ghz);
-  real(json, "clocks", time.clocks);
+  write_real(json, "us", time.us);
+  write_real(json, "low", time.low);
+  write_real(json, "high", time.high);
+  write_real(json, "floor_us", time.overhead_us);
+  write_real(json, "clock_ghz", time.ghz);
+  write_real(json, "clocks", time.clocks);
   json.field("bound", time.bound);
   json.key("busy");
   json.open('{');
-  for (const auto& [name, share] : time.busy) real(json, name, share);
+  for (const auto& [name, share] : time.busy) write_real(json, name, share);
   json.close('}');
   memory(json, r.memory);
-  real(json, "sharing", time.sharing);
-  real(json, "taken", time.taken);
+  write_real(json, "sharing", time.sharing);
+  write_real(json, "taken", time.contended);
   json.field("footprint_bytes", static_cast<u64>(time.footprint_bytes));
   json.field("workgroups_per_cu", sample.groups_per_cu);
-  real(json, "waves_in_flight_per_cu",
-       r.clocks ? static_cast<double>(r.wave_clocks) / static_cast<double>(r.clocks) /
-                      (part.constants.cus / part.constants.xccs)
-                : 0);
-  real(json, "vmem_latency",
-       r.vmem_count ? static_cast<double>(r.vmem_clocks) / static_cast<double>(r.vmem_count) : 0);
+  write_real(json, "waves_in_flight_per_cu",
+             r.clocks ? static_cast<double>(r.wave_clocks) / static_cast<double>(r.clocks) /
+                            (model.constants.cus / model.constants.xccs)
+                      : 0);
+  write_real(
+      json, "vmem_latency",
+      r.vmem_count ? static_cast<double>(r.vmem_clocks) / static_cast<double>(r.vmem_count) : 0);
   json.field("lds_conflict_cycles", r.busy.lds_conflicts);
   stalls(json, "stalls", r.stalls);
-  stalls(json, "barrier_because", r.barrier_because);
+  stalls(json, "barrier_because", r.barrier_causes);
   sampled(json, sample, time);
-  if (options.detail) by_pc(json, *launch.kernel->object, part, r);
+  if (options.detail) write_pcs(json, *launch.kernel->object, model, r);
   if (options.events) events(json, r);
   json.field("error", error);
   json.close('}');

@@ -37,21 +37,22 @@ Unit unit_of(Category category) {
   }
 }
 
-// Of a vector instruction: two rates, for a wave of its own and for several.
+// Fills the times of a VALU instruction: the occupancy of the unit, and the issue interval of a
+// single wave, which may be longer.
 void vector_times(const Inst& inst, Category category, const Constants& k, TimedInst& t) {
   const bool doubled = inst.op->dst == Type::kF64 || inst.op->src[0] == Type::kF64;
   const bool halves = inst.format == Format::kVop3p && category == Category::kValu;
-  double busy = 4, alone = doubled || halves ? k.wide_valu_clk : 4;
+  double busy = 4, single_wave_clk = doubled || halves ? k.wide_valu_clk : 4;
   if (category == Category::kTrans) busy = k.trans_clk * (doubled ? 2 : 1);
   if (category == Category::kQuarter) busy = k.quarter_clk;
   t.packed_f32 = category == Category::kPacked;
-  if (t.packed_f32) alone = k.packed_f32_clk;
+  if (t.packed_f32) single_wave_clk = k.packed_f32_clk;
   t.busy = static_cast<u16>(busy);
   t.latency = static_cast<u16>(busy + k.valu_latency - 4);
-  t.spacing = static_cast<u16>(alone);
+  t.spacing = static_cast<u16>(single_wave_clk);
 }
 
-// Full-rate shapes of gfx950 do 8192 products a clk and SIMD, times the bits of an operand.
+// A full-rate shape of gfx950 computes 8192 / (bits of an operand) products per clk and SIMD.
 MatrixClass matrix_class(const MatrixShape& shape, const Inst& inst, u32 cycles) {
   const u32 bits =
       std::max(bits_of(matrix_elem(shape, inst, 0)), bits_of(matrix_elem(shape, inst, 1)));
@@ -69,29 +70,29 @@ void matrix_times(const Inst& inst, Arch arch, const Constants& k, TimedInst& t)
   t.operand_rows = static_cast<u16>(std::max(4u, rows));
 }
 
-// Dwords a lane that it moves.
+// Returns the dwords that a memory instruction moves per lane.
 u8 memory_width(const OpInfo& op) {
   const u32 stored = dwords_of(op.src[1]) + dwords_of(op.src[2]);
   return static_cast<u8>(std::clamp(std::max(dwords_of(op.dst), stored), 1u, 4u));
 }
 
 void internal_times(const Inst& inst, Category category, const Constants& k, TimedInst& t) {
-  t.argument = static_cast<u32>(inst.imm);
+  t.imm = static_cast<u32>(inst.imm);
   switch (category) {
     case Category::kNop:
-      t.spacing = static_cast<u16>(4 * ((t.argument & 15) + 1));
+      t.spacing = static_cast<u16>(4 * ((t.imm & 15) + 1));
       break;
     case Category::kSleep:
       t.internal = Internal::kSleep;
-      t.spacing = static_cast<u16>(std::max(4.0, k.sleep_clk * (t.argument & 127)));
+      t.spacing = static_cast<u16>(std::max(4.0, k.sleep_clk * (t.imm & 127)));
       break;
     case Category::kBarrier:
       t.internal = Internal::kBarrier;
       break;
     case Category::kWait:
       t.internal = Internal::kWait;
-      t.vector_wait = vector_wait(t.argument);
-      t.lgkm_wait = lgkm_wait(t.argument);
+      t.vector_wait = vector_wait(t.imm);
+      t.lgkm_wait = lgkm_wait(t.imm);
       break;
     case Category::kPriority:
       t.internal = Internal::kPriority;
@@ -101,22 +102,22 @@ void internal_times(const Inst& inst, Category category, const Constants& k, Tim
   }
 }
 
-template <class List, u32 kMost>
-u8 copy_ranges(const List& from, Registers (&to)[kMost], u32 limit) {
+template <class List, u32 kCapacity>
+u8 copy_ranges(const List& src, Registers (&dst)[kCapacity], u32 limit) {
   u8 count = 0;
-  for (const RegRange& range : from) {
-    if (count == kMost || range.first >= limit) continue;
-    to[count++] = {range.first, static_cast<u16>(std::min<u32>(range.count, limit - range.first))};
+  for (const RegRange& range : src) {
+    if (count == kCapacity || range.first >= limit) continue;
+    dst[count++] = {range.first, static_cast<u16>(std::min<u32>(range.count, limit - range.first))};
   }
   return count;
 }
 
-template <u32 kMost>
-void add_range(Registers (&to)[kMost], u8& count, Registers range) {
-  if (count < kMost) to[count++] = range;
+template <u32 kCapacity>
+void add_range(Registers (&dst)[kCapacity], u8& count, Registers range) {
+  if (count < kCapacity) dst[count++] = range;
 }
 
-void registers(const Inst& inst, TimedInst& t) {
+void fill_registers(const Inst& inst, TimedInst& t) {
   const Operands operands = operands_of(inst);
   t.vreads = copy_ranges(operands.vreads, t.vread, kTimedVectors);
   t.vwrites = copy_ranges(operands.vwrites, t.vwrite, kTimedVectors);
@@ -135,7 +136,7 @@ void registers(const Inst& inst, TimedInst& t) {
 void StaticTable::fill(u32 pc, TimedInst& slot) {
   Inst inst;
   decode(program_.arch, program_.words, program_.count, pc, inst);
-  slot.known = true;
+  slot.is_filled = true;
   slot.dwords = inst.dwords;
   if (!inst.op) return;
   const Category category = category_of(inst);
@@ -144,7 +145,7 @@ void StaticTable::fill(u32 pc, TimedInst& slot) {
   if (slot.unit == Unit::kMatrix) matrix_times(inst, program_.arch, constants_, slot);
   if (slot.unit == Unit::kInternal) internal_times(inst, category, constants_, slot);
   if (slot.unit == Unit::kLds || slot.unit == Unit::kMemory) slot.width = memory_width(*inst.op);
-  registers(inst, slot);
+  fill_registers(inst, slot);
 }
 
 }  // namespace vgpu

@@ -1,21 +1,22 @@
-// Timing mode: how long a launch would take on hardware, and why. RFOPS_VGPU_TIMING or
-// rfops_vgpu_timing() turn it on. A calibrated model, and an estimate all the same.
+// Timing mode: estimates the time of a launch on hardware and attributes it to stall reasons.
+// Turned on by RFOPS_VGPU_TIMING or rfops_vgpu_timing(). The model is calibrated against published
+// times; its results are estimates, not measurements.
 #pragma once
 
 #include <memory>
 #include <string>
 
-#include "vgpu/timing/chip.h"
+#include "vgpu/timing/launch_time.h"
 
 namespace vgpu {
 
 bool timing();
 
-// The estimated time of all launches that were timed so far: differences of it are exact.
+// Sum of all estimates so far, in picoseconds; differences are exact.
 u64 modelled_ps();
 
-// One launch. The runner asks in which order workgroups go (the sample first), which of them are
-// followed, and whether the others have to run at all.
+// The timing of one launch. The runner asks for the order of workgroups (the sample first), which
+// of them to trace, and whether the others have to run.
 class LaunchTiming {
  public:
   explicit LaunchTiming(const Launch& launch);
@@ -23,13 +24,13 @@ class LaunchTiming {
   LaunchTiming(const LaunchTiming&) = delete;
   LaunchTiming& operator=(const LaunchTiming&) = delete;
 
-  u64 group(u64 at) const;                 // flat id of the at-th to run
-  u64 sampled_groups() const;              // these come first
-  bool needs_all() const;                  // or results of the others are not wanted
-  GroupTrace* begin(u64 flat, u32 waves);  // null: not of the sample
-  std::unique_ptr<Observer> observer();    // for one thread
-  // Appends the launch's record to those that rfops_vgpu_timing_take() returns, and adds its time
-  // to modelled_ps().
+  u64 group(u64 order) const;                  // flat id of the workgroup that runs at this rank
+  u64 sampled_groups() const;                  // the first ones in that order
+  bool needs_all() const;                      // false: results of the others are not needed
+  WorkgroupTrace* begin(u64 flat, u32 waves);  // null: not in the sample
+  std::unique_ptr<Observer> observer();        // for one host thread
+  // Appends the launch's record to those that rfops_vgpu_timing_take() returns, and adds its
+  // estimate to modelled_ps().
   void finish(u64 number, const std::string& error);
 
  private:

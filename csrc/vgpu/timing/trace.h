@@ -1,7 +1,7 @@
-// What sampled workgroups did, as the replay wants it: a stream of words a wave.
+// The trace of a sampled workgroup: a stream of words per wave.
 //
-// An instruction is a head word (its dword index, and how many words follow), then, for memory, a
-// word that says how much, and the lines it touches.
+// An instruction is a head word (its dword index and the number of payload words). A memory
+// instruction has a payload: a word that describes the access, then the lines it touches.
 #pragma once
 
 #include <memory>
@@ -20,7 +20,7 @@ struct Head {
   static u32 words(u32 word) { return word >> kPcBits; }
 };
 
-// The word behind a head: LDS cycles, or an access of global memory and its lines.
+// Payload words: the cycles of an LDS access, or a global access followed by its lines.
 struct LdsWord {
   static constexpr u32 kTag = 1;
   static u32 make(u32 cycles, u32 conflicts, bool write);
@@ -33,12 +33,12 @@ struct GlobalWord {
   static u32 make(u32 bytes, u32 lanes, u32 segments, u32 lines, bool write);
   static bool is_write(u32 word) { return word >> 2 & 1; }
   static u32 lanes(u32 word) { return word >> 3 & 127; }
-  static u32 bytes(u32 word) { return (word >> 10 & 63) + 1; }  // a lane
+  static u32 bytes(u32 word) { return (word >> 10 & 63) + 1; }  // per lane
   static u32 segments(u32 word) { return word >> 16 & 255; }    // of 64 bytes
   static u32 lines(u32 word) { return word >> 24; }
 };
-// Behind an access by which workgroups may wait for one another: of one dword, that was asked for
-// past the caches, or written by one lane. The line is the word before.
+// Follows a global access that may synchronise workgroups: a one-dword load that bypasses the
+// caches, or a one-dword write by a single lane. The preceding word is the line.
 struct FlagWord {
   enum Kind : u32 { kPoll, kStore, kAtomic };
   static constexpr u32 kTag = 3;
@@ -48,62 +48,64 @@ struct FlagWord {
 };
 inline u32 tag_of(u32 word) { return word & 3; }
 
-// Calls `act` for each line of global memory that a stream has.
-template <class Stream, class Act>
-void for_each_line(Stream& stream, const Act& act) {
-  for (std::size_t at = 0; at < stream.size();) {
-    const std::size_t end = at + 1 + Head::words(stream[at]);
-    for (++at; at < end; ++at) {
-      if (tag_of(stream[at]) != GlobalWord::kTag) continue;
-      for (u32 lines = GlobalWord::lines(stream[at]); lines; --lines) act(stream[++at]);
+// Calls `fn` for each global-memory line of a stream.
+template <class Stream, class Fn>
+void for_each_line(Stream& stream, const Fn& fn) {
+  for (std::size_t pos = 0; pos < stream.size();) {
+    const std::size_t end = pos + 1 + Head::words(stream[pos]);
+    for (++pos; pos < end; ++pos) {
+      if (tag_of(stream[pos]) != GlobalWord::kTag) continue;
+      for (u32 lines = GlobalWord::lines(stream[pos]); lines; --lines) fn(stream[++pos]);
     }
   }
 }
 
-// A page that a workgroup touched: lines by number are (its place in `pages`) * 32 + the line in
-// it.
+// A page that a workgroup touched. A line number in the stream is 32 * (index in `pages`) + line
+// within the page.
 struct TracedPage {
-  u64 number;    // of the host's address
-  u32 read = 0;  // lines, a bit each
+  u64 number;    // page number of the host address
+  u32 read = 0;  // bit mask of lines
   u32 written = 0;
 };
 
-// The latest load of a wave that asks past the caches, as those do that wait for somebody's flag.
+// The latest cache-bypassing load of a wave: a candidate for a spin-wait.
 struct Poll {
-  static constexpr u32 kNone = ~0u;
-  u32 pc = kNone;  // none, or none since the wave did something else
-  std::size_t at = 0;
+  static constexpr u32 kNoPc = ~0u;
+  u32 pc = kNoPc;  // kNoPc: none since the last other memory or packed instruction
+  std::size_t stream_pos = 0;
 };
 
-// A dword that one lane has written: perhaps a flag.
+// A dword written by a single lane: a candidate for a spin flag.
 struct FlagWrite {
   u32 line;  // as in the stream
-  u32 word;  // FlagWord
+  u32 word;  // a FlagWord
 };
-inline u64 flag_name(u32 line, u32 word) {
+inline u64 flag_id(u32 line, u32 word) {
   return u64{line} * (kLineBytes / 4) + FlagWord::dword(word);
 }
 
-// What a wave does beyond `most` words is only counted: it may loop for as long as there is work.
-struct GroupTrace {
+// Instructions beyond `max_words` are only counted: a persistent wave may loop as long as there is
+// work.
+struct WorkgroupTrace {
   u64 flat = 0;
-  std::size_t most = ~std::size_t{0};
-  u64 instructions = 0, left_out = 0;
+  std::size_t max_words = ~std::size_t{0};
+  u64 instructions = 0, untraced = 0;
   std::vector<std::vector<u32>> waves;
-  std::vector<Poll> polls;  // of waves
+  std::vector<Poll> polls;  // per wave
   std::vector<TracedPage> pages;
   std::vector<FlagWrite> flags;
 
-  GroupTrace(u64 flat_id, u32 wave_count) : flat(flat_id), waves(wave_count), polls(wave_count) {}
+  WorkgroupTrace(u64 flat_id, u32 wave_count)
+      : flat(flat_id), waves(wave_count), polls(wave_count) {}
   u32 page(u64 number);
 
  private:
   std::unordered_map<u64, u32> index_;
-  u64 last_ = ~u64{0};
+  u64 last_page_ = ~u64{0};
   u32 last_index_ = 0;
 };
 
-// Writes into the GroupTrace that the runner has put into the workgroup.
+// Makes an observer that writes to the WorkgroupTrace that the runner attached to the workgroup.
 std::unique_ptr<Observer> make_tracer();
 
 }  // namespace vgpu

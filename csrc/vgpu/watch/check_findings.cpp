@@ -7,9 +7,9 @@
 namespace vgpu {
 namespace {
 
-constexpr std::size_t kMost = 1000;  // different findings of a launch and thread
+constexpr std::size_t kMaxFindings = 1000;  // distinct findings per launch and thread
 
-// Which of two occurrences a report shows: the one of the first workgroup and wave.
+// Returns whether `a` is reported instead of `b`: the occurrence of the first workgroup and wave.
 bool earlier(const Finding& a, const Finding& b) {
   for (u32 d = 3; d-- > 0;) {
     if (a.group[d] != b.group[d]) return a.group[d] < b.group[d];
@@ -31,28 +31,34 @@ Finding::Finding(const Wave& of_wave, u32 of_lane) : wave(of_wave.index), lane(o
   for (u32 d = 0; d < 3; ++d) group[d] = of_wave.group->id[d];
 }
 
-bool Findings::known(u32 index, FindingKind kind) {
-  const auto found = entries_.find({index, kind});
-  if (found != entries_.end()) {
-    ++found->second.count;
+bool Findings::contains(u32 index, FindingKind kind) {
+  const auto it = entries_.find({index, kind});
+  if (it != entries_.end()) {
+    ++it->second.count;
     return true;
   }
-  return entries_.size() >= kMost;
+  return entries_.size() >= kMaxFindings;
 }
 
 void Findings::add(u32 index, FindingKind kind, Finding finding) {
   entries_.emplace(Key{index, kind}, std::move(finding));
 }
 
-void Findings::merge(Findings&& other) {
-  for (auto& [key, theirs] : other.entries_) {
-    const auto [at, fresh] = entries_.try_emplace(key, theirs);
-    if (fresh) continue;
-    const u64 count = at->second.count + theirs.count;
-    if (earlier(theirs, at->second)) at->second = std::move(theirs);
-    at->second.count = count;
+void Findings::report(u32 index, FindingKind kind, Finding finding, const std::string& detail) {
+  if (contains(index, kind)) return;
+  finding.detail = detail;
+  add(index, kind, std::move(finding));
+}
+
+void Findings::merge(Findings&& source) {
+  for (auto& [key, source_finding] : source.entries_) {
+    const auto [it, inserted] = entries_.try_emplace(key, source_finding);
+    if (inserted) continue;
+    const u64 count = it->second.count + source_finding.count;
+    if (earlier(source_finding, it->second)) it->second = std::move(source_finding);
+    it->second.count = count;
   }
-  other.entries_.clear();
+  source.entries_.clear();
 }
 
 std::string hex(u64 value) {

@@ -1,4 +1,4 @@
-// What the checking mode found: one entry an instruction and kind of defect.
+// Findings of the checking mode: one entry per instruction and kind of defect.
 #pragma once
 
 #include <map>
@@ -28,30 +28,33 @@ inline constexpr u32 kNoLane = ~u32{0};
 struct Finding {
   Finding() = default;
   explicit Finding(const Wave& of_wave, u32 of_lane = kNoLane);
-  Finding& at(u64 where) {
-    address = where;
+  Finding& with_address(u64 new_address) {
+    address = new_address;
     has_address = true;
     return *this;
   }
 
   u32 group[3] = {};
   u32 wave = 0;
-  u32 lane = kNoLane;  // kNoLane: of the wave
-  u64 address = 0;     // LDS and scratch: the offset
+  u32 lane = kNoLane;  // kNoLane: concerns the whole wave
+  u64 address = 0;     // LDS and scratch: an offset
   bool has_address = false;
-  std::string detail;  // what is wrong, in words
-  u64 count = 1;       // how often, with this one
+  std::string detail;  // description of the defect
+  u64 count = 1;       // number of occurrences
 };
 
-// Of one thread; deduplicated, the first occurrence is kept with its details.
+// One per host thread. Deduplicated: the details of the first occurrence are kept.
 class Findings {
  public:
-  using Key = std::pair<u32, FindingKind>;  // dword index of the instruction, kind
+  using Key = std::pair<u32, FindingKind>;  // (dword index of the instruction, kind)
 
-  // True, and counted, where this defect is known. Else the caller describes it to add().
-  bool known(u32 index, FindingKind kind);
+  // Returns whether this defect is known, and counts it. Otherwise the caller describes it with
+  // add().
+  bool contains(u32 index, FindingKind kind);
   void add(u32 index, FindingKind kind, Finding finding);
-  void merge(Findings&& other);
+  // Adds a finding with this description, unless the defect is known.
+  void report(u32 index, FindingKind kind, Finding finding, const std::string& detail);
+  void merge(Findings&& source);
 
   bool empty() const { return entries_.empty(); }
   const std::map<Key, Finding>& entries() const { return entries_; }
@@ -60,14 +63,14 @@ class Findings {
   std::map<Key, Finding> entries_;
 };
 
-// A number as 0x... text.
+// Formats a number as 0x... text.
 std::string hex(u64 value);
 
-// "v5", "v[5:6]", "a3", "s[4:5]", "vcc": a register as the disassembler names it.
+// Format a register as the disassembler does: "v5", "v[5:6]", "a3", "s[4:5]", "vcc".
 std::string vector_register(u32 reg);
 std::string scalar_register(u32 reg);
 
-// The text of an instruction of the program.
+// Returns the assembler text of an instruction of the program.
 std::string instruction_text(const Program& program, u32 index);
 
 }  // namespace vgpu

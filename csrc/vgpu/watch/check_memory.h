@@ -1,5 +1,5 @@
 // Out-of-bounds accesses and uses after free: global accesses against the memory that a launch may
-// touch, LDS accesses against the workgroup's allocation.
+// access, LDS accesses against the workgroup's allocation.
 #pragma once
 
 #include <mutex>
@@ -15,34 +15,34 @@ namespace vgpu {
 
 struct MemoryRange {
   u64 base = 0, size = 0;
-  u64 mapped = 0;         // bytes that lie there; those behind `size` belong to nobody
-  const char* what = "";  // "allocation", "argument buffer", ...
-  u8* written = nullptr;  // a byte for each, 1 where it was written; null: not followed
-  bool is_data = false;   // of a caller, who may keep pointers there
+  u64 mapped = 0;         // mapped bytes; those beyond `size` are unused
+  const char* kind = "";  // "allocation", "argument buffer", ...
+  u8* written = nullptr;  // per byte 1 if it was written; null: not tracked
+  bool is_data = false;   // registered by a caller; may contain pointers
   u64 end() const { return base + size; }
-  bool holds(u64 address, u64 bytes) const {
+  bool contains(u64 address, u64 bytes) const {
     return address >= base && address - base < size && bytes <= size - (address - base);
   }
 };
 
-// The memory of a launch: live allocations, what callers registered, the code object's image, the
-// argument buffer. One for all threads, unchanging.
+// The memory of a launch: live allocations, registered ranges, the code object's image, the
+// argument buffer. Shared by all threads, immutable.
 class KnownMemory {
  public:
-  KnownMemory(const Launch& launch, const std::vector<MemoryRange>& more);
+  KnownMemory(const Launch& launch, const std::vector<MemoryRange>& extra_ranges);
 
-  // The last range that begins at or before `address`; null where there is none.
-  const MemoryRange* before(u64 address) const;
-  const MemoryRange* after(u64 address) const;  // the first that begins behind it
+  // Returns the last range that begins at or before `address`, null if none.
+  const MemoryRange* range_below(u64 address) const;
+  const MemoryRange* range_above(u64 address) const;  // the first range that begins after it
 
-  // Whether every pointer that the launch was given lies in a range. Else the kernel may rightly
-  // touch memory that nobody told us of, and only what is provably wrong counts.
+  // Returns whether every pointer argument of the launch lies in a range. Otherwise the kernel may
+  // legitimately access unregistered memory, and only provable errors are reported.
   bool complete() const { return complete_; }
 
-  // The host's memory outside all ranges.
+  // Returns the host's memory outside all ranges.
   const HostMemory& host() const { return host_; }
 
-  // Whether an address outside all ranges is likely memory to which a known block has a pointer.
+  // Returns whether an address outside all ranges is probably pointed to by a known block.
   bool from_table(u64 address) const;
 
  private:
@@ -60,31 +60,31 @@ class KnownMemory {
   mutable std::vector<u64> table_pointers_;  // sorted
 };
 
-// Of one thread.
+// One per host thread.
 class MemoryCheck {
  public:
   MemoryCheck(const KnownMemory& memory, Findings& findings)
       : memory_(memory), findings_(findings) {}
 
   void access(const Wave& wave, const Inst& inst, const Access& access);
-  // `dma`: by LDS-DMA, whose place M0 gives.
+  // `dma`: an LDS-DMA access, whose address comes from M0.
   void lds(const Wave& wave, const Inst& inst, const Access& access, bool dma);
 
  private:
   void check_lane(const Wave& wave, const Inst& inst, u32 lane, u64 address, u32 bytes,
                   bool is_write);
   void report(FindingKind kind, const Wave& wave, const Inst& inst, u32 lane, u64 address,
-              const std::string& what, u32 bytes, bool is_write);
+              const std::string& description, u32 bytes, bool is_write);
   bool freed_block(u64 address, u32 bytes) const;
   void check_unknown(const Wave& wave, const Inst& inst, u32 lane, u64 address, u32 bytes,
                      bool is_write);
   void stop(const Wave& wave, const Inst& inst, u32 lane, u64 address, u32 bytes,
-            const std::string& what);
-  std::string place(u64 address, u32 bytes) const;
+            const std::string& description);
+  std::string describe_address(u64 address, u32 bytes) const;
 
   const KnownMemory& memory_;
   Findings& findings_;
-  MemoryRange last_;  // the range of the previous access: most accesses stay there
+  MemoryRange last_range_;  // range of the previous access: a cache
 };
 
 }  // namespace vgpu

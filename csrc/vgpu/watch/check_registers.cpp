@@ -21,7 +21,7 @@ RegisterCheck::RegisterCheck(const Program& program, const Kernel& kernel,
   shadow_.vgpr = shadow_.acc = flags_.data();
 }
 
-// What the runner has not set holds its poison.
+// Registers not set by the runner are undefined; they hold the poison word.
 void RegisterCheck::start(RegisterState& state, const Wave& wave) {
   state.started = true;
   for (u32 r = 0; r < kVgprRows; ++r) {
@@ -29,7 +29,7 @@ void RegisterCheck::start(RegisterState& state, const Wave& wave) {
     state.vgpr_origin[r].reg = static_cast<u16>(r < accum_offset_ ? r : 256 + r - accum_offset_);
     if (r) state.vectors.add(r);
   }
-  state.vgpr[0] = 0;  // the work-item's number
+  state.vgpr[0] = 0;  // work-item id
   for (u32 r = 0; r < 128; ++r) {
     state.sgpr[r] = wave.sgpr[r] == kPoisonWord ? ~u32{0} : 0;
     state.sgpr_origin[r].reg = static_cast<u16>(kScalarOrigin + r);
@@ -71,7 +71,7 @@ void RegisterCheck::follow(RegisterState& state, Wave& wave, const Inst& inst,
 
 void RegisterCheck::finish(RegisterState& state, const Wave& wave, const Inst& inst,
                            const Operands& operands) {
-  if (tests_result_) {  // one defined bit that is set decides
+  if (tests_result_) {  // one defined bit that is set decides the branch
     const ScalarBits bad = scalar_bits(state, inst.dst, dwords_of(inst.op->dst));
     const u64 value = wave.sgpr64(inst.dst) & low_bits(dwords_of(inst.op->dst));
     if (value & ~bad.bits) state.scc = false;
@@ -99,28 +99,29 @@ void RegisterCheck::finish(RegisterState& state, const Wave& wave, const Inst& i
 // -------------------------------------------------------------------------------- the state
 
 LaneBits RegisterCheck::register_lanes(const RegisterState& state, u32 reg) const {
-  const u32 at = row(reg);
-  return {state.vgpr[at], state.vgpr_origin[at]};
+  const u32 row_idx = row(reg);
+  return {state.vgpr[row_idx], state.vgpr_origin[row_idx]};
 }
 
 LaneBits RegisterCheck::lanes_of(const RegisterState& state, const RegRange& range) const {
-  LaneBits all;
+  LaneBits merged;
   for (u32 r = 0; r < range.count; ++r) {
-    const u32 at = row(range.first + r);
-    if (state.vgpr[at] & ~all.lanes && !all.lanes) all.origin = state.vgpr_origin[at];
-    all.lanes |= state.vgpr[at];
+    const u32 row_idx = row(range.first + r);
+    if (state.vgpr[row_idx] & ~merged.lanes && !merged.lanes)
+      merged.origin = state.vgpr_origin[row_idx];
+    merged.lanes |= state.vgpr[row_idx];
   }
-  return all;
+  return merged;
 }
 
 ScalarBits RegisterCheck::scalar_bits(const RegisterState& state, u32 reg, u32 dwords) const {
-  ScalarBits all;
+  ScalarBits merged;
   for (u32 r = 0; r < dwords && r < 2; ++r) {
     const u32 bits = state.sgpr[(reg + r) & 127];
-    if (bits && !all.bits) all.origin = state.sgpr_origin[(reg + r) & 127];
-    all.bits |= u64{bits} << (32 * r);
+    if (bits && !merged.bits) merged.origin = state.sgpr_origin[(reg + r) & 127];
+    merged.bits |= u64{bits} << (32 * r);
   }
-  return all;
+  return merged;
 }
 
 ScalarBits RegisterCheck::source_bits(const RegisterState& state, const Src& src,
@@ -132,7 +133,7 @@ ScalarBits RegisterCheck::source_bits(const RegisterState& state, const Src& src
   return {};
 }
 
-// The lanes that a source leaves undefined: an undefined scalar, all of them.
+// Returns the undefined lanes of a source; an undefined scalar makes all lanes undefined.
 LaneBits RegisterCheck::source_lanes(const RegisterState& state, const Src& src, u32 dwords) const {
   if (src.kind == SrcKind::kVgpr) {
     return lanes_of(state, {src.reg, static_cast<u8>(dwords), Role::kSource});
@@ -142,25 +143,25 @@ LaneBits RegisterCheck::source_lanes(const RegisterState& state, const Src& src,
 }
 
 void RegisterCheck::set_lanes(RegisterState& state, u32 reg, const LaneBits& value, u64 mask) {
-  const u32 at = row(reg);
-  state.vgpr[at] = (state.vgpr[at] & ~mask) | (value.lanes & mask);
-  if (value.lanes & mask) state.vgpr_origin[at] = value.origin;
-  state.vgpr[at] ? state.vectors.add(at) : state.vectors.remove(at);
+  const u32 row_idx = row(reg);
+  state.vgpr[row_idx] = (state.vgpr[row_idx] & ~mask) | (value.lanes & mask);
+  if (value.lanes & mask) state.vgpr_origin[row_idx] = value.origin;
+  state.vgpr[row_idx] ? state.vectors.add(row_idx) : state.vectors.remove(row_idx);
 }
 
 void RegisterCheck::set_bits(RegisterState& state, u32 reg, u32 dwords, const ScalarBits& value) {
   for (u32 r = 0; r < dwords; ++r) {
     const u32 bits = r < 2 ? static_cast<u32>(value.bits >> (32 * r)) : 0;
-    const u32 at = (reg + r) & 127;
-    state.sgpr[at] = bits;
-    if (bits) state.sgpr_origin[at] = value.origin;
-    bits ? state.scalars.add(at) : state.scalars.remove(at);
+    const u32 row_idx = (reg + r) & 127;
+    state.sgpr[row_idx] = bits;
+    if (bits) state.sgpr_origin[row_idx] = value.origin;
+    bits ? state.scalars.add(row_idx) : state.scalars.remove(row_idx);
   }
 }
 
-// -------------------------------------------------------------------------------- what decides
+// -------------------------------------------------------------------------------- deciding uses
 
-// Addresses, descriptors, jump targets and lane numbers.
+// Checks addresses, descriptors, jump targets and lane numbers.
 void RegisterCheck::check_addresses(RegisterState& state, const Wave& wave, const Inst& inst,
                                     const Operands& operands) {
   address_undefined_ = false;
@@ -173,8 +174,9 @@ void RegisterCheck::check_addresses(RegisterState& state, const Wave& wave, cons
     address_undefined_ = true;
     for (u32 r = 0; r < range.count; ++r) set_lanes(state, range.first + r, {}, exec_);
   }
-  const bool nobody = !exec_ && operands.queue != Queue::kNone && inst.format != Format::kSmem;
-  if (nobody) return;
+  const bool never_written =
+      !exec_ && operands.queue != Queue::kNone && inst.format != Format::kSmem;
+  if (never_written) return;
   for (const RegRange& range : operands.sreads) {
     if (range.role != Role::kAddress) continue;
     for (u32 r = 0; r < range.count; ++r) {
@@ -188,7 +190,7 @@ void RegisterCheck::check_addresses(RegisterState& state, const Wave& wave, cons
   }
 }
 
-// VCC decides as soon as one defined bit is set.
+// A VCC branch is defined as soon as one defined bit is set.
 void RegisterCheck::check_branch(RegisterState& state, const Wave& wave, const Inst& inst) {
   const u32 reads = inst.op->flow == Flow::kBranch ? inst.op->effects : 0;
   if (reads & kReadsScc && state.scc) {
@@ -204,7 +206,7 @@ void RegisterCheck::check_branch(RegisterState& state, const Wave& wave, const I
 
 void RegisterCheck::check_exec(RegisterState& state, const Wave& wave, const Inst& inst,
                                const ScalarBits& undefined) {
-  const u64 bad = undefined.bits & wave.launched;
+  const u64 bad = undefined.bits & wave.launched_lanes;
   if (bad) {
     report(wave, inst, static_cast<u32>(std::countr_zero(bad)), "a bit of exec", undefined.origin);
   }
@@ -219,27 +221,26 @@ std::string RegisterCheck::origin_text(const Origin& origin) const {
                 : vector_register(origin.reg)) +
            " was never written";
   }
-  static constexpr const char* kFrom[] = {"", "LDS", "private memory", "global memory"};
-  return std::string("it was read from ") + kFrom[origin.kind] +
-         " that nobody had written, at text offset " + hex(origin.index * 4) + " (" +
+  static constexpr const char* kOriginNames[] = {"", "LDS", "private memory", "global memory"};
+  return std::string("it was read from ") + kOriginNames[origin.kind] +
+         " that was never written, at text offset " + hex(origin.index * 4) + " (" +
          instruction_text(program_, origin.index) + ")";
 }
 
-void RegisterCheck::report(const Wave& wave, const Inst& inst, u32 lane, const std::string& what,
-                           const Origin& origin, const u64* address) {
-  if (findings_.known(inst.index, FindingKind::kUninitialised)) return;
+void RegisterCheck::report(const Wave& wave, const Inst& inst, u32 lane,
+                           const std::string& description, const Origin& origin,
+                           const u64* address) {
+  if (findings_.contains(inst.index, FindingKind::kUninitialised)) return;
   Finding finding(wave, lane);
-  if (address) finding.at(*address);
-  finding.detail = what + " is undefined: " + origin_text(origin);
+  if (address) finding.with_address(*address);
+  finding.detail = description + " is undefined: " + origin_text(origin);
   findings_.add(inst.index, FindingKind::kUninitialised, std::move(finding));
 }
 
 void RegisterCheck::report_memory(const Wave& wave, const Inst& inst, u32 lane, u64 address,
                                   const std::string& detail) {
-  if (findings_.known(inst.index, FindingKind::kUninitialised)) return;
-  Finding finding = Finding(wave, lane).at(address);
-  finding.detail = detail;
-  findings_.add(inst.index, FindingKind::kUninitialised, std::move(finding));
+  findings_.report(inst.index, FindingKind::kUninitialised,
+                   Finding(wave, lane).with_address(address), detail);
 }
 
 }  // namespace vgpu

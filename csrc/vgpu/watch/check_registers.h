@@ -1,9 +1,9 @@
-// Uninitialised reads: what nobody has written passes through copies and arithmetic unreported, and
-// is a finding where it decides something: an address, a branch, EXEC, what leaves to memory.
+// Uninitialised reads: an undefined value propagates through copies and arithmetic unreported, and
+// is a finding when it decides something: an address, a branch, EXEC, or stored data.
 //
-// A vector register has a bit a lane, a scalar register a bit a bit (masks of lanes are built bit
-// by bit, and compilers leave those of inactive lanes undefined), LDS and private memory a byte a
-// byte.
+// Granularity: a vector register one flag per lane; a scalar register one per bit (lane masks are
+// built bit by bit, and compilers leave bits of inactive lanes undefined); LDS and private memory
+// one per byte.
 #pragma once
 
 #include <vector>
@@ -14,12 +14,12 @@
 
 namespace vgpu {
 
-// Where an undefined value comes from.
+// The source of an undefined value.
 struct Origin {
   enum Kind : u8 { kRegister, kLds, kScratch, kGlobal };
   Kind kind = kRegister;
-  u16 reg = 0;    // kRegister: the one that was never written; scalar from 1000
-  u32 index = 0;  // else: the load
+  u16 reg = 0;    // kRegister: the register that was never written; scalars from 1000
+  u32 index = 0;  // otherwise: the load's index
 };
 
 // Undefined bits of a scalar value.
@@ -37,49 +37,52 @@ struct RegisterState {
   u64 vgpr[kVgprRows];
   Origin vgpr_origin[kVgprRows];
   VectorSet vectors;  // rows with an undefined lane
-  ScalarSet scalars;  // with an undefined bit
+  ScalarSet scalars;  // registers with an undefined bit
   u32 sgpr[128];
   Origin sgpr_origin[128];
   bool scc = false;
   Origin scc_origin;
-  std::vector<u8> scratch;  // 1 where written; laid out as private memory is
+  std::vector<u8> scratch;  // 1 if written; in the layout of private memory
 };
 
-// Of one thread.
+// One per host thread.
 class RegisterCheck {
  public:
   RegisterCheck(const Program& program, const Kernel& kernel, const KnownMemory& memory,
                 Findings& findings);
 
-  void before(RegisterState& state, Wave& wave, const Inst& inst, const Operands& operands) {
+  void before_inst(RegisterState& state, Wave& wave, const Inst& inst, const Operands& operands) {
     passes_ = operands.queue == Queue::kNone && state.started && all_defined(state, operands);
     if (!passes_) follow(state, wave, inst, operands);
   }
-  // `lds`: a byte for each of the workgroup's LDS, 1 where it was written.
+  // `lds`: per byte of the workgroup's LDS 1 if it was written.
   void access(RegisterState& state, std::vector<u8>& lds, const Wave& wave, const Inst& inst,
               const Operands& operands, const Access& access);
-  void after(RegisterState& state, const Wave& wave, const Inst& inst, const Operands& operands) {
+  void after_inst(RegisterState& state, const Wave& wave, const Inst& inst,
+                  const Operands& operands) {
     if (!passes_) finish(state, wave, inst, operands);
   }
 
-  // Whether the running instruction's address is undefined: then where it lies says nothing.
+  // Returns whether the running instruction's address is undefined; the address itself is then
+  // meaningless.
   bool address_undefined() const { return address_undefined_; }
 
-  // The shadow of bytes of global memory; null where they are not followed.
+  // Returns the shadow of bytes of global memory; null if they are not tracked.
   u8* written(u64 address, u32 bytes);
 
  private:
   u32 row(u32 reg) const { return reg < 256 ? reg : accum_offset_ + reg - 256; }
-  // What an instruction makes of defined values is defined: there is nothing to follow.
+  // Returns whether all sources are defined, so that the instruction needs no tracking.
   static bool all_defined(const RegisterState& state, const Operands& operands) {
     const bool scc = state.scc && (operands.reads_scc || operands.writes_scc);
-    return !scc && !state.vectors.meets(operands.vectors) && !state.scalars.meets(operands.scalars);
+    return !scc && !state.vectors.overlaps(operands.vectors) &&
+           !state.scalars.overlaps(operands.scalars);
   }
   void start(RegisterState& state, const Wave& wave);
   void follow(RegisterState& state, Wave& wave, const Inst& inst, const Operands& operands);
   void finish(RegisterState& state, const Wave& wave, const Inst& inst, const Operands& operands);
 
-  // check_registers.cpp: what is read, what decides
+  // Implemented in check_registers.cpp: sources and decisions.
   LaneBits lanes_of(const RegisterState& state, const RegRange& range) const;
   LaneBits source_lanes(const RegisterState& state, const Src& src, u32 dwords) const;
   LaneBits register_lanes(const RegisterState& state, u32 reg) const;
@@ -92,18 +95,18 @@ class RegisterCheck {
   void check_branch(RegisterState& state, const Wave& wave, const Inst& inst);
   void check_exec(RegisterState& state, const Wave& wave, const Inst& inst,
                   const ScalarBits& undefined);
-  void report(const Wave& wave, const Inst& inst, u32 lane, const std::string& what,
+  void report(const Wave& wave, const Inst& inst, u32 lane, const std::string& description,
               const Origin& origin, const u64* address = nullptr);
   void report_memory(const Wave& wave, const Inst& inst, u32 lane, u64 address,
                      const std::string& detail);
   std::string origin_text(const Origin& origin) const;
 
-  // check_scalar.cpp: scalar instructions
+  // Implemented in check_scalar.cpp: scalar instructions.
   void scalar(RegisterState& state, const Wave& wave, const Inst& inst, const Operands& operands);
   ScalarBits scalar_result(const RegisterState& state, const Wave& wave, const Inst& inst,
                            const Operands& operands, bool& scc_undefined) const;
 
-  // check_vector.cpp: vector instructions
+  // Implemented in check_vector.cpp: vector instructions.
   void vector(RegisterState& state, Wave& wave, const Inst& inst, const Operands& operands);
   LaneBits any_source(const RegisterState& state, Wave& wave, const Inst& inst,
                       const Operands& operands);
@@ -114,13 +117,13 @@ class RegisterCheck {
   void read_lane(RegisterState& state, const Wave& wave, const Inst& inst,
                  const Operands& operands);
   void write_lane(RegisterState& state, const Wave& wave, const Inst& inst);
-  void exchange(RegisterState& state, Wave& wave, const Inst& inst, Spread how);
+  void exchange(RegisterState& state, Wave& wave, const Inst& inst, Spread spread);
   void matrix(RegisterState& state, const Inst& inst);
   LaneBits dpp_source(const LaneBits& source, Wave& wave, const Inst& inst);
   LaneBits crossbar(const RegisterState& state, Wave& wave, const Inst& inst,
                     const Operands& operands);
 
-  // check_shadow.cpp: memory. A shadow has a byte a byte, 1 where it was written.
+  // Implemented in check_shadow.cpp: memory. A shadow has one byte per byte, 1 if it was written.
   template <class Shadow>
   void load(const Inst& inst, const Access& access, Origin::Kind kind, const Shadow& shadow);
   template <class Shadow>
@@ -140,17 +143,17 @@ class RegisterCheck {
   Findings& findings_;
   u32 accum_offset_;
 
-  bool passes_ = false;        // the running instruction has nothing to do with undefined values
-  bool tests_result_ = false;  // SCC, undefined so far, says whether the result is not 0
+  bool passes_ = false;        // the running instruction involves no undefined value
+  bool tests_result_ = false;  // SCC, undefined so far, is "result not 0"
 
-  // The running memory instruction.
+  // State of the running memory instruction.
   u64 exec_ = 0;
   bool address_undefined_ = false;
-  u32 next_row_ = 0;     // dwords of the data that earlier accesses of it have moved
-  LaneBits loaded_[32];  // undefined lanes of what it loads
-  MemoryRange last_;     // the global memory that the previous access touched
+  u32 next_row_ = 0;        // dwords moved by its earlier accesses
+  LaneBits loaded_[32];     // undefined lanes of the loaded data
+  MemoryRange last_range_;  // range of the previous global access: a cache
 
-  // A wave that holds flags instead of values, on which lane permutations run.
+  // A wave with flags instead of values, on which lane permutations are executed.
   std::vector<u32> flags_;
   Wave shadow_;
 };

@@ -1,4 +1,4 @@
-// Undefined lanes through vector instructions.
+// Propagates undefined lanes through vector instructions.
 #include <bit>
 
 #include "vgpu/exec/lanes.h"
@@ -8,9 +8,9 @@
 namespace vgpu {
 namespace {
 
-constexpr u32 kUnwritten = 2;  // a flag that no source has
+constexpr u32 kUnwritten = 2;  // a flag value that no source has
 
-void lay_out(u64 lanes, u32* flags) {
+void expand_mask(u64 lanes, u32* flags) {
   for (u32 lane = 0; lane < kLanes; ++lane) flags[lane] = lanes >> lane & 1;
 }
 u64 gather(const u32* flags, u32 value) {
@@ -19,9 +19,9 @@ u64 gather(const u32* flags, u32 value) {
   return lanes;
 }
 
-void merge(LaneBits& all, const LaneBits& more) {
-  if (!all.lanes) all.origin = more.origin;
-  all.lanes |= more.lanes;
+void merge(LaneBits& target, const LaneBits& source) {
+  if (!target.lanes) target.origin = source.origin;
+  target.lanes |= source.lanes;
 }
 
 }  // namespace
@@ -40,8 +40,8 @@ void RegisterCheck::vector(RegisterState& state, Wave& wave, const Inst& inst,
     case Spread::kRows:
     case Spread::kPair:
       return rows(state, inst, operands, mask);
-    case Spread::kUpwards:
-    case Spread::kDownwards:
+    case Spread::kTowardsHigh:
+    case Spread::kTowardsLow:
       return wide(state, wave, inst, operands, mask);
     case Spread::kBytes:
       result = permuted_bytes(state, wave, inst);
@@ -67,44 +67,45 @@ void RegisterCheck::vector(RegisterState& state, Wave& wave, const Inst& inst,
   if (operands.writes_exec) check_exec(state, wave, inst, bits);
 }
 
-// A lane is undefined where any source is. A result that replaces a part of its register counts as
-// defined as soon as that part is.
+// A lane is undefined if any source is. A result that replaces a part of its register counts as
+// defined if that part is.
 LaneBits RegisterCheck::any_source(const RegisterState& state, Wave& wave, const Inst& inst,
                                    const Operands& operands) {
-  LaneBits all;
+  LaneBits merged;
   for (u32 s = 0; s < 3; ++s) {
     const Src& src = inst.src[s];
     if (src.kind == SrcKind::kNone || src.kind == SrcKind::kConst) continue;
-    if (s == 2 && inst.op->flags & kCarryIn) {  // a mask: a bit a lane
+    if (s == 2 && inst.op->flags & kCarryIn) {  // a lane mask
       const ScalarBits bits = source_bits(state, src, 2);
-      merge(all, {bits.bits, bits.origin});
+      merge(merged, {bits.bits, bits.origin});
       continue;
     }
     LaneBits lanes = source_lanes(state, src, dwords_of(src.type));
     if (s == 0 && inst.lane_mod == LaneMod::kDpp && lanes.lanes) {
       lanes = dpp_source(lanes, wave, inst);
     }
-    merge(all, lanes);
+    merge(merged, lanes);
   }
   if (inst.op->effects & kReadsVcc) {
     const ScalarBits bits = scalar_bits(state, kVccLo, 2);
-    merge(all, {bits.bits, bits.origin});
+    merge(merged, {bits.bits, bits.origin});
   }
   if (inst.op->flags & kReadsDst && !operands.partial) {
     const u8 dwords = static_cast<u8>(dwords_of(inst.op->dst));
-    merge(all, lanes_of(state, {inst.dst, dwords, Role::kSource}));
+    merge(merged, lanes_of(state, {inst.dst, dwords, Role::kSource}));
   }
-  return all;
+  return merged;
 }
 
 LaneBits RegisterCheck::selected(const RegisterState& state, const Wave& wave,
                                  const Inst& inst) const {
   const LaneBits a = source_lanes(state, inst.src[0], 1), b = source_lanes(state, inst.src[1], 1);
-  const ScalarBits unsure = source_bits(state, inst.src[2], 2);
+  const ScalarBits any_undefined = source_bits(state, inst.src[2], 2);
   const u64 takes_b = read_scalar64(wave, inst.src[2]);
   LaneBits result = {(a.lanes & ~takes_b) | (b.lanes & takes_b), a.lanes ? a.origin : b.origin};
-  const bool same = inst.src[0].kind == inst.src[1].kind && inst.src[0].reg == inst.src[1].reg;
-  if (!same) merge(result, {unsure.bits, unsure.origin});
+  const bool same_register =
+      inst.src[0].kind == inst.src[1].kind && inst.src[0].reg == inst.src[1].reg;
+  if (!same_register) merge(result, {any_undefined.bits, any_undefined.origin});
   return result;
 }
 
@@ -127,14 +128,15 @@ LaneBits RegisterCheck::permuted_bytes(const RegisterState& state, const Wave& w
   return result;
 }
 
-// Register by register: that of the source at the same place, or the one that op_sel names.
+// Each register separately: from the source register at the same position, or the one that op_sel
+// selects.
 void RegisterCheck::rows(RegisterState& state, const Inst& inst, const Operands& operands,
                          u64 mask) {
   LaneBits result[2];
-  const auto row_of = [&](const Src& src, u32 which) -> LaneBits {
-    if (src.kind == SrcKind::kVgpr) return register_lanes(state, src.reg + which);
+  const auto row_of = [&](const Src& src, u32 selector) -> LaneBits {
+    if (src.kind == SrcKind::kVgpr) return register_lanes(state, src.reg + selector);
     const ScalarBits bits = source_bits(state, src, 2);
-    const u32 half = static_cast<u32>(bits.bits >> (32 * which));
+    const u32 half = static_cast<u32>(bits.bits >> (32 * selector));
     return {half ? ~u64{0} : 0, bits.origin};
   };
   const bool move = inst.op->dst == Type::kPkB32;
@@ -153,11 +155,12 @@ void RegisterCheck::rows(RegisterState& state, const Inst& inst, const Operands&
   for (u32 half = 0; half < 2; ++half) set_lanes(state, inst.dst + half, result[half], mask);
 }
 
-// One dword of the result has all sources, the other only that dword of the wide ones: compilers
-// leave the high half undefined where they only use the low one.
+// One dword of the result depends on all source dwords, the other only on the corresponding dword
+// of wide sources: compilers leave the unused half undefined.
 void RegisterCheck::wide(RegisterState& state, Wave& wave, const Inst& inst,
                          const Operands& operands, u64 mask) {
-  const u32 partial = operands.spread == Spread::kDownwards;  // the dword with half of the sources
+  // The dword that depends on half of the source dwords.
+  const u32 partial = operands.spread == Spread::kTowardsLow;
   LaneBits result[2] = {any_source(state, wave, inst, operands), {}};
   if (partial == 0) std::swap(result[0], result[1]);
   LaneBits& half = result[partial];
@@ -180,19 +183,19 @@ void RegisterCheck::wide(RegisterState& state, Wave& wave, const Inst& inst,
 
 void RegisterCheck::read_lane(RegisterState& state, const Wave& wave, const Inst& inst,
                               const Operands& operands) {
-  const LaneBits from = source_lanes(state, inst.src[0], 1);
+  const LaneBits source = source_lanes(state, inst.src[0], 1);
   u32 lane = exec_ ? static_cast<u32>(std::countr_zero(exec_)) : 0;
   ScalarBits number;
   if (operands.spread == Spread::kReadLane) {
     number = source_bits(state, inst.src[1], 1);
     lane = read_scalar32(wave, inst.src[1]) & 63;
   }
-  const bool bad = number.bits || from.lanes >> lane & 1;
-  set_bits(state, inst.dst, 1, {bad ? ~u64{0} : 0, number.bits ? number.origin : from.origin});
+  const bool bad = number.bits || source.lanes >> lane & 1;
+  set_bits(state, inst.dst, 1, {bad ? ~u64{0} : 0, number.bits ? number.origin : source.origin});
 }
 
-// A scalar register of which a part is defined counts as defined: compilers keep masks of lanes in
-// the lanes of a vector register, and bits of inactive lanes in them are undefined.
+// A partially defined scalar register counts as defined: compilers keep lane masks in lanes of a
+// vector register, with undefined bits for inactive lanes.
 void RegisterCheck::write_lane(RegisterState& state, const Wave& wave, const Inst& inst) {
   const ScalarBits value = source_bits(state, inst.src[0], 1);
   const u32 lane = read_scalar32(wave, inst.src[1]) & 63;
@@ -200,28 +203,29 @@ void RegisterCheck::write_lane(RegisterState& state, const Wave& wave, const Ins
   set_lanes(state, inst.dst, {bad ? ~u64{0} : 0, value.origin}, lane_bit(lane));
 }
 
-void RegisterCheck::exchange(RegisterState& state, Wave& wave, const Inst& inst, Spread how) {
-  const u32 other = inst.src[0].reg;
-  const LaneBits a = register_lanes(state, inst.dst), b = register_lanes(state, other);
-  if (how == Spread::kSwap) {
+void RegisterCheck::exchange(RegisterState& state, Wave& wave, const Inst& inst, Spread spread) {
+  const u32 other_reg = inst.src[0].reg;
+  const LaneBits a = register_lanes(state, inst.dst), b = register_lanes(state, other_reg);
+  if (spread == Spread::kSwap) {
     set_lanes(state, inst.dst, b, exec_);
-    set_lanes(state, other, a, exec_);
+    set_lanes(state, other_reg, a, exec_);
     return;
   }
   if (!(a.lanes | b.lanes)) return;
   shadow_.set_exec(exec_);
-  lay_out(a.lanes, shadow_.v(inst.dst));
-  lay_out(b.lanes, shadow_.v(other));
+  expand_mask(a.lanes, shadow_.v(inst.dst));
+  expand_mask(b.lanes, shadow_.v(other_reg));
   shadow_.group = wave.group;
   inst.exec(shadow_, inst);
   const Origin origin = a.lanes ? a.origin : b.origin;
   set_lanes(state, inst.dst, {gather(shadow_.v(inst.dst), 1), origin}, ~u64{0});
-  set_lanes(state, other, {gather(shadow_.v(other), 1), origin}, ~u64{0});
+  set_lanes(state, other_reg, {gather(shadow_.v(other_reg), 1), origin}, ~u64{0});
 }
 
-// Source 0 as DPP permutes it.
+// Returns source 0 permuted by DPP.
 LaneBits RegisterCheck::dpp_source(const LaneBits& source, Wave& wave, const Inst& inst) {
-  Inst move = inst;  // on flags, with this one's DPP fields, it shows what goes where
+  // Executed on flags with this instruction's DPP fields, it shows the permutation.
+  Inst move = inst;
   move.op = &lane_copy();
   move.exec = move.op->exec;
   move.format = Format::kVop1;
@@ -231,16 +235,16 @@ LaneBits RegisterCheck::dpp_source(const LaneBits& source, Wave& wave, const Ins
   move.clamp = false;
   shadow_.set_exec(exec_);
   shadow_.group = wave.group;
-  lay_out(source.lanes, shadow_.v(0));
+  expand_mask(source.lanes, shadow_.v(0));
   for (u32 lane = 0; lane < kLanes; ++lane) shadow_.v(1)[lane] = kUnwritten;
   move.exec(shadow_, move);
   return {gather(shadow_.v(1), 1), source.origin};
 }
 
-// ds_bpermute, ds_permute, ds_swizzle: the instruction itself, on flags.
+// Executes ds_bpermute, ds_permute or ds_swizzle on flags.
 LaneBits RegisterCheck::crossbar(const RegisterState& state, Wave& wave, const Inst& inst,
                                  const Operands& operands) {
-  const bool swizzle = inst.op->src[1] == Type::kNone;  // its source stands in the address field
+  const bool swizzle = inst.op->src[1] == Type::kNone;  // its source is in the address field
   const LaneBits data = register_lanes(state, swizzle ? inst.addr : inst.data0);
   if (!data.lanes || !operands.vwrites.size) return {};
   Inst flags = inst;
@@ -248,7 +252,7 @@ LaneBits RegisterCheck::crossbar(const RegisterState& state, Wave& wave, const I
   flags.data0 = swizzle ? 0 : 1;
   flags.dst = 2;
   if (!swizzle) std::memcpy(shadow_.v(0), wave.v(inst.addr), kLanes * sizeof(u32));
-  lay_out(data.lanes, shadow_.v(flags.data0));
+  expand_mask(data.lanes, shadow_.v(flags.data0));
   shadow_.set_exec(exec_);
   shadow_.group = wave.group;
   inst.exec(shadow_, flags);
@@ -257,19 +261,20 @@ LaneBits RegisterCheck::crossbar(const RegisterState& state, Wave& wave, const I
 
 // -------------------------------------------------------------------------------- matrices
 
-// A row of A or a column of B that is undefined in one element makes that row or column of D
-// undefined. EXEC does not count. Shapes of several blocks, and f64, only pass on what C has.
+// A row of A or a column of B with an undefined element makes that row or column of D undefined.
+// EXEC is ignored. Shapes with several blocks, and f64, only propagate C.
 void RegisterCheck::matrix(RegisterState& state, const Inst& inst) {
   const MatrixShape& shape = *matrix_shape(inst);
   const u32 dim = shape.dim, count = matrix_dwords(shape, inst, 3);
   u64 row_bad = 0, column_bad = 0;
   Origin origin;
   if (shape.blocks == 1 && shape.out_bits() == 32 && dim >= 16) {
-    const auto folded = [&](u32 s) {  // lanes that hold the same row or column, as one
-      const LaneBits all = source_lanes(state, inst.src[s], matrix_dwords(shape, inst, s));
+    const auto folded = [&](u32 s) {  // merges lanes that hold the same row or column
+      const LaneBits merged = source_lanes(state, inst.src[s], matrix_dwords(shape, inst, s));
       u64 bad = 0;
-      for (u32 at = 0; at < kLanes; at += dim) bad |= all.lanes >> at & ((u64{1} << dim) - 1);
-      if (bad) origin = all.origin;
+      for (u32 group = 0; group < kLanes; group += dim)
+        bad |= merged.lanes >> group & ((u64{1} << dim) - 1);
+      if (bad) origin = merged.origin;
       return bad;
     };
     row_bad = folded(0);

@@ -7,11 +7,11 @@ void retire(WaitState& state, u32 code) {
   const u32 lgkm = lgkm_wait(code);
   state.vector.wait(vector_wait(code));
   state.lds.wait(lgkm);
-  if (!lgkm) state.scalar.wait(0);  // scalar loads return in any order
-  if (state.vector.none() && state.lds.none()) state.loading = {};
+  if (!lgkm) state.scalar.wait(0);  // scalar loads complete in any order
+  if (state.vector.is_idle() && state.lds.is_idle()) state.loading = {};
 }
 
-// Loads of one queue return in order, so that a later one may overwrite an earlier one's register.
+// Loads of one queue complete in order, so a later one may overwrite an earlier one's register.
 bool in_order(const WaitState& state, const WaitState::Pending& pending, Queue queue) {
   const bool by_vector = pending.vector > state.vector.done, by_lds = pending.lds > state.lds.done;
   if (queue == Queue::kVector || queue == Queue::kFlat) return !by_lds;
@@ -28,9 +28,9 @@ void WaitCheck::issue(WaitState& state, const Wave& wave, const Operands& operan
   spaces_ = 0;
   exec_ = wave.exec();
   if (operands.queue == Queue::kVector || operands.queue == Queue::kFlat) {
-    state.vector.issue(kMostVector);
+    state.vector.issue(kMaxVector);
   }
-  if (operands.queue == Queue::kLds || operands.queue == Queue::kFlat) state.lds.issue(kMostLgkm);
+  if (operands.queue == Queue::kLds || operands.queue == Queue::kFlat) state.lds.issue(kMaxLgkm);
   if (operands.queue == Queue::kScalar) ++state.scalar.issued;
 }
 
@@ -82,8 +82,8 @@ void WaitCheck::note_loads(WaitState& state, const Inst& inst, const Operands& o
     }
     return;
   }
-  if (!exec_ || !operands.vwrites.size) return;  // without active lanes nothing comes
-  // A FLAT load comes by the way of the memory that its lanes read.
+  if (!exec_ || !operands.vwrites.size) return;  // without active lanes nothing is loaded
+  // A FLAT load completes with the queue of the memory that its lanes access.
   const bool from_lds = spaces_ & 1u << static_cast<u32>(Space::kLds);
   const bool from_memory = spaces_ & ~(1u << static_cast<u32>(Space::kLds));
   const bool flat = operands.queue == Queue::kFlat;
@@ -102,7 +102,7 @@ void WaitCheck::note_loads(WaitState& state, const Inst& inst, const Operands& o
 void WaitCheck::report(const WaitState& state, const Wave& wave, const Inst& inst,
                        const std::string& reg, const WaitState::Pending& pending, bool scalar,
                        bool writes) {
-  if (findings_.known(inst.index, FindingKind::kMissingWait)) return;
+  if (findings_.contains(inst.index, FindingKind::kMissingWait)) return;
   std::string wait;
   if (scalar) {
     wait = " lgkmcnt(0)";

@@ -11,17 +11,17 @@
 namespace vgpu {
 namespace {
 
-// The kernel gives pages of zeros as they are touched.
-class ZeroedMemory {
+// Zero pages, allocated on first touch.
+class ZeroPages {
  public:
-  explicit ZeroedMemory(u64 size) : size_(size) {
+  explicit ZeroPages(u64 size) : size_(size) {
     void* memory = mmap(nullptr, size, PROT_READ | PROT_WRITE,
                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     data_ = memory == MAP_FAILED ? nullptr : static_cast<u8*>(memory);
   }
-  ZeroedMemory(const ZeroedMemory&) = delete;
-  ZeroedMemory& operator=(const ZeroedMemory&) = delete;
-  ~ZeroedMemory() {
+  ZeroPages(const ZeroPages&) = delete;
+  ZeroPages& operator=(const ZeroPages&) = delete;
+  ~ZeroPages() {
     if (data_) munmap(data_, size_);
   }
   u8* data() const { return data_; }
@@ -33,31 +33,32 @@ class ZeroedMemory {
 
 struct Blocks {
   std::mutex mutex;
-  bool on = false;
-  u64 first_id = 0;  // of the blocks that are followed
-  std::map<u64, ZeroedMemory> by_id;
+  bool enabled = false;
+  u64 first_id = 0;  // first id of the tracked blocks
+  std::map<u64, ZeroPages> by_id;
 };
 Blocks& blocks() {
-  static Blocks* const instance = new Blocks;  // callers may outlive static destruction
+  static Blocks* const instance = new Blocks;  // callers may run during static destruction
   return *instance;
 }
 
-u8* find_or_make(Blocks& all, const Allocation& block) {
-  if (!all.on || block.kind != MemoryKind::kDevice || block.id < all.first_id) return nullptr;
-  return all.by_id.try_emplace(block.id, block.size).first->second.data();
+u8* find_or_make(Blocks& blocks, const Allocation& block) {
+  if (!blocks.enabled || block.kind != MemoryKind::kDevice || block.id < blocks.first_id)
+    return nullptr;
+  return blocks.by_id.try_emplace(block.id, block.size).first->second.data();
 }
 
 }  // namespace
 
-void follow_writes(bool on) {
-  u64 last = 0;
+void track_writes(bool enabled) {
+  u64 last_id = 0;
   Allocations::instance().for_each([&](const Allocation& block) {
-    if (block.id > last) last = block.id;
+    if (block.id > last_id) last_id = block.id;
   });
   const std::lock_guard lock(blocks().mutex);
-  if (on && !blocks().on) blocks().first_id = last + 1;
-  if (!on) blocks().by_id.clear();
-  blocks().on = on;
+  if (enabled && !blocks().enabled) blocks().first_id = last_id + 1;
+  if (!enabled) blocks().by_id.clear();
+  blocks().enabled = enabled;
 }
 
 u8* written_bytes(const Allocation& block) {
@@ -78,9 +79,9 @@ void note_host_write(const void* pointer, u64 size) {
   const auto block = Allocations::instance().find(address);
   if (!block) return;
   u8* written = written_bytes(*block);
-  const u64 from = address - block->base;
+  const u64 offset = address - block->base;
   if (written)
-    std::memset(written + from, 1, size < block->size - from ? size : block->size - from);
+    std::memset(written + offset, 1, size < block->size - offset ? size : block->size - offset);
 }
 
 }  // namespace vgpu

@@ -3,8 +3,8 @@
 #include <atomic>
 #include <mutex>
 
-#include "vgpu/base/json.h"
 #include "vgpu/base/log.h"
+#include "vgpu/base/records.h"
 #include "vgpu/base/report.h"
 #include "vgpu/base/settings.h"
 #include "vgpu/exec/memory.h"
@@ -20,9 +20,8 @@
 
 namespace vgpu {
 
-// What the checks know of a workgroup that runs. It stays with the group when another thread goes
-// on with it.
-struct GroupWatch {
+// Check state of a running workgroup; it moves with the workgroup between host threads.
+struct WorkgroupCheckState {
   struct WaveWatch {
     WaitState waits;
     BarrierState barrier;
@@ -31,28 +30,28 @@ struct GroupWatch {
     SpacingState spacing;
   };
   std::vector<WaveWatch> waves;
-  std::optional<BarrierMeeting> meeting;
+  std::optional<BarrierMismatch> mismatch;
   LdsState lds;
-  std::vector<u8> lds_written;  // a byte for each of LDS, 1 where it was written
+  std::vector<u8> lds_written;  // per byte of LDS 1 if it was written
 };
 
 struct LaunchChecks::State {
-  State(const Launch& l, const std::vector<MemoryRange>& more)
-      : launch(l), program(*l.kernel->object->program), memory(l, more) {}
+  State(const Launch& l, const std::vector<MemoryRange>& extra_ranges)
+      : launch(l), program(*l.kernel->object->program), memory(l, extra_ranges) {}
 
-  GroupWatch* borrow() {
+  WorkgroupCheckState* acquire() {
     const std::lock_guard lock(mutex);
-    if (free.empty()) {
-      all.push_back(std::make_unique<GroupWatch>());
-      return all.back().get();
+    if (free_watches.empty()) {
+      watches.push_back(std::make_unique<WorkgroupCheckState>());
+      return watches.back().get();
     }
-    GroupWatch* watch = free.back();
-    free.pop_back();
-    return watch;
+    WorkgroupCheckState* check_state = free_watches.back();
+    free_watches.pop_back();
+    return check_state;
   }
-  void give_back(GroupWatch* watch) {
+  void release_watch(WorkgroupCheckState* check_state) {
     const std::lock_guard lock(mutex);
-    free.push_back(watch);
+    free_watches.push_back(check_state);
   }
 
   const Launch& launch;
@@ -62,8 +61,8 @@ struct LaunchChecks::State {
 
  private:
   std::mutex mutex;
-  std::vector<std::unique_ptr<GroupWatch>> all;
-  std::vector<GroupWatch*> free;
+  std::vector<std::unique_ptr<WorkgroupCheckState>> watches;
+  std::vector<WorkgroupCheckState*> free_watches;
 };
 
 // -------------------------------------------------------------------------------- one thread
@@ -82,78 +81,79 @@ class Checker : public Observer {
         spacing_(state.program, state.launch.kernel->accum_offset, findings) {}
 
   void begin(Workgroup& group) override {
-    GroupWatch* watch = state_.borrow();
-    watch->waves.assign(group.wave_count, {});
-    watch->meeting.reset();
-    lds_.begin(watch->lds, group.lds_bytes, group.wave_count);
-    watch->lds_written.assign(group.lds_bytes, 0);
-    group.watch = watch;
+    WorkgroupCheckState* check_state = state_.acquire();
+    check_state->waves.assign(group.wave_count, {});
+    check_state->mismatch.reset();
+    lds_.begin(check_state->lds, group.lds_bytes, group.wave_count);
+    check_state->lds_written.assign(group.lds_bytes, 0);
+    group.check_state = check_state;
   }
   void end(Workgroup& group) override {
-    GroupWatch& watch = *group.watch;
-    barriers_.end(watch.meeting, static_cast<u32>(watch.waves.size()),
-                  [&](u32 w) -> BarrierState& { return watch.waves[w].barrier; });
-    state_.give_back(group.watch);
-    group.watch = nullptr;
+    WorkgroupCheckState& check_state = *group.check_state;
+    barriers_.end(check_state.mismatch, static_cast<u32>(check_state.waves.size()),
+                  [&](u32 w) -> BarrierState& { return check_state.waves[w].barrier; });
+    state_.release_watch(group.check_state);
+    group.check_state = nullptr;
   }
 
-  void before(Wave& wave, const Inst& inst) override {
+  void before_inst(Wave& wave, const Inst& inst) override {
     current_ = nullptr;
     if (!inst.op) return;
     current_ = &operands(wave, inst);
-    GroupWatch& watch = *wave.group->watch;
-    GroupWatch::WaveWatch& own = watch.waves[wave.index];
-    if (own.barrier.arrived) release(watch, wave);
-    waits_.before(own.waits, wave, inst, *current_);
-    registers_.before(own.registers, wave, inst, *current_);
-    hazards_.before(own.hazards, wave, inst, *current_);
-    spacing_.before(own.spacing, wave, inst, *current_);
+    WorkgroupCheckState& check_state = *wave.group->check_state;
+    WorkgroupCheckState::WaveWatch& wave_watch = check_state.waves[wave.index];
+    if (wave_watch.barrier.arrived) release(check_state, wave);
+    waits_.before_inst(wave_watch.waits, wave, inst, *current_);
+    registers_.before_inst(wave_watch.registers, wave, inst, *current_);
+    hazards_.before_inst(wave_watch.hazards, wave, inst, *current_);
+    spacing_.before_inst(wave_watch.spacing, wave, inst, *current_);
   }
 
   void access(Wave& wave, const Inst& inst, const Access& access) override {
-    GroupWatch& watch = *wave.group->watch;
-    GroupWatch::WaveWatch& own = watch.waves[wave.index];
+    WorkgroupCheckState& check_state = *wave.group->check_state;
+    WorkgroupCheckState::WaveWatch& wave_watch = check_state.waves[wave.index];
     waits_.access(access);
-    registers_.access(own.registers, watch.lds_written, wave, inst, *current_, access);
+    registers_.access(wave_watch.registers, check_state.lds_written, wave, inst, *current_, access);
     if (access.space != Space::kScratch && inst.format != Format::kSmem) {
-      barriers_.work(own.barrier, wave);
+      barriers_.access_memory(wave_watch.barrier, wave);
     }
     if (access.space == Space::kGlobal) {
       if (!registers_.address_undefined()) memory_.access(wave, inst, access);
-      if (current_->atomic || current_->signals) lds_.signal(watch.lds, wave.index);
+      if (current_->atomic || current_->signals) lds_.signal(check_state.lds, wave.index);
     } else if (access.space == Space::kLds) {
       if (!registers_.address_undefined()) memory_.lds(wave, inst, access, current_->lds_dma);
-      lds_.access(watch.lds, own.waits, wave, inst, *current_, access);
+      lds_.access(check_state.lds, wave_watch.waits, wave, inst, *current_, access);
     }
   }
 
-  void after(Wave& wave, const Inst& inst) override {
+  void after_inst(Wave& wave, const Inst& inst) override {
     if (!current_) return;
-    GroupWatch& watch = *wave.group->watch;
-    GroupWatch::WaveWatch& own = watch.waves[wave.index];
-    waits_.after(own.waits, inst, *current_);
-    registers_.after(own.registers, wave, inst, *current_);
-    if (current_->queue != Queue::kNone) lds_.after(watch.lds, wave, inst);
-    if (wave.state == WaveState::kAtBarrier) barriers_.arrive(own.barrier, wave, inst);
-    if (wave.state == WaveState::kDone) own.barrier.ended = true;
+    WorkgroupCheckState& check_state = *wave.group->check_state;
+    WorkgroupCheckState::WaveWatch& wave_watch = check_state.waves[wave.index];
+    waits_.after_inst(wave_watch.waits, inst, *current_);
+    registers_.after_inst(wave_watch.registers, wave, inst, *current_);
+    if (current_->queue != Queue::kNone) lds_.after_inst(check_state.lds, wave, inst);
+    if (wave.state == WaveState::kAtBarrier) barriers_.arrive(wave_watch.barrier, wave, inst);
+    if (wave.state == WaveState::kDone) wave_watch.barrier.ended = true;
   }
 
   Findings findings;
 
  private:
-  // Instructions that VGPR indexing has changed are not those of the program.
+  // Instructions changed by VGPR indexing differ from those of the program, so they are not cached.
   const Operands& operands(const Wave& wave, const Inst& inst) {
-    if (!(wave.slow & kIndexed)) return operands_.of(inst);
+    if (!(wave.slow & kIndexed)) return operands_.lookup(inst);
     indexed_ = operands_of(inst, state_.launch.kernel->accum_offset);
     return indexed_;
   }
 
-  // The first wave goes on behind a barrier: all had arrived.
-  void release(GroupWatch& watch, const Wave& wave) {
-    const u32 count = static_cast<u32>(watch.waves.size());
-    const auto barrier = [&](u32 w) -> BarrierState& { return watch.waves[w].barrier; };
-    barriers_.release(watch.meeting, wave, count, barrier);
-    lds_.barrier(watch.lds, [&](u32 w) -> const WaitState& { return watch.waves[w].waits; });
+  // Called when the first wave continues after a barrier: all have arrived.
+  void release(WorkgroupCheckState& check_state, const Wave& wave) {
+    const u32 count = static_cast<u32>(check_state.waves.size());
+    const auto barrier = [&](u32 w) -> BarrierState& { return check_state.waves[w].barrier; };
+    barriers_.release(check_state.mismatch, wave, count, barrier);
+    lds_.barrier(check_state.lds,
+                 [&](u32 w) -> const WaitState& { return check_state.waves[w].waits; });
     for (u32 w = 0; w < count; ++w) barrier(w).arrived = false;
   }
 
@@ -175,25 +175,24 @@ class Checker : public Observer {
 namespace {
 
 std::atomic<CheckLevel>& level() {
-  static std::atomic<CheckLevel> now = [] {
-    if (settings().check) follow_writes(true);
+  static std::atomic<CheckLevel> level = [] {
+    if (settings().check) track_writes(true);
     return static_cast<CheckLevel>(settings().check);
   }();
-  return now;
+  return level;
 }
 
-std::mutex finding_records_mutex;
-std::vector<std::string> finding_records;  // a JSON object a finding
+Records finding_records;  // one JSON object per finding
 
-// A finding with the names of what it is about.
-struct Named {
+// A finding with the names to report.
+struct NamedFinding {
   const Finding& finding;
   std::string kind, kernel, instruction, file;
   u32 offset, line;
 };
 
-Named name_finding(const Launch& launch, const DebugLines& lines, const Findings::Key& key,
-                   const Finding& finding) {
+NamedFinding name_finding(const Launch& launch, const DebugLines& lines, const Findings::Key& key,
+                          const Finding& finding) {
   const CodeObject& object = *launch.kernel->object;
   const Program& program = *object.program;
   const u64 address = program.address - host_address(object.image) + object.base_address;
@@ -207,7 +206,7 @@ Named name_finding(const Launch& launch, const DebugLines& lines, const Findings
           source ? source->line : 0};
 }
 
-std::string as_text(const Named& n) {
+std::string as_text(const NamedFinding& n) {
   const Finding& f = n.finding;
   std::string text = "check: " + n.kind + ": kernel " + n.kernel + ", text offset " +
                      hex(n.offset) + " (" + n.instruction + ")";
@@ -223,7 +222,7 @@ std::string as_text(const Named& n) {
   return text;
 }
 
-std::string as_json(const Named& n) {
+std::string as_json(const NamedFinding& n) {
   const Finding& f = n.finding;
   Json json;
   json.open('{');
@@ -249,8 +248,8 @@ std::string as_json(const Named& n) {
 
 CheckLevel check_level() { return level(); }
 
-LaunchChecks::LaunchChecks(const Launch& launch, const std::vector<MemoryRange>& more)
-    : state_(std::make_unique<State>(launch, more)) {}
+LaunchChecks::LaunchChecks(const Launch& launch, const std::vector<MemoryRange>& extra_ranges)
+    : state_(std::make_unique<State>(launch, extra_ranges)) {}
 LaunchChecks::~LaunchChecks() = default;
 
 std::unique_ptr<Observer> LaunchChecks::observer() { return std::make_unique<Checker>(*state_); }
@@ -266,17 +265,14 @@ std::string LaunchChecks::finish() {
   std::vector<std::string> json;
   std::string first;
   for (const auto& [key, finding] : state_->findings.entries()) {
-    const Named named = name_finding(state_->launch, lines, key, finding);
-    const std::string text = as_text(named);
+    const NamedFinding finding_record = name_finding(state_->launch, lines, key, finding);
+    const std::string text = as_text(finding_record);
     if (first.empty()) first = text;
     log_line(1, text);
-    json.push_back(as_json(named));
+    json.push_back(as_json(finding_record));
     report("finding", json.back());
   }
-  {
-    const std::lock_guard lock(finding_records_mutex);
-    finding_records.insert(finding_records.end(), json.begin(), json.end());
-  }
+  finding_records.add(json);
   if (check_level() != CheckLevel::kFail) return "";
   return std::to_string(json.size()) + " findings of the checking mode; " + first;
 }
@@ -285,19 +281,18 @@ std::string LaunchChecks::finish() {
 
 #define VGPU_EXPORT extern "C" __attribute__((visibility("default")))
 
-// Checking for launches from now on: 0 off, 1 report, 2 report and fail. Returns what it was.
-VGPU_EXPORT int rfops_vgpu_check(int on) {
-  const auto wanted = static_cast<vgpu::CheckLevel>(on < 0 ? 0 : on > 2 ? 2 : on);
-  vgpu::follow_writes(wanted != vgpu::CheckLevel::kOff);
-  return static_cast<int>(vgpu::level().exchange(wanted));
+// Sets checking of later launches: 0 off, 1 report, 2 report and fail. Returns the previous level.
+VGPU_EXPORT int rfops_vgpu_check(int requested) {
+  const auto level = static_cast<vgpu::CheckLevel>(requested < 0   ? 0
+                                                   : requested > 2 ? 2
+                                                                   : requested);
+  vgpu::track_writes(level != vgpu::CheckLevel::kOff);
+  return static_cast<int>(vgpu::level().exchange(level));
 }
 
-// The findings so far as a JSON array, and forgets them. The text lives until this thread's next
-// call.
+// Returns the pending findings as a JSON array and clears them. The text is valid until this
+// thread's next call.
 VGPU_EXPORT const char* rfops_vgpu_check_take() {
   thread_local std::string text;
-  const std::lock_guard lock(vgpu::finding_records_mutex);
-  text = vgpu::json_array(vgpu::finding_records);
-  vgpu::finding_records.clear();
-  return text.c_str();
+  return vgpu::finding_records.take(text);
 }

@@ -1,7 +1,7 @@
-// The checking mode: says what a kernel does wrong while the virtual GPU runs it, for kernels that
-// will meet hardware later. RFOPS_VGPU_CHECK or rfops_vgpu_check() turn it on.
+// The checking mode: reports defects of kernels as the virtual GPU executes them. Turned on by
+// RFOPS_VGPU_CHECK or rfops_vgpu_check().
 //
-// Findings do not stop a launch. Each kind of defect has a file of its own (check_*.cpp).
+// Findings do not stop a launch. Each kind of defect has its own file (check_*.cpp).
 #pragma once
 
 #include <memory>
@@ -16,26 +16,27 @@ namespace vgpu {
 enum class CheckLevel : u8 {
   kOff,
   kReport,  // log and keep the findings
-  kFail,    // and let a launch with findings fail
+  kFail,    // also fail launches with findings
 };
 
 CheckLevel check_level();
 
 struct MemoryRange;
 
-// What one launch does wrong. Worker threads check for themselves and are added up at the end.
+// The findings of one launch. Worker threads check independently; the results are merged at the
+// end.
 class LaunchChecks {
  public:
-  // `more`: memory that the runner gives to the kernel (dispatch packet, queue).
-  LaunchChecks(const Launch& launch, const std::vector<MemoryRange>& more);
+  // `extra_ranges`: memory that the runner provides (dispatch packet, queue).
+  LaunchChecks(const Launch& launch, const std::vector<MemoryRange>& extra_ranges);
   ~LaunchChecks();
   LaunchChecks(const LaunchChecks&) = delete;
   LaunchChecks& operator=(const LaunchChecks&) = delete;
 
-  std::unique_ptr<Observer> observer();  // for one thread
-  void add(Observer& checked);           // what that thread found; the caller serialises
-  // Logs the findings and appends them to those that rfops_vgpu_check_take() returns. The text with
-  // which the launch fails, if it has to.
+  std::unique_ptr<Observer> observer();  // for one host thread
+  void add(Observer& checked);           // merges a thread's findings; the caller serialises
+  // Logs the findings and appends them to those that rfops_vgpu_check_take() returns. Returns the
+  // error text if the launch has to fail, otherwise an empty one.
   std::string finish();
 
  private:

@@ -3,11 +3,10 @@
 #include <atomic>
 #include <cstdio>
 #include <map>
-#include <mutex>
 #include <unordered_map>
 
 #include "vgpu/base/device.h"
-#include "vgpu/base/json.h"
+#include "vgpu/base/records.h"
 #include "vgpu/base/report.h"
 #include "vgpu/isa/mfma.h"
 #include "vgpu/machine/lds_banks.h"
@@ -16,18 +15,18 @@ namespace vgpu {
 namespace {
 
 std::atomic<bool> enabled{false};
-std::mutex launch_records_mutex;
-std::vector<std::string> launch_records;
+Records launch_records;
 
-// Which 64-byte lines of memory were touched: a bit a line, a word a 4 KiB page.
+// A set of 64-byte lines of memory: one bit per line, one word per 4 KiB page.
 class LineSet {
  public:
   void add(u64 address, u32 bytes) {
-    const u64 first = address / 64, last = (address + bytes - 1) / 64;
-    for (u64 line = first; line <= last; ++line) pages_[line / 64] |= u64{1} << (line % 64);
+    const u64 first_segment = address / 64, last_segment = (address + bytes - 1) / 64;
+    for (u64 line = first_segment; line <= last_segment; ++line)
+      pages_[line / 64] |= u64{1} << (line % 64);
   }
-  void add(const LineSet& other) {
-    for (const auto& [page, lines] : other.pages_) pages_[page] |= lines;
+  void add(const LineSet& rhs) {
+    for (const auto& [page, lines] : rhs.pages_) pages_[page] |= lines;
   }
   u64 lines64() const {
     u64 count = 0;
@@ -48,36 +47,36 @@ class LineSet {
 
 struct Traffic {
   u64 instructions = 0, bytes = 0;
-  // The lines of 64 bytes that each instruction touches, added up: a line counts each time.
+  // Number of 64-byte lines per instruction, summed over instructions: a line counts each time.
   u64 requests64 = 0;
   LineSet lines;
-  void add(const Traffic& other) {
-    instructions += other.instructions;
-    bytes += other.bytes;
-    requests64 += other.requests64;
-    lines.add(other.lines);
+  void add(const Traffic& rhs) {
+    instructions += rhs.instructions;
+    bytes += rhs.bytes;
+    requests64 += rhs.requests64;
+    lines.add(rhs.lines);
   }
 };
 
 struct Slot {
-  u64 executed = 0;  // by waves
-  u64 lanes = 0;     // active lanes, added up
+  u64 executed = 0;  // per wave
+  u64 lanes = 0;     // sum of active lanes
 };
 
 class Counters : public Observer {
  public:
   explicit Counters(const Program& program) : slots(program.count) {}
 
-  void before(Wave& wave, const Inst& inst) override {
+  void before_inst(Wave& wave, const Inst& inst) override {
     Slot& slot = slots[inst.index];
     ++slot.executed;
     exec_before_ = wave.exec();
     slot.lanes += static_cast<u64>(std::popcount(exec_before_));
   }
-  // A split: EXEC becomes a part, and not all, of what it was.
-  void after(Wave& wave, const Inst&) override {
-    const u64 now = wave.exec();
-    splits += now != exec_before_ && now && !(now & ~exec_before_);
+  // Divergence: EXEC becomes a proper, non-empty subset of its old value.
+  void after_inst(Wave& wave, const Inst&) override {
+    const u64 exec = wave.exec();
+    splits += exec != exec_before_ && exec && !(exec & ~exec_before_);
   }
   void access(Wave& wave, const Inst& inst, const Access& access) override {
     const u64 bytes = static_cast<u64>(std::popcount(access.mask)) * access.bytes;
@@ -94,21 +93,21 @@ class Counters : public Observer {
       add_global(inst.format == Format::kSmem ? scalar : global[access.is_write], access, bytes);
     }
   }
-  void add(const Counters& other) {
+  void add(const Counters& rhs) {
     for (std::size_t i = 0; i < slots.size(); ++i) {
-      slots[i].executed += other.slots[i].executed;
-      slots[i].lanes += other.slots[i].lanes;
+      slots[i].executed += rhs.slots[i].executed;
+      slots[i].lanes += rhs.slots[i].lanes;
     }
-    splits += other.splits;
-    lds_accesses += other.lds_accesses;
-    lds_cycle_count += other.lds_cycle_count;
-    lds_conflicts += other.lds_conflicts;
+    splits += rhs.splits;
+    lds_accesses += rhs.lds_accesses;
+    lds_cycle_count += rhs.lds_cycle_count;
+    lds_conflicts += rhs.lds_conflicts;
     for (u32 w = 0; w < 2; ++w) {
-      lds_bytes[w] += other.lds_bytes[w];
-      scratch_bytes[w] += other.scratch_bytes[w];
-      global[w].add(other.global[w]);
+      lds_bytes[w] += rhs.lds_bytes[w];
+      scratch_bytes[w] += rhs.scratch_bytes[w];
+      global[w].add(rhs.global[w]);
     }
-    scalar.add(other.scalar);
+    scalar.add(rhs.scalar);
   }
 
   std::vector<Slot> slots;
@@ -122,7 +121,7 @@ class Counters : public Observer {
   static void add_global(Traffic& traffic, const Access& access, u64 bytes) {
     LineSet one;
     for (u64 lanes = access.mask; lanes; lanes &= lanes - 1) {
-      const u64 address = access.at[std::countr_zero(lanes)];
+      const u64 address = access.addresses[std::countr_zero(lanes)];
       traffic.lines.add(address, access.bytes);
       one.add(address, access.bytes);
     }
@@ -134,7 +133,7 @@ class Counters : public Observer {
 
 // -------------------------------------------------------------------------------- the record
 
-// The class that an instruction is counted in.
+// Returns the counter class of an instruction.
 const char* class_of(Category category) {
   switch (category) {
     case Category::kSalu:
@@ -295,23 +294,19 @@ void LaunchCounters::finish(u64 number, double seconds, const std::string& error
   std::string record = json.take();
   report("counted", record);
   if (!enabled) return;
-  const std::lock_guard lock(launch_records_mutex);
-  launch_records.push_back(std::move(record));
+  launch_records.add(std::move(record));
 }
 
 }  // namespace vgpu
 
 #define VGPU_EXPORT extern "C" __attribute__((visibility("default")))
 
-// Counting, on or off, for launches from now on. Returns what it was.
-VGPU_EXPORT int rfops_vgpu_profile(int on) { return vgpu::enabled.exchange(on != 0); }
+// Turns counting of later launches on or off. Returns the previous state.
+VGPU_EXPORT int rfops_vgpu_profile(int enable) { return vgpu::enabled.exchange(enable != 0); }
 
-// The records so far as a JSON array, and forgets them. The text lives until this thread's next
-// call.
+// Returns the pending records as a JSON array and clears them. The text is valid until this
+// thread's next call.
 VGPU_EXPORT const char* rfops_vgpu_profile_take() {
   thread_local std::string text;
-  const std::lock_guard lock(vgpu::launch_records_mutex);
-  text = vgpu::json_array(vgpu::launch_records);
-  vgpu::launch_records.clear();
-  return text.c_str();
+  return vgpu::launch_records.take(text);
 }

@@ -1,4 +1,4 @@
-// Counts what launches do, for comparing kernels where no AMD GPU is at hand: rfops.vgpu.profile().
+// Counters of launches, for comparing kernels without an AMD GPU: rfops.vgpu.profile().
 #pragma once
 
 #include <memory>
@@ -12,17 +12,17 @@ namespace vgpu {
 
 bool profiling();
 
-// What one launch did. Worker threads count for themselves and are added up at the end.
+// The counters of one launch. Worker threads count independently; the results are added at the end.
 class LaunchCounters {
  public:
   explicit LaunchCounters(const Launch& launch);
   LaunchCounters(const LaunchCounters&) = delete;
   LaunchCounters& operator=(const LaunchCounters&) = delete;
 
-  std::unique_ptr<Observer> observer();  // for one thread
-  void add(const Observer& counted);     // what that thread saw; the caller serialises
+  std::unique_ptr<Observer> observer();  // for one host thread
+  void add(const Observer& counted);     // adds a thread's counts; the caller serialises
   // Appends the launch's record, a JSON object, to those that rfops_vgpu_profile_take() returns.
-  // `number` is the launch's, which its other records have too.
+  // `number` identifies the launch in all its records.
   void finish(u64 number, double seconds, const std::string& error);
 
  private:

@@ -1,10 +1,10 @@
-// What of the host's memory is certainly no kernel's.
+// Host memory that certainly belongs to no kernel.
 //
-// Kernels on the virtual GPU may be given any pointer of the process, and where the memory behind
-// it ends is known of hipMalloc's blocks and of the tensors that callers told of, not of a bare
-// pointer into malloc's heap. But what lies between the blocks of the heap belongs to the C library
-// alone: a store there ends the process, sooner or later and far away. The same goes for the stack,
-// for the data of libraries, and for the registers of the virtual GPU itself.
+// A kernel on the virtual GPU may receive any pointer of the process. The bounds are known for
+// hipMalloc's blocks and for registered tensors, but not for a bare pointer into malloc's heap. The
+// words between heap blocks, however, belong to the C library: a store there crashes the process
+// later, far from the cause. The same holds for the stack, for data of libraries, and for the
+// virtual GPU's own registers.
 #pragma once
 
 #include <mutex>
@@ -15,20 +15,20 @@
 
 namespace vgpu {
 
-// What some bytes of unknown memory are: somebody's, in words; else maybe a kernel's, and the bytes
-// around them with them.
-struct HostPlace {
+// Classification of unknown memory: `owner` describes the host's memory; if it is empty, [begin,
+// end) may belong to a kernel.
+struct HostLocation {
   std::string owner;
   u64 begin = 0, end = 0;
 };
 
-// As it was when it was first asked; what a launch may rightly touch is there while it runs.
+// A snapshot at first use; memory that a launch may access exists while the launch runs.
 class HostMemory {
  public:
-  // `given`: pointers that the launch has. Mappings they point into are a kernel's.
-  explicit HostMemory(std::vector<u64> given) : given_(std::move(given)) {}
+  // `pointers`: pointer arguments of the launch. Mappings they point into belong to the kernel.
+  explicit HostMemory(std::vector<u64> pointers) : pointers_(std::move(pointers)) {}
 
-  HostPlace place(u64 address, u32 bytes, bool is_write) const;
+  HostLocation locate(u64 address, u32 bytes, bool is_write) const;
 
  private:
   struct Mapping {
@@ -40,14 +40,14 @@ class HostMemory {
     u64 begin;
     bool free;
   };
-  // Not from the heap, which must not change while it is read.
+  // Allocated with mmap, because the heap must not change while it is walked.
   class ChunkList {
    public:
     ChunkList() = default;
     ChunkList(const ChunkList&) = delete;
     ChunkList& operator=(const ChunkList&) = delete;
     ~ChunkList();
-    bool reserve(u64 most);
+    bool reserve(u64 max_chunks);
     void push(const Chunk& chunk) { data_[size_++] = chunk; }
     void clear() { size_ = 0; }
     bool empty() const { return !size_; }
@@ -61,17 +61,17 @@ class HostMemory {
   };
   void read_mappings() const;
   void read_heap(u64 begin) const;
-  HostPlace in_given_block(const Mapping& heap, u64 address, u32 bytes) const;
-  HostPlace in_heap(u64 address, u32 bytes) const;
-  bool was_given(const Mapping& mapping) const;
+  HostLocation in_known_block(const Mapping& heap, u64 address, u32 bytes) const;
+  HostLocation in_heap(u64 address, u32 bytes) const;
+  bool contains_pointer(const Mapping& mapping) const;
 
-  std::vector<u64> given_;
+  std::vector<u64> pointers_;
   mutable std::once_flag mappings_read_, heap_read_;
-  mutable std::vector<Mapping> mappings_;  // by address
-  mutable ChunkList chunks_;  // of the main heap, and its end; empty: it is not glibc's
+  mutable std::vector<Mapping> mappings_;  // sorted by address
+  mutable ChunkList chunks_;  // of the main heap, and its end; empty if it is not glibc's
 };
 
-// Memory of the virtual GPU itself, from its allocation until it is freed.
+// Registers memory of the virtual GPU itself, until disown_memory().
 void own_memory(const void* base, u64 size);
 void disown_memory(const void* base);
 

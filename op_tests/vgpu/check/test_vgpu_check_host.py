@@ -68,13 +68,13 @@ def assert_stopped(case: dict, *words: str) -> None:
 def test_behind_a_bare_pointer(said: dict[str, dict], more: int) -> None:
     """Nobody has told of the tensor's end; malloc's record is there."""
     case = said[f"behind_{more}"]
-    assert_stopped(case, "0 bytes behind the end of the block of 408 bytes")
+    assert_stopped(case, "0 bytes after the end of the block of 408 bytes")
     assert case["found"][0]["lane"] == 10 and case["rest"] == 0
 
 
 def test_in_front_of_a_bare_pointer(said: dict[str, dict]) -> None:
     """The record of the block itself."""
-    assert_stopped(said["front"], "what malloc keeps behind a block")
+    assert_stopped(said["front"], "malloc's data after a block")
 
 
 def test_a_read_is_found_and_takes_place(said: dict[str, dict]) -> None:
@@ -90,7 +90,7 @@ def test_freed_memory(said: dict[str, dict]) -> None:
 
 def test_behind_a_mapped_block(said: dict[str, dict]) -> None:
     """Blocks of 40 MB are mappings of their own, and follow one another."""
-    assert_stopped(said["mapped"], "what malloc keeps in front of a block")
+    assert_stopped(said["mapped"], "malloc's data before a block")
     assert said["mapped"]["found"][0]["lane"] == 10 and said["mapped"]["first"] == 0
 
 
@@ -119,7 +119,7 @@ def test_behind_a_tensor_of_an_op(said: dict[str, dict]) -> None:
     case = said["tensor"]
     (finding,) = case["found"]
     assert finding["kind"] == "out of bounds" and finding["lane"] == 10
-    assert "0 bytes behind the end of the registered memory" in finding["detail"]
+    assert "0 bytes after the end of the registered memory" in finding["detail"]
     if said["level"] == "error":
         assert_stopped(case)
         assert case["wrote"] == 0 and "poke" in case["failed"], case
@@ -128,5 +128,5 @@ def test_behind_a_tensor_of_an_op(said: dict[str, dict]) -> None:
 
 
 def test_a_tensor_of_an_op_that_ends_where_malloc_goes_on(said: dict[str, dict]) -> None:
-    assert_stopped(said["tensor_end"], "behind the end of the registered memory")
+    assert_stopped(said["tensor_end"], "after the end of the registered memory")
     assert "outside the kernel's memory" in said["tensor_end"]["failed"]

@@ -43,7 +43,7 @@ u8* area_end() {
 
 // Looks at everything that a loaded module offers.
 void inspect(hipModule_t handle) {
-  const auto module = modules().get(handle);
+  const auto module = modules().lookup(handle);
   require(module != nullptr);
   const CodeObject& object = module->object();
   const DebugLines lines({object.file.data(), object.file.size()});

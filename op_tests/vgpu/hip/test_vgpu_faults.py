@@ -54,21 +54,21 @@ FAULTS = {
     "store to null": Fault(
         "store_to", (NULL,), ILLEGAL_ADDRESS,
         ("global_store_dword at text offset 0x",
-         "lane 3 accesses address 0x0, which is no memory")),
+         "lane 3 accesses address 0x0, which is invalid")),
     "store to unmapped memory": Fault(
         "store_to", (WILD,), ILLEGAL_ADDRESS, ("global_store_dword", UNMAPPED + "123456789000")),
     "store to no address": Fault(
         "store_to", (NOT_CANONICAL,), ILLEGAL_ADDRESS,
-        ("global_store_dword", "lane 3 accesses address 0x1000000000000000, which is no memory")),
+        ("global_store_dword", "lane 3 accesses address 0x1000000000000000, which is invalid")),
     "load far outside": Fault(
         "load_from", (OUT, OUT, IndexOf(FAR)), ILLEGAL_ADDRESS,
         ("global_load_dword", UNMAPPED + "123456789000")),
     "load below address 0": Fault(
         "load_from", (OUT, OUT, IndexOf(-4096)), ILLEGAL_ADDRESS,
-        ("global_load_dword", "lane 0 accesses address 0xfffffffffffff000, which is no memory")),
+        ("global_load_dword", "lane 0 accesses address 0xfffffffffffff000, which is invalid")),
     "load across the last address": Fault(
         "load_from", (OUT, OUT, IndexOf(-128)), ILLEGAL_ADDRESS,
-        ("global_load_dword", "lane 0 accesses address 0xffffffffffffff80, which is no memory")),
+        ("global_load_dword", "lane 0 accesses address 0xffffffffffffff80, which is invalid")),
     "scalar load": Fault(
         "scalar_load_from", (OUT, WILD), ILLEGAL_ADDRESS, ("s_load_dword", UNMAPPED)),
     "atomic": Fault("atomic_at", (WILD,), ILLEGAL_ADDRESS, ("global_atomic_add", UNMAPPED)),

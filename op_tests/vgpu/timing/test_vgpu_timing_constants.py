@@ -30,7 +30,7 @@ class Row(NamedTuple):
 
 
 def rows() -> list[Row]:
-    text = (TIMING / "parts.cpp").read_text(encoding="utf-8")
+    text = (TIMING / "gpu_model.cpp").read_text(encoding="utf-8")
     text = re.sub(r"4 << 20", str(4 << 20), text)
     pattern = (r'(?:\{"(\w+)",\s*)?\{&C::(\w+), "\w+", "[^"]*", \'([A-D])\',\s*"([^"]*)",\s*'
                r"([-\w.]+)\}")  # fmt: skip

@@ -1,7 +1,7 @@
 // Barriers that not all waves or lanes of a workgroup pass.
 
 //: case barriers
-//: says wave 1 waits at another one
+//: says wave 1 waits at another barrier
 //: at wave 0
 //: run 2 waves
 //: fix s_branch 1f
@@ -13,7 +13,7 @@
   s_barrier  // here
 
 //: case barriers_ended
-//: says wave 1 has ended without it
+//: says wave 1 has ended without reaching it
 //: at wave 0
 //: run 3 waves
 //: fix s_barrier
@@ -25,7 +25,7 @@
   s_barrier  // here
 
 //: case barriers_loop
-//: says wave 0 has ended without it
+//: says wave 0 has ended without reaching it
 //: at wave 1
 //: run 3 waves
 //: fix s_mov_b32 s17, 3
@@ -38,7 +38,7 @@
   s_cbranch_scc0 1b
 
 //: case barriers_lanes
-//: says works on behind it
+//: says accesses memory after it
 //: at wave 1, lane 32
 //: run 2 waves
 //: fix s_mov_b64 exec, s[20:21]

@@ -1,7 +1,7 @@
 // Accesses outside the input buffer of 4000 bytes, or outside 4096 bytes of LDS.
 
 //: case load
-//: says reads 4 bytes 0 bytes behind the end
+//: says reads 4 bytes 0 bytes after the end
 //: at lane 40, address input+4000
 //: fix s_mov_b64 exec, 0xff
   v_add_u32 v1, 0xf00, v1
@@ -20,7 +20,7 @@
   s_waitcnt vmcnt(0)
 
 //: case store
-//: says writes 4 bytes 0 bytes behind
+//: says writes 4 bytes 0 bytes after
 //: at lane 9, address input+4000
 //: fix s_mov_b64 exec, 0xff
   v_mov_b32 v8, s6

@@ -1,7 +1,7 @@
 // Two waves at the same bytes of LDS, or one wave and its LDS-DMA, with nothing in between.
 
 //: case race_read
-//: says reads what wave 0 at
+//: says reads data that wave 0 at
 //: at wave 1, address 0
 //: run 2 waves
 //: fix s_barrier
@@ -13,7 +13,7 @@
   s_waitcnt lgkmcnt(0)
 
 //: case race_write_read
-//: says overwrites what wave 0 reads
+//: says overwrites data that wave 0 reads
 //: at wave 1
 //: run 2 waves
 //: fix s_barrier
@@ -29,7 +29,7 @@
   s_waitcnt lgkmcnt(0)
 
 //: case race_write
-//: says overwrites what wave 0 at
+//: says overwrites data that wave 0 at
 //: at wave 1, address 8
 //: run 2 waves
 //: fix s_cmp_eq_u32 s16, 0
@@ -41,7 +41,7 @@
   s_waitcnt lgkmcnt(0)
 
 //: case race_byte
-//: says reads what wave 0 at
+//: says reads data that wave 0 at
 //: at wave 1, address 2
 //: run 2 waves
 //: fix s_barrier
@@ -54,7 +54,7 @@
   s_waitcnt lgkmcnt(0)
 
 //: case race_in_flight
-//: says reads what wave
+//: says reads data that wave
 //: run 2 waves
 //: fix s_waitcnt lgkmcnt(0)
   ds_write_b32 v1, v0
@@ -65,7 +65,7 @@
   s_waitcnt lgkmcnt(0)
 
 //: case race_after_atomics
-//: says overwrites what wave 0 at
+//: says overwrites data that wave 0 at
 //: at wave 1
 //: run 2 waves
 //: fix s_barrier
@@ -80,7 +80,7 @@
   s_waitcnt lgkmcnt(0)
 
 //: case race_before_atomics
-//: says overwrites what wave 1 at
+//: says overwrites data that wave 1 at
 //: at wave 0, lane 0, address 260
 //: run 2 waves
 //: fix s_barrier
@@ -100,7 +100,7 @@
   s_waitcnt lgkmcnt(0)
 
 //: case race_dma_barrier
-//: says reads what wave
+//: says reads data that wave
 //: run 2 waves
 //: fix s_waitcnt vmcnt(0)
   s_lshl_b32 s17, s16, 8
@@ -115,7 +115,7 @@
 
 //: case race_byte
 // Bytes of a dword of their own, behind accesses by dwords; one of them is another wave's.
-//: says overwrites what wave 0
+//: says overwrites data that wave 0
 //: at wave 1, lane 1, address 1025
 //: run 2 waves
 //: fix s_barrier

@@ -143,7 +143,7 @@
   s_and_saveexec_b64 s[20:21], vcc  // here
 
 //: case undefined_lds
-//: says read from LDS that nobody had written
+//: says read from LDS that was never written
 //: at lane 16
 //: fix ds_write_b32 v1, v0
   s_mov_b64 exec, 0xffff
@@ -185,7 +185,7 @@
   global_store_dword v1, v8, s[4:5]  // here
 
 //: case undefined_lds_atomic
-//: says atomic on memory that nobody has written
+//: says atomic on memory that was never written
 //: at lane 0, address 0
 //: fix ds_write_b32 v1, v0
   <fix>

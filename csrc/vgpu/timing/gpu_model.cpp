@@ -1,4 +1,4 @@
-#include "vgpu/timing/parts.h"
+#include "vgpu/timing/gpu_model.h"
 
 #include <cstdlib>
 #include <iterator>
@@ -9,7 +9,7 @@ namespace {
 
 using C = Constants;
 
-// MI300X, and all parts where nothing else is said below.
+// MI300X, and every GPU model without an own row below.
 constexpr ConstantRow kRows[] = {
     {&C::clock, "clock", "GHz", 'A', "c01", 2.1},
     {&C::xccs, "xccs", "", 'C', "", 0},  // of the device
@@ -86,12 +86,12 @@ constexpr ConstantRow kRows[] = {
     {&C::power_settle_us, "power_settle_us", "us", 'D', "design: short and long rows", 15},
 };
 
-struct Change {
-  const char* part;
+struct ModelRow {
+  const char* model;
   ConstantRow row;
 };
 constexpr double kNoLimit = 1e9;
-constexpr Change kChanges[] = {
+constexpr ModelRow kModelRows[] = {
     {"MI308X", {&C::clock, "clock", "GHz", 'B', "c13: called uncertain there", 1.42}},
     {"MI308X", {&C::mall_tb_s, "mall_tb_s", "TB/s", 'D', "design", 5.0}},
     {"MI308X", {&C::mall_write_tb_s, "mall_write_tb_s", "TB/s", 'D', "design", 3.5}},
@@ -109,7 +109,7 @@ constexpr Change kChanges[] = {
     {"MI350X", {&C::clock, "clock", "GHz", 'C', "data sheet", 2.2}},
     {"MI355X", {&C::clock, "clock", "GHz", 'C', "data sheet", 2.4}},
 };
-// Of all parts of gfx950, unless their own row says otherwise.
+// All GPU models of gfx950 without an own row above.
 constexpr ConstantRow kGfx950[] = {
     {&C::mall_tb_s, "mall_tb_s", "TB/s", 'D', "by rows: c43's 6.2 to Origami's 8.5", 7.0},
     {&C::mall_write_tb_s, "mall_write_tb_s", "TB/s", 'D', "design", 5.0},
@@ -124,9 +124,9 @@ constexpr ConstantRow kGfx950[] = {
     {&C::power_settle_us, "power_settle_us", "us", 'D', "design: not seen", 0},
 };
 
-constexpr const char* kWithRows[] = {"MI300X", "MI308X", "MI355X"};
+constexpr const char* kValidated[] = {"MI300X", "MI308X", "MI355X"};
 
-bool change(Constants& constants, const std::string& text, std::string& error) {
+bool apply_change(Constants& constants, const std::string& text, std::string& error) {
   const std::size_t equals = text.find('=');
   const std::string name = text.substr(0, equals);
   for (const ConstantRow& row : kRows) {
@@ -136,7 +136,7 @@ bool change(Constants& constants, const std::string& text, std::string& error) {
     if (!*end && end != text.c_str() + equals + 1) return true;
   }
   error = "timing: '" + text.substr(0, 100) + "' sets no constant: expected NAME=NUMBER of a row " +
-          "of csrc/vgpu/timing/parts.cpp";
+          "of csrc/vgpu/timing/gpu_model.cpp";
   return false;
 }
 
@@ -148,32 +148,32 @@ const ConstantRow* constant_rows(u32& count) {
 }
 
 const ConstantRow& constant_row(const DeviceInfo& device, u32 index) {
-  const ConstantRow& usual = kRows[index];
-  for (const Change& c : kChanges) {
-    if (std::string(c.part) == device.part && c.row.field == usual.field) return c.row;
+  const ConstantRow& common = kRows[index];
+  for (const ModelRow& c : kModelRows) {
+    if (std::string(c.model) == device.model && c.row.field == common.field) return c.row;
   }
   if (device.arch == Arch::kGfx950) {
     for (const ConstantRow& row : kGfx950) {
-      if (row.field == usual.field) return row;
+      if (row.field == common.field) return row;
     }
   }
-  return usual;
+  return common;
 }
 
-bool make_part(const DeviceInfo& device, const std::string& changes, Part& part,
-               std::string& error) {
-  part.device = &device;
-  part.has_rows = false;
-  for (const char* name : kWithRows) part.has_rows |= std::string(name) == device.part;
+bool make_model(const DeviceInfo& device, const std::string& changes, GpuModel& model,
+                std::string& error) {
+  model.device = &device;
+  model.is_validated = false;
+  for (const char* name : kValidated) model.is_validated |= std::string(name) == device.model;
   for (u32 i = 0; i < std::size(kRows); ++i) {
     const ConstantRow& row = constant_row(device, i);
-    part.constants.*row.field = row.value;
+    model.constants.*row.field = row.value;
   }
-  part.constants.xccs = device.xccs;
-  part.constants.cus = device.compute_units;
+  model.constants.xccs = device.xccs;
+  model.constants.cus = device.compute_units;
   std::istringstream words(changes);
   for (std::string word; words >> word;) {
-    if (!change(part.constants, word, error)) return false;
+    if (!apply_change(model.constants, word, error)) return false;
   }
   return true;
 }
