@@ -12,16 +12,16 @@ namespace vgpu {
 namespace {
 
 // Zero pages, allocated on first touch.
-class ZeroedMemory {
+class ZeroPages {
  public:
-  explicit ZeroedMemory(u64 size) : size_(size) {
+  explicit ZeroPages(u64 size) : size_(size) {
     void* memory = mmap(nullptr, size, PROT_READ | PROT_WRITE,
                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     data_ = memory == MAP_FAILED ? nullptr : static_cast<u8*>(memory);
   }
-  ZeroedMemory(const ZeroedMemory&) = delete;
-  ZeroedMemory& operator=(const ZeroedMemory&) = delete;
-  ~ZeroedMemory() {
+  ZeroPages(const ZeroPages&) = delete;
+  ZeroPages& operator=(const ZeroPages&) = delete;
+  ~ZeroPages() {
     if (data_) munmap(data_, size_);
   }
   u8* data() const { return data_; }
@@ -35,7 +35,7 @@ struct Blocks {
   std::mutex mutex;
   bool enabled = false;
   u64 first_id = 0;  // first id of the tracked blocks
-  std::map<u64, ZeroedMemory> by_id;
+  std::map<u64, ZeroPages> by_id;
 };
 Blocks& blocks() {
   static Blocks* const instance = new Blocks;  // callers may run during static destruction
