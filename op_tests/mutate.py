@@ -103,7 +103,7 @@ _FIRST = "__device__ bool is_first() const {{ return threshold_ {} 0.0f; }}"
 _LEFT = "return self.block_m < 64 {} self.block_n <= BLOCK"
 _COS, _SIN = (
     f"{name} = tl.load({at}, mask=(row {{}} m)[:, None], other=0)"
-    for name, at in (("cos", "at"), ("sin", "at + HALF"))
+    for name, at in (("cos", "angle_ptr"), ("sin", "angle_ptr + HALF"))
 )
 _GRID = "if largest {} MAX_GRID and max(self.default(c).grid(m, n)) > MAX_GRID:"
 _IDLE = "idle=(along > 1) & ((along - 1) * c.steps {} tiles),"
@@ -121,7 +121,7 @@ _PAIR = (
     "const auto pair = __builtin_amdgcn_cvt_pk_f32_fp8(static_cast<i32>(p_[t / 2]), t % 2 {} 1);"
 )
 _SUMS = "if k_steps <= MAX_DEEP_STEPS and _rows_of_expert(c) {} MIN_SUM_ROWS:"
-_AGE = "if not whole and _age(folder) {} _HOUR:"
+_AGE = "if not is_whole and _age(folder) {} _HOUR:"
 _AGAIN = "while (item_ {} end_) {{"
 _STREAM_IDLE = "idle = (along > 1) & ((along {} 1) * t.steps >= blocks)"
 _ANY = "there are 8 workgroups, and any may clear"

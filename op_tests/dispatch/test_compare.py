@@ -61,8 +61,8 @@ def test_a_thin_test_keeps_each_nth_case() -> None:
         def __init__(self, name: str, n: int) -> None:
             self.nodeid, self.n, self.added = name, n, []
 
-        def get_closest_marker(self, _name: str) -> pytest.Mark | None:
-            return pytest.mark.thin(self.n).mark if self.n else None
+        def get_closest_marker(self, name: str) -> pytest.Mark | None:
+            return pytest.mark.thin(self.n).mark if self.n and name == "thin" else None
 
         def add_marker(self, marker: pytest.MarkDecorator) -> None:
             self.added.append(marker.name)

@@ -15,7 +15,7 @@ from support.aiter_signatures import AITER, VLLM, parameters_of
 
 # What a drop-in has behind those of e404860: arguments of other aiters.
 MORE = {
-    "fused_moe": ["others"],
+    "fused_moe": ["unused"],
     "mla_decode_fwd": ["others"],
     "topk_gating": ["num_shared_experts"],
 }

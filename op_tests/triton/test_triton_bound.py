@@ -113,7 +113,7 @@ def test_what_is_kept_is_bounded(searched: Counted, monkeypatch: pytest.MonkeyPa
     for m in range(1, 40):
         run(result, 3, 5, apart=m)
         (launch,) = result.launches.values()
-        assert len(launch._known) <= 8 and len(bound._compiled) <= 8  # type: ignore[attr-defined]
+        assert len(launch._cached) <= 8 and len(bound._compiled) <= 8  # type: ignore[attr-defined]
     assert searched.count < 4
 
 

@@ -70,6 +70,10 @@ def elsewhere() -> dict[str, Path]:
 # An op and its kernels, as their files declare them: the command names them without torch.
 _OP = re.compile(r'^OP = \w+\(\s*"(\w+)"', re.MULTILINE)
 _KERNEL = re.compile(r'compile_ops\(\s*"(\w+)"(?:,\s*kernel="(\w+)"|(?:.*\n)*?def (\w+))')
+# A kernel of its module's name, compiled by what several share.
+_NAMESAKE = re.compile(
+    r'^    module = "(\w+)"\n(?:.*\n)*?    compiled = \w+\(module,', re.MULTILINE
+)
 _SIBLING_IMPORT = re.compile(r"^from \.(\w[\w.]*) import", re.MULTILINE)
 _QUOTED_NAME = re.compile(r'"(\w+)"')
 # A kernel's modules, whose signatures may stand in a file of their own.
@@ -77,6 +81,12 @@ _MODULES = (
     re.compile(r"^    (?:name, )?module = (.*)$", re.MULTILINE),
     re.compile(r"^    more_modules\b.*? = \(([^)]*)\)", re.MULTILINE),  # of its other launches
 )
+
+
+def _siblings(file: Path, text: str) -> list[Path]:
+    """The files that it imports from its own folder and those below."""
+    names = dict.fromkeys(_SIBLING_IMPORT.findall(text))
+    return [file.parent / f"{name.replace('.', '/')}.py" for name in names]
 
 
 def declared() -> dict[str, dict[str, list[str]]]:
@@ -88,12 +98,16 @@ def declared() -> dict[str, dict[str, list[str]]]:
     for text in files.values():
         for module, given_name, defined in _KERNEL.findall(text):
             kernels.setdefault(module, []).append(given_name or defined)
+        for module in _NAMESAKE.findall(text):
+            kernels.setdefault(module, [module])
     for file, text in files.items():
         for op in _OP.findall(text):
             modules = ops_found.setdefault(op, {})
-            imports = dict.fromkeys(_SIBLING_IMPORT.findall(text))
-            sibling_files = (file.parent / f"{name.replace('.', '/')}.py" for name in imports)
-            texts = (sibling_text.read_text(encoding="utf-8") for sibling_text in sibling_files)
+            siblings = _siblings(file, text)
+            # Kernels that several ops list in one file stand a file farther.
+            shared = [one for one in siblings if one.name == "op.py"]
+            siblings += [far for one in shared for far in _siblings(one, files[one])]
+            texts = (sibling.read_text(encoding="utf-8") for sibling in siblings)
             for source_text in (
                 text,
                 *(sibling_text for sibling_text in texts if not _OP.search(sibling_text)),

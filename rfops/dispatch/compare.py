@@ -64,7 +64,7 @@ def assert_within(actual: torch.Tensor, exact: torch.Tensor, bound: torch.Tensor
         f"{actual.dtype} are wrong; "
         f"worst at {_place(index, actual.shape)}: got {actual_value!r}, "
         f"expected {expected_value!r} within {bound_value:.3g}; NaN or infinite in one only: "
-        f"{[list(_place(candidate, actual.shape)) for candidate in special_indices[:8]]}"
+        f"{[list(_place(index, actual.shape)) for index in special_indices[:8]]}"
     )
 
 

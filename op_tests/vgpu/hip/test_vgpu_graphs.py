@@ -96,14 +96,14 @@ def test_nodes_run_in_an_order_that_is_the_graphs(hip: Hip, graph: c_void_p) -> 
 
 
 def test_lists_take_what_fits(hip: Hip, graph: c_void_p) -> None:
-    result = add_notes(hip, graph, [], [[], [], []])
-    result, count = (c_void_p * 4)(*[1] * 4), c_size_t(2)
-    hip.call("hipGraphGetNodes", graph, result, byref(count))
-    assert (list(result), count.value) == ([result[0].value, result[1].value, 1, 1], 2)
+    nodes = add_notes(hip, graph, [], [[], [], []])
+    listed, count = (c_void_p * 4)(*[1] * 4), c_size_t(2)
+    hip.call("hipGraphGetNodes", graph, listed, byref(count))
+    assert (list(listed), count.value) == ([nodes[0].value, nodes[1].value, 1, 1], 2)
     count.value = 4
-    hip.call("hipGraphGetNodes", graph, result, byref(count))
-    assert (list(result), count.value) == ([*(node.value for node in result), None], 3)
-    assert hip.hipGraphGetNodes(graph, result, None) == INVALID_VALUE
+    hip.call("hipGraphGetNodes", graph, listed, byref(count))
+    assert (list(listed), count.value) == ([*(node.value for node in nodes), None], 3)
+    assert hip.hipGraphGetNodes(graph, listed, None) == INVALID_VALUE
 
 
 def test_edges_that_cannot_be(hip: Hip, graph: c_void_p) -> None:
