@@ -29,7 +29,7 @@ from .kernels.mxfp4.loop import Loop
 from .kernels.mxfp4.stream import Stream
 from .kernels.mxfp4.tiles import Tiles
 from .kernels.mxfp4.triton import TritonGemm
-from .mxfp4_op import RAW, Fp4Gemm, Torch
+from .mxfp4_op import RAW, Fp4Gemm, Fp4Model, Torch
 
 __all__ = ["gemm_a16wfp4", "gemm_a16wfp4_ref"]
 
@@ -55,6 +55,7 @@ OP = Fp4Gemm(
     max_bytes=None,
     shapes=mxfp4_shapes.A16WFP4,
     kernels=(*HIP, TritonGemm(), Torch()),
+    time_model=Fp4Model,
     hints=mxfp4_op.HINTS,
 )
 

@@ -22,7 +22,7 @@ from . import mxfp4_op, mxfp4_shapes
 from .kernels.mxfp4.stream import Stream
 from .kernels.mxfp4.tiles import Tiles
 from .kernels.mxfp4.triton import TritonGemm
-from .mxfp4_op import Fp4Gemm, Torch
+from .mxfp4_op import Fp4Gemm, Fp4Model, Torch
 
 __all__ = ["gemm_a8wfp4", "gemm_a8wfp4_ref"]
 
@@ -37,6 +37,7 @@ OP = Fp4Gemm(
     max_bytes=None,
     shapes=mxfp4_shapes.A8WFP4,
     kernels=(*HIP, TritonGemm(), Torch()),
+    time_model=Fp4Model,
     hints={**mxfp4_op.HINTS, "x": "quantise it with rfops.quant_mxfp8"},
 )
 

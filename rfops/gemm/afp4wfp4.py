@@ -25,7 +25,7 @@ from .kernels.mxfp4.loop import Loop
 from .kernels.mxfp4.stream import Stream
 from .kernels.mxfp4.tiles import Tiles
 from .kernels.mxfp4.triton import TritonGemm
-from .mxfp4_op import Fp4Gemm, Torch
+from .mxfp4_op import Fp4Gemm, Fp4Model, Torch
 
 __all__ = ["gemm_afp4wfp4", "gemm_afp4wfp4_ref"]
 
@@ -41,6 +41,7 @@ OP = Fp4Gemm(
     max_bytes=None,
     shapes=mxfp4_shapes.AFP4WFP4,
     kernels=(*HIP, TritonGemm(), Torch()),
+    time_model=Fp4Model,
     hints={**mxfp4_op.HINTS, "x": mxfp4_op.QUANTISE},
 )
 

@@ -9,7 +9,8 @@ hold anything.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import random
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -21,6 +22,9 @@ from rfops.dispatch.op import Op
 from rfops.quantization.mxfp4 import FP4_DTYPES, dequant_mxfp4, fp4_values, quant_mxfp4
 from rfops.quantization.mxfp8 import BLOCK, E8M0_BIAS, E8M0_NAN, FP8, dequant_mxfp8
 from rfops.quantization.shuffle import TILE_ROWS, padded_scale, unshuffle_scale, unshuffle_weight
+
+from . import layers
+from .terms import GemmModel
 
 RAW = "raw"
 QUANTISE = "quantise it with rfops.quant_mxfp4, two elements a byte"
@@ -45,8 +49,6 @@ SCALED = """
     w_scale_layout: raw|32x8
     -> out: dtype[M, N]
     """
-_LARGE = 1 << 25  # elements of w
-_WIDE = 112  # columns a CU, of which each then has a tile of 128 or two of 64
 # A scale's argument: the size that it has a row for each of, and those of its own.
 SCALES = {"w_scale": ("N", "SN", "SK"), "x_scale": ("M", "XM", "XK")}
 
@@ -59,6 +61,28 @@ def scale_sizes(layout: str, rows: int, k: int) -> tuple[int, int]:
 def x_bits(c: Call) -> int:
     """Return the bits of an element of x: 16 (quantized by the kernel), 8 (e4m3) or 4 (e2m1)."""
     return 4 if c.x_dtype in FP4_DTYPES else 8 if c.x_dtype == FP8 else 16
+
+
+class Fp4Model(GemmModel):
+    """Of any of the three."""
+
+    def bytes_of(self, c: Call) -> tuple[float, float, float]:
+        bits = x_bits(c)
+        scale = 1 / BLOCK
+        return bits / 8 + (bits < 16) * scale, 0.5 + scale, c.dtype.itemsize
+
+    def prepared(self, c: Call) -> tuple[float, float]:
+        """x quantised, raw scales shuffled."""
+        is_16 = x_bits(c) == 16
+        launches, num_bytes = float(is_16), is_16 * 2.5 * c.M * c.K
+        for name, rows in (("x", c.M), ("w", c.N)):
+            if not (is_16 and name == "x") and getattr(c, f"{name}_scale_layout") == RAW:
+                launches, num_bytes = launches + 1, num_bytes + 2 * rows * c.K / BLOCK
+        return launches, num_bytes
+
+    def static(self, c: Call) -> tuple[Any, ...]:
+        x_layout = "" if x_bits(c) == 16 else c.x_scale_layout
+        return c.w_layout, x_layout, c.w_scale_layout, c.dtype, c.has("bias")
 
 
 class Fp4Gemm(Op):
@@ -102,16 +126,13 @@ class Fp4Gemm(Op):
     def _multiple_of(self, size: str) -> int:
         return BLOCK if size == "K" else super()._multiple_of(size)
 
-    def order(self, c: Call) -> Sequence[str]:
-        """HIP's: for few rows the kernel that streams w; then those that are bound by loads, the
-        one that wants x and scales prepared where w is so large that a launch for it pays, or all
-        is prepared; above it the loop."""
-        is_prepared = x_bits(c) == 4 and c.w_scale_layout == c.x_scale_layout != RAW
-        middle = "deep" if is_prepared or c.N * c.K >= _LARGE else "tiles"
-        few = 16 if is_prepared and c.N >= _WIDE * c.cu_num else 64
-        first = ["stream"] if c.M <= few else [middle] if c.M <= 512 else ["loop"]
-        rank = {name: at for at, name in enumerate(first)}
-        return sorted(super().order(c), key=lambda name: rank.get(name, len(rank)))
+    def draw(self, rng: random.Random) -> dict[str, Any]:
+        """Half of them as served: weights and scales shuffled."""
+        shape, names = layers.draw(rng, 256), [f"{name}_layout" for name in self.scales]
+        is_shuffled = rng.random() < 0.5
+        return shape | (
+            {"w_layout": "16x16", **dict.fromkeys(names, "32x8")} if is_shuffled else {}
+        )
 
     def assume(self, sizes: dict[str, int], values: Mapping[str, Any]) -> None:
         for name in self.scales:

@@ -10,7 +10,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import random
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,15 +23,16 @@ from rfops.dispatch.op import Op
 from rfops.dispatch.problem import grid
 from rfops.quantization.mxfp8 import BLOCK, E8M0_BIAS, E8M0_NAN, dequant_mxfp8
 
+from . import layers
 from .kernels.mxfp8.gemv import Gemv
 from .kernels.mxfp8.mfma import TILE, TILE_K, Mfma
 from .kernels.mxfp8.triton import TritonGemm
+from .terms import GemmModel
 
 __all__ = ["gemm_mxfp8", "gemm_mxfp8_ref"]
 
-# Without a row: the GEMV first up to this M (beyond, its vector ALU is the bound), and no HIP
-# kernel at all beyond that one.
-GEMV_FIRST_M, UNTUNED_M = 4, 16
+_DRAWN_M = 256  # rows of the calls that the model is fitted to
+UNTUNED_M = 16  # beyond, no HIP kernel without a row
 QUANTISE = "quantise it with rfops.quant_mxfp8 (float8_e4m3fnuz and e5m2 have other values)"
 RAW_SCALE = "pass the e8m0 bytes, one per 32 elements of K"
 
@@ -42,9 +44,17 @@ class Torch(Kernel):
         return lambda *_sizes: run_torch
 
 
+class _Model(GemmModel):
+    def bytes_of(self, c: Call) -> tuple[float, float, float]:
+        return 1 + 1 / BLOCK, 1 + 1 / BLOCK, c.dtype.itemsize
+
+    def static(self, c: Call) -> tuple[Any, ...]:
+        return (c.dtype,)
+
+
 class _Gemm(Op):
-    def order(self, c: Call) -> Sequence[str]:
-        return ("gemv", "mfma") if c.M <= GEMV_FIRST_M else ("mfma", "gemv")
+    def draw(self, rng: random.Random) -> dict[str, Any]:
+        return layers.draw(rng, TILE_K, most_m=_DRAWN_M)
 
     def flops(self, c: Call) -> int:
         return int(2 * c.M * c.N * c.K)
@@ -92,6 +102,7 @@ OP = _Gemm(
     table="M+ N K",
     shapes={"published": _SETS["tp4"], **_SETS},
     kernels=(Gemv(), Mfma(), TritonGemm(), Torch()),
+    time_model=_Model,
     coarse={"N": TILE, "K": TILE_K},
     hints={
         "x": QUANTISE,

@@ -22,7 +22,6 @@ class PingPongConfig(TileConfig):
     pow2: int = 0
 
     TILES = MappingProxyType({(256, 256): 256, (256, 128): 192, (128, 256): 192})
-    BUSY = MappingProxyType(dict.fromkeys(TILES, 0.9))  # the aim
     stages, threads = 2, 512
 
     def __post_init__(self) -> None:

@@ -10,16 +10,15 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-import numpy as np
-
 from rfops.dispatch.guards import check_config_ints
-from rfops.dispatch.heuristic import Columns, ceil, coarse
+from rfops.dispatch.heuristic import Columns, ceil
 from rfops.dispatch.kernel import Call
 from rfops.jit import compile_ops
 from rfops.jit.arch import ARCH_SPECS, REGISTERS, WAVE
 
-from .launch import MAX_SPLIT, has_16_bits, signature
-from .prepare import STEP_K, Prepared, PreparedCost, prepare_us
+from ...terms import Traits
+from .launch import MAX_SPLIT, signature
+from .prepare import STEP_K, Prepared
 
 CHIP = ARCH_SPECS["gfx950"]
 PAIR = 32  # rows whose scales are one dword
@@ -87,12 +86,6 @@ class DeepConfig:
         return int(ceil(m, self.m) * ceil(n, self.n))
 
 
-# By timing mode: clocks of a K-step beside its loads, bytes a clock of a workgroup alone and of two
-# of a CU, clocks of the matrix cores for an element of a step, of a tile's beginning and end; what
-# all parts are written with, and bytes a clock with which those of a tile are read.
-_STEP, _ALONE, _TOGETHER, _MATRIX, _ENDS, _PARTS_TB_S, _PARTS = 260, 32, 33, 1 / 28, 5000, 4.0, 50
-
-
 # What `rfops build` makes: bf16, weights as they are loaded most quickly.
 _BUILT: dict[str, int | str] = {
     "M": 128,
@@ -121,36 +114,18 @@ class Deep(Prepared):
         signature
     )
 
-    def key(self, c: Call) -> tuple[int, ...]:
-        sizes = coarse(c.M, PAIR), coarse(c.N, PAIR), coarse(c.K, STEP_K)
-        return (*sizes, int(has_16_bits(c)), c.dtype.itemsize)
+    def space(self, c: Call) -> Columns[Any] | None:
+        if self.unsupported_arch_reason(c) or c.M < 1:
+            return None
+        rows = max(PAIR, 1 << (c.M - 1).bit_length())
+        return _variants(min(rows, MAX_ROWS), min(8, ceil(c.K, STEP_K)))
 
-    @staticmethod
-    def space(_m: int, _n: int, k: int, _is_16: int, _size: int) -> Columns[DeepConfig]:
-        return _variants(min(8, ceil(k, STEP_K)))
+    def family(self, config: DeepConfig, c: Call) -> str:
+        return f"{config.m}x{config.n}x{config.waves}x{config.ahead}{self.layout(c)}"
 
-    @staticmethod
-    def work(  # type: ignore[override]
-        t: Columns[DeepConfig], m: int, n: int, k: int, is_16: int, size: int
-    ) -> PreparedCost:
-        """Rounds of workgroups by their K-steps, each bound by its loads, alone or with those of
-        another workgroup; with split the way of all parts through memory; before it x."""
-        groups = ceil(m, t.m) * ceil(n, t.n) * t.split
-        busiest = ceil(groups, CHIP.cus)
-        together = np.minimum(busiest, np.where(t.waves * t.registers <= 2 * REGISTERS, 2, 1))
-        loaded = (t.m + t.n) * (ROW_BYTES + STEP_K // PAIR)
-        step = np.maximum(_STEP + loaded / _ALONE, together * loaded / _TOGETHER)
-        step = np.maximum(step, together * t.m * t.n * _MATRIX)
-        clocks = ceil(busiest, together) * (ceil(ceil(k, STEP_K), t.split) * step + _ENDS)
-        us = clocks / (CHIP.ghz * 1e3)
-        us = np.maximum(us, (n * k / 2 + m * k / 2 + m * n * size) / (CHIP.hbm_tb_s * 1e6))
-        parts = (t.split > 1) * t.m * t.n * 4
-        us = us + parts * groups / (_PARTS_TB_S * 1e6) + parts * t.split / _PARTS / (CHIP.ghz * 1e3)
-        if is_16:
-            us = us + prepare_us(m, k)
-        waves = np.where(t.m * t.n > 128 * 64, -t.waves, t.waves)  # few where there is little to do
-        rows = groups * (t.m + t.n)
-        return PreparedCost(us, (rows, t.split, t.ahead, waves))
+    def traits(self, config: DeepConfig, c: Call) -> tuple[float, ...]:
+        resident = 2 if config.waves * config.registers <= 2 * REGISTERS else 1
+        return Traits(config.m, config.n, config.split, STEP_K, resident, is_prepared=1.0)
 
     def defines(self, c: Call, config: DeepConfig) -> Mapping[str, Any]:
         along_m, along_n = config.shape_of_waves or (1, config.waves)
@@ -159,14 +134,15 @@ class Deep(Prepared):
         return {**own, **waves, "GROUP_M": GROUP_M}
 
 
-@lru_cache(maxsize=16)
-def _variants(max_split: int) -> Columns[DeepConfig]:
+@lru_cache(maxsize=64)
+def _variants(most_m: int, max_split: int) -> Columns[DeepConfig]:
+    """Those of at most so many rows of x, or the fewest."""
     found = []
-    sizes = (32, 64, 128, 256)
-    rest = sizes[:3], (4, 8), (2, 4)
-    values = itertools.product(sizes, *rest, range(1, max_split + 1))
-    # Of others no split: its times are predicted too low.
-    for each in itertools.chain(values, itertools.product((96, 192), *rest, (1,))):
+    splits = [split for split in (1, 2, 3, 4, 6, 8) if split <= max_split]
+    values = itertools.product((32, 64, 96, 128, 192, 256), (32, 64, 128), (4, 8), (2, 4), splits)
+    for each in values:
         with contextlib.suppress(ValueError):  # does not fit
-            found.append(DeepConfig(*each))
+            config = DeepConfig(*each)
+            if config.m <= most_m:
+                found.append(config)
     return Columns(found)

@@ -9,8 +9,8 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 import torch
 
 from rfops.dispatch.guards import MAX_BYTES
-from rfops.dispatch.heuristic import Ranked
 from rfops.dispatch.kernel import Call, Run, RunOf
+from rfops.dispatch.time_model import TimedKernel
 from rfops.dispatch.workspace import SPLIT, with_partials
 from rfops.jit import CompiledOp, u32
 from rfops.quantization.mxfp8 import BLOCK
@@ -97,7 +97,7 @@ class Config(Protocol):
         ...
 
 
-class Fp4Kernel(Ranked):
+class Fp4Kernel(TimedKernel):
     """One of these kernels, for either op."""
 
     compiled: ClassVar[CompiledOp]
@@ -119,6 +119,10 @@ class Fp4Kernel(Ranked):
         if config.split > -(-c.K // TILE_K):
             return f"K={c.K} has fewer than {config.split} tiles of {TILE_K}"
         return None
+
+    def layout(self, c: Call) -> str:
+        """Of w, in the name of a family: raw weights are loaded otherwise."""
+        return "-raw" if c.w_layout == RAW else ""
 
     def common_defines(self, c: Call) -> dict[str, Any]:
         """Return the defines that follow from the layouts and dtypes of a call."""

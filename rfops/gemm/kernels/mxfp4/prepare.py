@@ -4,7 +4,6 @@ operands are given otherwise."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,7 +12,6 @@ from rfops.dispatch.heuristic import ceil
 from rfops.dispatch.kernel import Call, Run, RunOf
 from rfops.dispatch.steps import Step, run_steps
 from rfops.jit import compile_ops, u32
-from rfops.jit.arch import Arch
 from rfops.quantization.mxfp8 import BLOCK
 
 from ...mxfp4_op import RAW
@@ -36,26 +34,6 @@ def prepare_scale(
     shuffled: torch.Tensor, scale: torch.Tensor, rows: u32, k: u32, pitch: u32
 ) -> None:
     """csrc/gemm/mxfp4_prepare.hip: the shapes stand there."""
-
-
-# By timing mode: what preparing x reaches; a launch more.
-_PREPARE_TB_S, _LAUNCH_US = 3.0, 2.0
-
-
-def prepare_us(m: int, k: int) -> float:
-    """Return the modelled time of the launch that quantizes x, in microseconds."""
-    return _LAUNCH_US + 2.5 * m * k / _PREPARE_TB_S / 1e6
-
-
-@dataclass
-class PreparedCost:
-    """A time, and what decides where times are equal."""
-
-    us: Any
-    ties: tuple[Any, ...]
-
-    def costs(self, _chip: Arch) -> tuple[Any, ...]:
-        return self.us, *self.ties
 
 
 class Prepared(Fp4Kernel):

@@ -5,18 +5,19 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-
-import numpy as np
+from typing import Any
 
 from rfops.dispatch.guards import check_config_ints
-from rfops.dispatch.heuristic import Columns, Work, ceil, coarse, prebuilt
+from rfops.dispatch.heuristic import Columns, ceil, prebuilt
 from rfops.dispatch.kernel import Call
 from rfops.jit import compile_ops
-from rfops.jit.arch import ARCH_SPECS, REGISTERS, WAVE
+from rfops.jit.arch import ARCH_SPECS, MAX_WAVES, REGISTERS, WAVE
 
 from ...mxfp4_op import x_bits
+from ...terms import Traits
 from .launch import MAX_SPLIT, TILE, TILE_K, Fp4Kernel, signature
 
 MAX_TILES = 4
@@ -94,11 +95,6 @@ def _tile_bytes(bits: int) -> int:
     return TILE * TILE_K * bits // 8
 
 
-# Of a wave: instructions that quantise a tile of x, with those that turn it; cycles of a matrix
-# instruction; and from a workgroup's part to the sum of all, by timing mode.
-_QUANTISE_CYCLES, _MATRIX_CYCLES, _REDUCE_US = 320, 16, 0.55
-
-
 class Stream(Fp4Kernel):
     name = "stream"
     module = "mxfp4_stream"
@@ -122,43 +118,59 @@ class Stream(Fp4Kernel):
         along = config.split * config.waves * config.steps
         return {**super().kind(c, config, k), "ONE_TURN": int(ceil(k, TILE_K) <= along)}
 
-    def key(self, c: Call) -> tuple[int, ...]:
-        return c.M, coarse(c.N, TILE), coarse(c.K, TILE_K), x_bits(c)
+    def space(self, c: Call) -> Columns[Any] | None:
+        return self._space(c, _FEW)
 
-    @staticmethod
-    def space(m: int, _n: int, k: int, _bits: int) -> Columns[StreamConfig]:
-        return _variants(ceil(m, TILE), min(8, ceil(k, TILE_K)))
+    def full_space(self, c: Call) -> Columns[Any] | None:
+        return self._space(c, _ALL)
 
-    @staticmethod
-    def work(table: Columns[StreamConfig], m: int, n: int, k: int, bits: int) -> Work:
-        c, tiles = table, ceil(k, TILE_K)
-        along = c.split * c.waves
-        turns = ceil(tiles, along * c.steps)
-        share = turns * c.waves * c.steps * TILE_K / 2 * 17 / 16  # bytes of a row of w, scales too
-        x_bytes = m * share * bits / 4
-        steps = turns * c.steps
-        prepare = _QUANTISE_CYCLES if bits == 16 else 10 * bits
-        reduce_us = _REDUCE_US + c.split * c.words * 4 / 48e3 / CHIP.ghz
-        return Work(
-            groups=ceil(n, TILE * c.n_tiles) * c.split,
-            waves=c.waves,
-            bytes=n * k / 2 * 17 / 16 + m * k * bits / 8,
-            w_bytes=c.n_tiles * TILE * share,
-            x_bytes=x_bytes,
-            cycles=steps * c.m_tiles * (prepare + _MATRIX_CYCLES * c.n_tiles),
-            waits=turns,
-            registers=c.registers + (turns > 1) * c.steps * (5 * c.n_tiles + 16 * c.m_tiles),
-            lds_bytes=c.waves * np.maximum(c.words * 4, c.staged_tiles * _tile_bytes(bits)) + 16,
-            more_us=(c.split > 1) * reduce_us,
-            idle=(along > 1) & ((along - 1) * c.steps >= tiles),
+    def _space(self, c: Call, values: _Values) -> Columns[Any] | None:
+        if self.unsupported_arch_reason(c) or not 0 < c.M <= MAX_M:
+            return None
+        return _variants(values, ceil(c.M, TILE), min(ceil(c.K, TILE_K), _MOST_TILES))
+
+    def family(self, config: StreamConfig, c: Call) -> str:
+        return f"{config.m_tiles}x{config.n_tiles}{self.layout(c)}"
+
+    def traits(self, config: StreamConfig, c: Call) -> tuple[float, ...]:
+        waves, lds_bytes = config.waves, config.lds_bytes(x_bits(c))
+        by_registers = min(REGISTERS // config.registers, MAX_WAVES) // ceil(waves, CHIP.simds)
+        return Traits(
+            TILE * config.m_tiles,
+            TILE * config.n_tiles,
+            config.split,
+            TILE_K * config.steps * waves,
+            max(1, min(by_registers, CHIP.lds_bytes // lds_bytes)),
+            lds_bytes,
+            waves,
+            math.log2(waves),
+            math.log2(config.steps),
         )
 
 
-@functools.lru_cache(maxsize=64)
-def _variants(m_tiles: int, max_split: int) -> Columns[StreamConfig]:
+# n_tiles; steps; waves and split: of all variants, of those that a call chooses among.
+_Values = tuple[tuple[int, ...], tuple[int, ...], tuple[tuple[int, int], ...]]
+_ALL: _Values = (
+    (1, 2, 3, 4, 6),
+    (1, 2, 3, 4),
+    tuple(itertools.product((1, 2, 3, 4, 6, 7, 8, 10, 12, 14, 16), range(1, 9))),
+)
+_FEW: _Values = (
+    (1, 2, 4),
+    (1, 2, 4),
+    ((1, 1), (2, 1), (4, 1), (8, 1), (14, 1), (2, 3), (4, 3), (8, 2)),
+)
+_MOST_TILES = 1024  # of K, from which on no variant leaves a wave without any
+
+
+@functools.lru_cache(maxsize=256)
+def _variants(values: _Values, m_tiles: int, tiles: int) -> Columns[StreamConfig]:
+    """Those that fit the chip, and of which each wave has a tile of K."""
     found = []
-    along = (1, 2, 3, 4, 6, 7, 8, 10, 12, 14, 16)
-    for values in itertools.product((1, 2, 3, 4, 6), range(1, 5), along, range(1, max_split + 1)):
+    for n_tiles, steps, (waves, split) in itertools.product(*values):
+        along = split * waves
         with contextlib.suppress(ValueError):  # does not fit
-            found.append(StreamConfig(m_tiles, *values))
+            config = StreamConfig(m_tiles, n_tiles, steps, waves, split)
+            if along == 1 or (along - 1) * steps < tiles:
+                found.append(config)
     return Columns(found)

@@ -5,18 +5,21 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import math
 from dataclasses import dataclass
+from typing import Any
 
 from rfops.dispatch.guards import check_config_ints
-from rfops.dispatch.heuristic import Columns, Work, ceil, coarse
+from rfops.dispatch.heuristic import Columns, ceil
 from rfops.dispatch.kernel import Call
 from rfops.jit import compile_ops
-from rfops.jit.arch import ARCH_SPECS, REGISTERS, WAVE
+from rfops.jit.arch import ARCH_SPECS, MAX_WAVES, REGISTERS, WAVE
 
 from ...mxfp4_op import x_bits
+from ...terms import Traits
 from .launch import MAX_SPLIT, TILE, TILE_K, Fp4Kernel, signature
 
-MAX_M_TILES, MAX_N_TILES, MAX_STEPS, MAX_WAVES = 8, 4, 6, 12
+MAX_M_TILES, MAX_N_TILES, MAX_STEPS, MOST_WAVES = 8, 4, 6, 12
 CHIP = ARCH_SPECS["gfx950"]
 
 
@@ -54,7 +57,7 @@ class TilesConfig:
             "m_tiles": MAX_M_TILES,
             "n_tiles": MAX_N_TILES,
             "steps": MAX_STEPS,
-            "waves": MAX_WAVES,
+            "waves": MOST_WAVES,
             "split": MAX_SPLIT,
         }
         for name, most in limits.items():
@@ -115,16 +118,11 @@ class TilesConfig:
         return int(ceil(m, TILE * self.m_tiles) * ceil(n, TILE * self.n_tiles * self.waves))
 
 
-# Of a wave: cycles to make a tile of x ready, by its bits; cycles of a matrix instruction;
-# and from a workgroup's part to the sum of all, by timing mode.
-_PREPARE, _MATRIX, _REDUCE_US = {4: 60, 8: 90, 16: 380}, 16, 0.55
-
-
 class Tiles(Fp4Kernel):
     name = "tiles"
     module = "mxfp4_tiles"
     Config = TilesConfig
-    max_rows = max(MAX_M_TILES, MAX_N_TILES * MAX_WAVES) * TILE
+    max_rows = max(MAX_M_TILES, MAX_N_TILES * MOST_WAVES) * TILE
     compiled = compile_ops("mxfp4_tiles", kernel="mxfp4_tiles", variants=lambda _arch: [_BUILT])(
         signature
     )
@@ -134,48 +132,47 @@ class Tiles(Fp4Kernel):
             return f"x of {x_bits(c)} bits takes more LDS or registers than a CU has"
         return super().unsupported_config_reason(c, config)
 
-    def key(self, c: Call) -> tuple[int, ...]:
-        return coarse(c.M, TILE), coarse(c.N, TILE), coarse(c.K, TILE_K), x_bits(c)
+    def space(self, c: Call) -> Columns[Any] | None:
+        return self._space(c, _FEW)
 
-    @staticmethod
-    def space(_m: int, _n: int, k: int, bits: int) -> Columns[TilesConfig]:
-        return _variants(min(8, ceil(k, TILE_K)), bits)
+    def full_space(self, c: Call) -> Columns[Any] | None:
+        return self._space(c, _ALL)
 
-    @staticmethod
-    def work(table: Columns[TilesConfig], m: int, n: int, k: int, bits: int) -> Work:
-        """A K-step after the other, of which one is on its way while another is multiplied."""
-        c = table
-        tiles = ceil(ceil(k, TILE_K), c.split)
-        turns = ceil(tiles, c.steps)
-        share = turns * c.steps * TILE_K / 2 * 17 / 16  # bytes of a row of w, scales too
-        rows_n = TILE * c.n_tiles * c.waves
-        m_groups = ceil(m, TILE * c.m_tiles)
-        of_wave = ceil(c.m_tiles * c.steps, c.waves)
-        cycles = of_wave * _PREPARE[bits] + c.steps * c.m_tiles * (8 + _MATRIX * c.n_tiles)
-        reduce_us = _REDUCE_US + c.split * c.words * 4 / 48e3 / CHIP.ghz
-        return Work(
-            groups=m_groups * ceil(n, rows_n) * c.split,
-            waves=c.waves,
-            bytes=n * k / 2 * 17 / 16 + m * k * bits / 8,
-            w_bytes=rows_n * share / m_groups,
-            x_bytes=TILE * c.m_tiles * share * bits / 4 + rows_n * share * (1 - 1 / m_groups),
-            cycles=turns * cycles,
-            waits=1 + turns,
-            registers=c.registers,
-            lds_bytes=c.lds_bytes,
-            more_us=(c.split > 1) * reduce_us,
+    def _space(self, c: Call, values: _Values) -> Columns[Any] | None:
+        if self.unsupported_arch_reason(c) or c.M < 1:
+            return None
+        m_tiles = min(8, 1 << (int(ceil(c.M, TILE)) - 1).bit_length())
+        return _variants(values, m_tiles, min(8, ceil(c.K, TILE_K)), x_bits(c))
+
+    def family(self, config: TilesConfig, c: Call) -> str:
+        return f"{config.m_tiles}x{config.n_tiles}x{config.waves}{self.layout(c)}"
+
+    def traits(self, config: TilesConfig, c: Call) -> tuple[float, ...]:
+        rows_n = TILE * config.n_tiles * config.waves
+        by_registers = min(REGISTERS // config.registers, MAX_WAVES) // ceil(config.waves, 4)
+        return Traits(
+            TILE * config.m_tiles,
+            rows_n,
+            config.split,
+            TILE_K * config.steps,
+            max(1, min(by_registers, CHIP.lds_bytes // config.lds_bytes)),
+            log_steps=math.log2(config.steps),
         )
 
 
-@functools.lru_cache(maxsize=64)
-def _variants(max_split: int, bits: int) -> Columns[TilesConfig]:
+# m_tiles, n_tiles, steps, waves, split: of all variants, of those that a call chooses among.
+_Values = tuple[tuple[int, ...], ...]
+_ALL: _Values = (1, 2, 4, 8), (1, 2, 4), (1, 2, 3, 4, 6), (4, 6, 8, 12), tuple(range(1, 9))
+_FEW: _Values = (1, 2, 4, 8), (1, 2), (2, 4), (4, 8), (1, 2, 4)
+
+
+@functools.lru_cache(maxsize=256)
+def _variants(values: _Values, m_tiles: int, max_split: int, bits: int) -> Columns[TilesConfig]:
+    """Those that fit the chip, with at most `m_tiles`, the rows that there are."""
     found = []
-    values = itertools.product(
-        (1, 2, 4, 8), (1, 2, 4), (1, 2, 3, 4, 6), (4, 6, 8, 12), range(1, max_split + 1)
-    )
-    for each in values:
+    for each in itertools.product(*values):
         with contextlib.suppress(ValueError):  # does not fit
             config = TilesConfig(*each)
-            if config.fits(bits):
+            if config.m_tiles <= m_tiles and config.split <= max_split and config.fits(bits):
                 found.append(config)
     return Columns(found)

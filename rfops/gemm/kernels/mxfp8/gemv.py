@@ -4,22 +4,27 @@ its variants, which one a shape gets, what it refuses, and the launch."""
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import torch
 
 from rfops.dispatch.guards import MAX_BYTES, check_config_ints
-from rfops.dispatch.heuristic import VALU_CYCLES, Columns, Ranked, Work, ceil, coarse, prebuilt
+from rfops.dispatch.heuristic import Columns, prebuilt
 from rfops.dispatch.kernel import Call, RunOf, as_defines
+from rfops.dispatch.time_model import TimedKernel
 from rfops.jit import compile_ops, u32
-from rfops.jit.arch import ARCH_SPECS, WAVE
+from rfops.jit.arch import MAX_WAVES, REGISTERS, WAVE
 from rfops.quantization.mxfp8 import BLOCK
+
+from ...terms import Traits
 
 MAX_M = 16
 ALIGN = 16  # bytes: a lane's load
-CHIP = ARCH_SPECS["gfx950"]
+_MOST_K = 1 << 15  # from which on no variant leaves a wave without a part of it
 
 
 @compile_ops("mxfp8_gemv", variants=prebuilt("gemm_mxfp8", "gemv", M=range(1, MAX_M + 1)))
@@ -52,6 +57,11 @@ class GemvConfig:
             raise ValueError(f"{self}: rows and steps are 1 or more")
 
     @property
+    def step_k(self) -> int:
+        """Elements of K that a wave has in flight."""
+        return self.lanes * ALIGN * self.steps
+
+    @property
     def tile_n(self) -> int:
         return self.rows * WAVE // self.lanes
 
@@ -60,14 +70,16 @@ class GemvConfig:
 
 
 @lru_cache
-def _candidates(m: int) -> Columns[GemvConfig]:
-    """Variants that fit the register file: a step holds 4 VGPRs for each row of x and of w."""
+def _candidates(m: int, k: int) -> Columns[GemvConfig]:
+    """Variants that fit the register file (a step holds 4 VGPRs for each row of x and of w), and
+    of which each wave has a part of K."""
     steps = (1, 2) if m <= 4 else (1,)
     values = itertools.product((64, 32, 16), (4, 3, 2, 1), steps, range(1, 9))
-    return Columns([GemvConfig(*value) for value in values])
+    made = [GemvConfig(*value) for value in values]
+    return Columns([g for g in made if (g.waves - 1) * g.step_k < k or g.waves == 1])
 
 
-class Gemv(Ranked):
+class Gemv(TimedKernel):
     name = "gemv"
     module = "mxfp8_gemv"
     Config = GemvConfig
@@ -87,33 +99,28 @@ class Gemv(Ranked):
             return f"an operand of {max(m, n) * k} bytes is beyond signed 32-bit offsets (2 GiB)"
         return None
 
-    def key(self, c: Call) -> tuple[int, ...]:
-        """N counts in steps of a row on each CU."""
-        return c.M, coarse(c.N, CHIP.cus), coarse(c.K, 16 * ALIGN)
+    def space(self, c: Call) -> Columns[Any] | None:
+        if self.unsupported_arch_reason(c) or not 0 < c.M <= MAX_M or c.dtype != torch.bfloat16:
+            return None
+        return _candidates(c.M, min(c.K, _MOST_K))
 
-    @staticmethod
-    def space(m: int, _n: int, _k: int) -> Columns[GemvConfig]:
-        return _candidates(m)
+    def family(self, config: GemvConfig, c: Call) -> str:
+        return f"{c.M}x{config.rows}"
 
-    @staticmethod
-    def work(table: Columns[GemvConfig], m: int, n: int, k: int) -> Work:
-        """Instructions of the compiled kernel: per 16 bytes of w in a lane 8 conversions and 2 for
-        the NaN scale, and per row of x 8 dot products and 4 for the block's scale; 11 per 16 bytes
-        of x."""
-        c = table
-        turns = ceil(k, c.lanes * ALIGN * c.steps * c.waves)
-        sums = c.rows * m
-        per_step = c.rows * (10 * ceil(m, 8) + 12 * m) + 11 * m
-        row = k + k // BLOCK
-        return Work(
-            groups=ceil(n, c.tile_n),
-            waves=c.waves,
-            bytes=n * row,
-            w_bytes=c.tile_n * row,
-            x_bytes=m * row,
-            cycles=VALU_CYCLES * (turns * c.steps * per_step + 3 * sums + 40),
-            waits=turns,
-            registers=20 + c.steps * 5 * (m + c.rows) + sums + 8 * min(m, 8),
+    def traits(self, config: GemvConfig, c: Call) -> tuple[float, ...]:
+        registers = 20 + config.steps * 5 * (c.M + config.rows) + config.rows * c.M
+        by_registers = min(REGISTERS // registers, MAX_WAVES)
+        waves = config.waves
+        return Traits(
+            c.M,
+            config.tile_n,
+            1,
+            config.step_k * waves,
+            max(1, 4 * by_registers // waves),
+            waves=waves,
+            log_waves=math.log2(waves),
+            log_steps=math.log2(config.steps),
+            log_lines=math.log2(config.lanes),
         )
 
     def defines(self, c: Call, config: GemvConfig) -> Mapping[str, int]:

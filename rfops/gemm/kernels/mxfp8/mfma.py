@@ -9,17 +9,20 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
-import numpy as np
 import torch
 
 from rfops.dispatch.guards import MAX_BYTES, check_config_ints
-from rfops.dispatch.heuristic import MFMA_CYCLES, Columns, Ranked, Work, ceil, coarse, prebuilt
+from rfops.dispatch.heuristic import Columns, ceil, prebuilt
 from rfops.dispatch.kernel import Call, Run, RunOf, as_defines
+from rfops.dispatch.time_model import TimedKernel
 from rfops.dispatch.workspace import SPLIT, with_partials
 from rfops.jit import compile_ops, u32
 from rfops.jit.arch import ARCH_SPECS, MAX_GRID, MAX_WAVES, REGISTERS, WAVE
 from rfops.quantization.mxfp8 import BLOCK
+
+from ...terms import Traits
 
 ALIGN = 16  # bytes: a lane's load
 TILE = 16  # rows of an operand
@@ -139,6 +142,7 @@ class MfmaConfig:
 
 
 _MAX_LOADS = 63  # what vmcnt counts
+_MOST_TILES = 1024  # of K, from which on no variant leaves a wave without any
 
 
 def _row_tiles(m: int) -> int:
@@ -148,20 +152,22 @@ def _row_tiles(m: int) -> int:
 
 
 @lru_cache
-def _candidates(m_tiles: int) -> Columns[MfmaConfig]:
-    """Variants that fit the register file."""
+def _candidates(m_tiles: int, tiles: int) -> Columns[MfmaConfig]:
+    """Variants that fit the register file, and of which each wave has a tile of K."""
     along_k = (1, 2, 3, 4, 6, 8, 12, MAX_SPLIT)
     found = []
     for values in itertools.product(range(1, MAX_TILES + 1), range(1, 5), along_k, along_k):
-        n_tiles, _, waves, _ = values
+        n_tiles, steps, waves, split = values
         if waves * m_tiles * n_tiles * 1024 > CHIP.lds_bytes // 2:
+            continue
+        if waves * split > 1 and (waves * split - 1) * steps >= tiles:
             continue
         with contextlib.suppress(ValueError):  # does not fit
             found.append(MfmaConfig(m_tiles, *values))
     return Columns(found)
 
 
-class Mfma(Ranked):
+class Mfma(TimedKernel):
     name = "mfma"
     module = "mxfp8_mfma"
     Config = MfmaConfig
@@ -183,39 +189,27 @@ class Mfma(Ranked):
             return f"M={m}, N={n} need more than {MAX_GRID} workgroups in one direction"
         return None
 
-    def key(self, c: Call) -> tuple[int, ...]:
-        """M above one workgroup's rows is coarse too."""
-        rows = c.M if c.M <= TILE * MAX_TILES else coarse(c.M, TILE)
-        return rows, coarse(c.N, TILE), coarse(c.K, TILE_K)
+    def space(self, c: Call) -> Columns[Any] | None:
+        if self.unsupported_arch_reason(c) or c.M < 1:
+            return None
+        return _candidates(_row_tiles(c.M), min(ceil(c.K, TILE_K), _MOST_TILES))
 
-    @staticmethod
-    def space(m: int, _n: int, _k: int) -> Columns[MfmaConfig]:
-        return _candidates(_row_tiles(m))
+    def family(self, config: MfmaConfig, c: Call) -> str:
+        return f"{config.m_tiles}x{config.n_tiles}"
 
-    @staticmethod
-    def work(table: Columns[MfmaConfig], m: int, n: int, k: int) -> Work:
-        """Model the work of each variant; with split-K, partials are written and read once more, by
-        one CU per tile."""
-        c, chip = table, ARCH_SPECS["gfx950"]
-        along_k = c.split * c.waves
-        turns = ceil(ceil(k, TILE_K), along_k * c.steps)
-        row = np.minimum(k, turns * c.waves * c.steps * TILE_K) * 33 / 32  # bytes of a workgroup
-        add_up = 2 * chip.latency_us + 4 * c.split * c.words / (48e3 * chip.ghz)
-        work = Work(
-            groups=ceil(n, TILE * c.n_tiles) * ceil(m, TILE * c.m_tiles) * c.split,
-            waves=c.waves,
-            bytes=n * k * 33 / 32,
-            w_bytes=c.n_tiles * TILE * row,
-            x_bytes=np.minimum(m, c.m_tiles * TILE) * row,
-            cycles=MFMA_CYCLES * c.m_tiles * c.n_tiles * turns * c.steps,
-            waits=turns,
-            registers=c.registers,
-            lds_bytes=c.lds_bytes,
-            more_us=(c.split > 1) * add_up,
-            idle=(along_k > 1) & ((along_k - 1) * c.steps >= ceil(k, TILE_K)),
+    def traits(self, config: MfmaConfig, c: Call) -> tuple[float, ...]:
+        waves = config.waves
+        return Traits(
+            TILE * config.m_tiles,
+            TILE * config.n_tiles,
+            config.split,
+            TILE_K * config.steps * waves,
+            config.workgroups_per_cu,
+            config.lds_bytes,
+            waves,
+            math.log2(waves),
+            math.log2(config.steps),
         )
-        work.per_cu = c.workgroups_per_cu
-        return work
 
     def defines(self, c: Call, config: MfmaConfig) -> Mapping[str, int | str]:
         wide = c.K % TILE_K == 0 and c.align("x_scale", "w_scale") % 4 == 0
