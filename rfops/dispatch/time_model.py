@@ -196,6 +196,26 @@ class TimeModel:
         terms, logs = self.work(v, c)
         return v, _evaluate(v, terms, logs)
 
+    def explain(self, c: Call, count: int = 2) -> list[tuple[Choice, dict[str, float]]]:
+        """The quickest variants, each with its terms in microseconds; `correction` is a factor."""
+        c = self.like(c)
+        pairs = [(k, t) for k in self.kernels if (t := k.space(c)) is not None]
+        if not pairs:
+            return []
+        kernels, tables = zip(*pairs, strict=True)
+        v, us = self.predict(kernels, tables, c)
+        terms, logs = self.work(v, c)
+        parts = np.array([np.broadcast_to(term, len(v)) for term in terms]) * v.linear
+        factor = np.exp2(_correction(v, logs)) if v.has_correction else np.ones(len(v))
+        found = []
+        for at in np.argsort(us, kind="stable")[:count]:
+            kernel, config = v.members[at]
+            own = zip(self.terms, parts[:, at], strict=True)
+            figures = {name: float(value) for name, value in own if value}
+            figures["correction"] = float(factor[at])
+            found.append((Choice(kernel.name, config, float(us[at])), figures))
+        return found
+
     def static(self, c: Call) -> tuple[Any, ...]:
         """What of a call traits depend on."""
         return ()
@@ -227,19 +247,21 @@ class TimeModel:
 
 
 def _evaluate(v: Variants, terms: Sequence[Any], logs: Sequence[Any]) -> Array:
-    us = np.zeros(len(v))
-    for constants, term in zip(v.linear, terms, strict=True):
-        us += constants * term
-    if not v.has_correction:
-        return us
-    x = np.empty((len(v), len(logs)))
+    rows = np.empty(v.linear.shape)
+    for at, term in enumerate(terms):
+        rows[at] = term
+    us: Array = np.einsum("tv,tv->v", rows, v.linear)
+    return us * np.exp2(_correction(v, logs)) if v.has_correction else us
+
+
+def _correction(v: Variants, logs: Sequence[Any]) -> Array:
+    x = np.empty(v.low.shape)
     for at, log in enumerate(logs):
         x[:, at] = log
     x = np.minimum(np.maximum(x, v.low), v.high)
-    correction = ((x[:, None, :] @ v.quadratic)[:, 0, :] * x).sum(1)
-    return np.asarray(
-        us * np.exp2(np.minimum(np.maximum(correction, -MAX_CORRECTION), MAX_CORRECTION))
-    )
+    form = np.matmul(x[:, None, :], v.quadratic)[:, 0, :]
+    correction: Array = np.einsum("vl,vl->v", form, x)
+    return np.minimum(np.maximum(correction, -MAX_CORRECTION), MAX_CORRECTION)
 
 
 # ---------------------------------------------------------------- the file

@@ -172,9 +172,9 @@ _ALL: _Values = (
     tuple(itertools.product(range(1, 17), range(1, MAX_SPLIT + 1))),
 )
 _FEW: _Values = (
-    (1, 2, 4),
-    ((4, 4), (2, 2), (4, 2), (3, 1), (2, 1), (2, 0)),
-    ((1, 1), (2, 1), (4, 1), (7, 1), (8, 1), (12, 1), (2, 3), (4, 3), (4, 7)),
+    (1, 2),
+    ((4, 4), (2, 2)),
+    ((1, 1), (2, 1), (3, 1), (4, 1), (6, 1), (8, 1), (12, 1), (1, 8), (2, 3), (2, 7), (4, 3)),
 )
 _MOST_BLOCKS = 256  # of K, from which on no variant leaves a wave without any
 

@@ -120,6 +120,9 @@ class Deep(Prepared):
         rows = max(PAIR, 1 << (c.M - 1).bit_length())
         return _variants(min(rows, MAX_ROWS), min(8, ceil(c.K, STEP_K)))
 
+    def full_space(self, c: Call) -> Columns[Any] | None:
+        return None if self.space(c) is None else _variants(MAX_ROWS, MAX_SPLIT, ahead=(2, 4))
+
     def family(self, config: DeepConfig, c: Call) -> str:
         return f"{config.m}x{config.n}x{config.waves}x{config.ahead}{self.layout(c)}"
 
@@ -135,11 +138,11 @@ class Deep(Prepared):
 
 
 @lru_cache(maxsize=64)
-def _variants(most_m: int, max_split: int) -> Columns[DeepConfig]:
+def _variants(most_m: int, max_split: int, ahead: tuple[int, ...] = (2,)) -> Columns[DeepConfig]:
     """Those of at most so many rows of x, or the fewest."""
     found = []
-    splits = [split for split in (1, 2, 3, 4, 6, 8) if split <= max_split]
-    values = itertools.product((32, 64, 96, 128, 192, 256), (32, 64, 128), (4, 8), (2, 4), splits)
+    splits = [split for split in (1, 2, 3, 4, 8) if split <= max_split]
+    values = itertools.product((32, 64, 96, 128, 192, 256), (64, 128), (4, 8), ahead, splits)
     for each in values:
         with contextlib.suppress(ValueError):  # does not fit
             config = DeepConfig(*each)

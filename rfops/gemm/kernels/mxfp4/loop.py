@@ -135,7 +135,7 @@ def _no_largest(c: Call) -> str | None:
 
 @lru_cache(maxsize=16)
 def _variants(max_split: int, without_largest: bool) -> Columns[LoopConfig]:
-    splits = [split for split in (1, 2, 3, 4, 6, 8) if split <= max_split]
+    splits = [split for split in (1, 2, 4, 8) if split <= max_split]
     pairs = [(tile, split) for tile in LoopConfig.TILES for split in splits]
     fit = [p for p in pairs if p[0] != _LARGEST or (p[1] == 1 and not without_largest)]
     return Columns([LoopConfig(*tile, split) for tile, split in fit])

@@ -155,11 +155,7 @@ _ALL: _Values = (
     (1, 2, 3, 4),
     tuple(itertools.product((1, 2, 3, 4, 6, 7, 8, 10, 12, 14, 16), range(1, 9))),
 )
-_FEW: _Values = (
-    (1, 2, 4),
-    (1, 2, 4),
-    ((1, 1), (2, 1), (4, 1), (8, 1), (14, 1), (2, 3), (4, 3), (8, 2)),
-)
+_FEW: _Values = (1, 2), (2, 4), ((1, 1), (2, 1), (4, 1), (8, 1), (4, 3))
 _MOST_TILES = 1024  # of K, from which on no variant leaves a wave without any
 
 

@@ -163,7 +163,7 @@ class Tiles(Fp4Kernel):
 # m_tiles, n_tiles, steps, waves, split: of all variants, of those that a call chooses among.
 _Values = tuple[tuple[int, ...], ...]
 _ALL: _Values = (1, 2, 4, 8), (1, 2, 4), (1, 2, 3, 4, 6), (4, 6, 8, 12), tuple(range(1, 9))
-_FEW: _Values = (1, 2, 4, 8), (1, 2), (2, 4), (4, 8), (1, 2, 4)
+_FEW: _Values = (1, 2, 4, 8), (1, 2), (2, 4, 6), (4, 8), (1, 2, 4)
 
 
 @functools.lru_cache(maxsize=256)
