@@ -53,10 +53,10 @@ def test_pages_of_any_size_are_tritons(monkeypatch: pytest.MonkeyPatch) -> None:
     ("config", "message"),
     [
         ((24, 1), "block_n must be a power of two"),
-        ((8, 1), "block_n 16 to 128"),
-        ((32, 1, 8), "block_m is 16 to 64"),
-        ((32, 0), "splits is 1 to"),
-        ((32, 1, 16, 4, 5), "stages 1 to 4"),
+        ((8, 1), "block_n must be a power of two from 16 to 128, got 8"),
+        ((32, 1, 8), "block_m must be 16, 32 or 64, got 8"),
+        ((32, 0), "splits must be 1 to 64, got 0"),
+        ((32, 1, 16, 4, 5), "stages must be 1 to 4, got 5"),
     ],
 )
 def test_configs_that_cannot_be(config: tuple[int, ...], message: str) -> None:

@@ -14,9 +14,9 @@ from rfops.attention import mla_decode
 from rfops.attention.mla_decode_flow import turns
 from rfops.attention.mla_decode_shared import mla_decode_shared
 from rfops.attention.mla_layer_decode import OP, mla_layer_decode, rope_angles
-from rfops.attention.mla_layer_decode_hip import QUERY_WIDE, products, query_defines, query_groups
 from rfops.attention.mla_layer_decode_triton import LayerTritonConfig
 from rfops.attention.mla_layer_parts import attention_call, attention_kernel
+from rfops.attention.mla_layer_products import QUERY_WIDE, products, query_defines, query_groups
 from rfops.challenge import mla_decode as challenge
 from rfops.dispatch.declare import fp8_of
 from support.layer_problems import BF16, Problem, assert_cache, assert_correct, problem, run
@@ -360,10 +360,10 @@ def test_workgroups_of_the_challenge() -> None:
     ("config", "says"),
     [
         ((24, 64), "block_n must be a power of two"),
-        ((256, 64), "block_n is 16 to 128"),
-        ((32, 16), "block_k 32 to 256"),
-        ((32, 64, 16), "warps 1 to 8"),
-        ((32, 64, 4, 9), "stages is 1 to 8"),
+        ((256, 64), "block_n must be a power of two from 16 to 128, got 256"),
+        ((32, 16), "block_k must be a power of two from 32 to 256, got 16"),
+        ((32, 64, 16), "warps must be a power of two from 1 to 8, got 16"),
+        ((32, 64, 4, 9), "stages must be 1 to 8, got 9"),
     ],
 )
 def test_configs_that_cannot_be(config: tuple[int, ...], says: str) -> None:

@@ -82,11 +82,11 @@ def test_configs_that_do_not_fit() -> None:
     ("values", "message"),
     [
         ((24, 64), "block_m must be a power of two"),
-        ((8, 64), "block_m is 16 to 256"),
-        ((16, 16), "block_n 32 to 256"),
-        ((16, 64, 17), "splits is 1 to 16"),
-        ((16, 64, 1, 0), "group_m from 1"),
-        ((16, 64, 1, 1, 4, 9), "stages 1 to 8"),
+        ((8, 64), "block_m must be a power of two from 16 to 256, got 8"),
+        ((16, 16), "block_n must be a power of two from 32 to 256, got 16"),
+        ((16, 64, 17), "splits must be 1 to 16, got 17"),
+        ((16, 64, 1, 0), "group_m must be 1 or more, got 0"),
+        ((16, 64, 1, 1, 4, 9), "stages must be 1 to 8, got 9"),
     ],
 )
 def test_configs_that_cannot_be(values: tuple[int, ...], message: str) -> None:

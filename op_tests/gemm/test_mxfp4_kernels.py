@@ -406,13 +406,13 @@ def test_other_layouts_are_refused(variant: Variant, name: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "values", "match"),
     [
-        (StreamConfig, (5, 1, 1, 1), "m_tiles is 1 to 4"),
-        (StreamConfig, (1, 1, 5, 1), "steps is 1 to 4"),
+        (StreamConfig, (5, 1, 1, 1), "m_tiles must be 1 to 4, got 5"),
+        (StreamConfig, (1, 1, 5, 1), "steps must be 1 to 4, got 5"),
         (StreamConfig, (4, 2, 4, 1), "loads in flight"),
         (StreamConfig, (4, 8, 1, 16), "bytes of LDS"),
         (StreamConfig, (4, 3, 2, 12), "would spill"),
-        (TilesConfig, (9, 1, 1, 4), "m_tiles is 1 to 8"),
-        (TilesConfig, (8, 1, 6, 13), "waves is 1 to 12"),
+        (TilesConfig, (9, 1, 1, 4), "m_tiles must be 1 to 8, got 9"),
+        (TilesConfig, (8, 1, 6, 13), "waves must be 1 to 12, got 13"),
         (TilesConfig, (8, 4, 6, 4), "would spill|bytes of LDS"),
         (DeepConfig, (64, 64, 5), "waves is 4 or 8"),
         (DeepConfig, (64, 64, 4, 3), "ahead 2, or 4"),
@@ -421,11 +421,11 @@ def test_other_layouts_are_refused(variant: Variant, name: str) -> None:
         (DeepConfig, (64, 288), "n is a multiple of 32 up to 256"),
         (DeepConfig, (32, 32), "too small for 4 waves"),
         (DeepConfig, (256, 256, 8), "would spill"),
-        (DeepConfig, (64, 64, 4, 2, 17), "split is 1 to 16"),
-        (LoopConfig, (64, 256), "m x n is one of"),
+        (DeepConfig, (64, 64, 4, 2, 17), "split must be 1 to 16, got 17"),
+        (LoopConfig, (64, 256), "m x n must be one of .* got 64 x 256"),
         (TilesConfig, (8, 4, 3, 4), "would spill"),
         (LoopConfig, (256, 256, 2), "no split"),
-        (LoopConfig, (128, 128, 9), "split is 1 to 8"),
+        (LoopConfig, (128, 128, 9), "split must be 1 to 8, got 9"),
     ],
 )
 def test_configs_that_are_none(kind: type, values: tuple[int, ...], match: str) -> None:

@@ -200,12 +200,12 @@ def test_takes(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ((5, 1, 1, 1, 1), "m_tiles, n_tiles and steps are 1 to 4"),
-        ((1, 0, 1, 1, 1), "m_tiles, n_tiles and steps are 1 to 4"),
-        ((1, 1, 5, 1, 1), "m_tiles, n_tiles and steps are 1 to 4"),
-        ((1, 1, 1, 17, 1), "waves are 1 to 16"),
-        ((1, 1, 1, 1, 0), "split is 1 to 16"),
-        ((1, 1, 1, 1, 17), "split is 1 to 16"),
+        ((5, 1, 1, 1, 1), "m_tiles must be 1 to 4, got 5"),
+        ((1, 0, 1, 1, 1), "n_tiles must be 1 to 4, got 0"),
+        ((1, 1, 5, 1, 1), "steps must be 1 to 4, got 5"),
+        ((1, 1, 1, 17, 1), "waves must be 1 to 16, got 17"),
+        ((1, 1, 1, 1, 0), "split must be 1 to 16, got 0"),
+        ((1, 1, 1, 1, 17), "split must be 1 to 16, got 17"),
         ((4, 4, 1, 16, 1), "take 262144 bytes of LDS, a CU has 163840; take fewer"),
         ((4, 2, 4, 1, 1), "more than 63 loads in flight; take fewer"),
         ((4, 1, 3, 16, 1), "about 173 VGPRs in each of 16 waves would spill; take fewer"),

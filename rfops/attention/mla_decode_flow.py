@@ -175,16 +175,8 @@ class Flow(Kernel):
         angles = ("angles",) if c.has("angles") else ()
         launch = bound.prepare((256, 1, 1), (*self.arguments, *angles, *SPLIT))
 
-        def run_of(
-            batch: int,
-            rows: int,
-            heads: int,
-            _entries: int,
-            _pages: int,
-            page: int,
-            _ends: int,
-            width: int,
-        ) -> Run:
+        def run_of(*sizes: int) -> Run:
+            batch, rows, heads, _entries, _pages, page, _ends, width = sizes
             workers = config.workers
             columns = rows if is_ragged else c.qo_len * heads
             groups = 1 if is_ragged else ceil(columns, self.columns)

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
+from torch import Tensor
 
+from rfops.dispatch.config import Allowed, powers, up_to
 from rfops.dispatch.declare import fp8_of
-from rfops.dispatch.guards import check_config_ints, check_config_powers
 from rfops.dispatch.heuristic import ceil
-from rfops.dispatch.kernel import Call, Kernel, Run, RunOf
-from rfops.dispatch.tuned_table import serving
+from rfops.dispatch.kernel import Call, Run, RunOf
 from rfops.dispatch.workspace import Workspace
-from rfops.jit.arch import ARCH_SPECS
 from rfops.quantization.fp8_blockscale import FNUZ
-from rfops.triton import launch
 from rfops.triton.bound import BoundTriton
+from rfops.triton.kernel import TileConfig, TritonKernel, spec_of
 
 from .mla_decode_flow import is_table
 
@@ -26,7 +26,7 @@ MAX_SPLITS = 64
 
 
 @dataclass(frozen=True)
-class MlaTritonConfig:
+class MlaTritonConfig(TileConfig):
     """A variant of rfops/attention/mla_decode_triton_kernels.py."""
 
     block_n: int  # tokens at once
@@ -35,27 +35,23 @@ class MlaTritonConfig:
     warps: int = 4
     stages: int = 2
 
-    def __post_init__(self) -> None:
-        check_config_ints(self)
-        check_config_powers(self, "block_m", "block_n", "warps")
-        if not 16 <= self.block_m <= 64 or not 16 <= self.block_n <= 128:
-            raise ValueError(f"{self}: block_m is 16 to 64, block_n 16 to 128")
-        if not 1 <= self.splits <= MAX_SPLITS or not 1 <= self.stages <= 4:
-            raise ValueError(f"{self}: splits is 1 to {MAX_SPLITS}, stages 1 to 4")
+    ALLOWED: ClassVar[Allowed] = {
+        **TileConfig.ALLOWED,
+        "block_m": powers(16, 64),
+        "block_n": powers(16, 128),
+        "splits": up_to(MAX_SPLITS),
+        "stages": up_to(4),
+    }
 
 
-class TritonMla(Kernel):
-    name = "triton"
+class TritonMla(TritonKernel):
     turns = True  # as flow's
     Config = MlaTritonConfig
     error = 2.0**-8  # P in bf16
 
     def unsupported_reason(self, c: Call) -> str | None:
-        reason = launch.missing()
-        if reason is not None:
+        if reason := super().unsupported_reason(c):
             return reason
-        if serving(c.arch) is None:
-            return f"no tiles for {c.arch}: {', '.join(ARCH_SPECS)} and later NVIDIA GPUs have some"
         for name in ("q", "kv"):
             dtype = getattr(c, f"{name}_dtype")
             if dtype not in (_BF16, fp8_of(c.arch)):
@@ -71,7 +67,7 @@ class TritonMla(Kernel):
         quickest on an H200, and half of it on AMD's, whose LDS is less."""
         columns = c.H * c.qo_len
         block_m = 16 if columns <= 16 else 32
-        chip = ARCH_SPECS[serving(c.arch) or "sm_90"]
+        chip = spec_of(c.arch)
         programs = max(1, min(c.B * ceil(columns, block_m), c.B + ceil(c.T * c.H, block_m)))
         tokens = c.S * c.page // max(1, c.B)
         splits = max(1, min(MAX_SPLITS, 2 * chip.cus // programs, tokens // 64))
@@ -100,22 +96,16 @@ class TritonMla(Kernel):
             "FNUZ": fp8_of(c.arch) == FNUZ,
         }
         part = BoundTriton(_KERNELS, "part", c.device, constants, config.warps, config.stages)
-        launch_part = part.prepare((*self.arguments, "angles", "sums", "stats"))
+        arguments = (*self.arguments, *(("angles",) if c.has("angles") else ()), "sums", "stats")
+        sources = {} if c.has("angles") else {"angles": None}
+        launch_part = part.prepare(arguments, sources=sources)
         most = 1 << (config.splits - 1).bit_length()
         add = BoundTriton(_KERNELS, "add_splits", c.device, {"SPLITS": most})
-        launch_add = add.prepare("out lse sums stats kv_scale qo_indptr")
+        launch_add = add.prepare(arguments)
         has_table = is_table(c)
 
-        def run_of(
-            batch: int,
-            rows: int,
-            heads: int,
-            _entries: int,
-            _pages: int,
-            page: int,
-            _ends: int,
-            width: int,
-        ) -> Run:
+        def run_of(*sizes: int) -> Run:
+            batch, rows, heads, _entries, _pages, page, _ends, width = sizes
             columns, splits = c.qo_len * heads, config.splits
             hidden = int(c.causal) if c.has("qo_indptr") else (c.qo_len - 1) * c.causal
             run_part = launch_part(
@@ -132,37 +122,12 @@ class TritonMla(Kernel):
             count = rows * heads * splits
             scratch = Workspace(c.device, (count * D_V, torch.float32), (count * 2, torch.float32))
 
-            def run(
-                out: torch.Tensor,
-                q: torch.Tensor,
-                kv: torch.Tensor,
-                kv_indptr: torch.Tensor,
-                kv_indices: torch.Tensor,
-                kv_lens: torch.Tensor | None,
-                kv_scale: torch.Tensor | None,
-                q_scale: torch.Tensor | None,
-                lse: torch.Tensor | None,
-                qo_indptr: torch.Tensor | None,
-                angles: torch.Tensor | None = None,
-            ) -> None:
-                sums, stats = scratch() if splits > 1 else (None, None)
-                run_part(
-                    out,
-                    _bytes(q),
-                    _bytes(kv),
-                    kv_indptr,
-                    kv_indices,
-                    kv_lens,
-                    kv_scale,
-                    q_scale,
-                    lse,
-                    qo_indptr,
-                    angles,
-                    sums,
-                    stats,
-                )
+            def run(out: Tensor, q: Tensor, kv: Tensor, *others: Tensor | None) -> None:
+                parts = scratch() if splits > 1 else (None, None)  # sums, stats
+                tensors = out, _bytes(q), _bytes(kv), *others, *parts
+                run_part(*tensors)
                 if splits > 1:
-                    run_add(out, lse, sums, stats, kv_scale, qo_indptr)
+                    run_add(*tensors)
 
             return run
 

@@ -4,17 +4,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
-from rfops.dispatch.guards import check_config_ints, check_config_powers
+from rfops.dispatch.config import Allowed, powers
 from rfops.dispatch.heuristic import ceil
-from rfops.dispatch.kernel import Call, Kernel, Run, RunOf
+from rfops.dispatch.kernel import Call, Run, RunOf
 from rfops.dispatch.steps import NestedRun, run_steps
-from rfops.dispatch.tuned_table import serving
-from rfops.jit.arch import ARCH_SPECS
-from rfops.triton import launch
 from rfops.triton.bound import BoundTriton, TritonStep
+from rfops.triton.kernel import TileConfig, TritonKernel, stages_in_lds
 
 from .mla_layer_parts import (
     CACHE_ROW,
@@ -33,7 +32,7 @@ _UP = (NOPE + V) * LATENT  # of a head of kv_up
 
 
 @dataclass(frozen=True)
-class LayerTritonConfig:
+class LayerTritonConfig(TileConfig):
     """A variant of rfops/attention/mla_layer_decode_triton_kernels.py."""
 
     block_n: int  # of q_down and kv_down, and of o
@@ -41,40 +40,29 @@ class LayerTritonConfig:
     warps: int = 4
     stages: int = 2
 
-    def __post_init__(self) -> None:
-        check_config_ints(self)
-        check_config_powers(self, "block_n", "block_k", "warps")
-        if not 16 <= self.block_n <= 128 or not 32 <= self.block_k <= 256:
-            raise ValueError(f"{self}: block_n is 16 to 128, block_k 32 to 256")
-        if not 1 <= self.stages <= 8 or self.warps > 8:
-            raise ValueError(f"{self}: stages is 1 to 8, warps 1 to 8")
-
-    def lds_bytes(self, arch: str, block_m: int) -> int:
-        """Triton keeps a stage less of AMD's: that one is in registers."""
-        buffers = max(1, self.stages - 1) if arch.startswith("gfx") else self.stages
-        return 2 * (block_m + max(self.block_n, 64)) * self.block_k * buffers + 1024
+    ALLOWED: ClassVar[Allowed] = {
+        **TileConfig.ALLOWED,
+        "block_n": powers(16, 128),
+        "block_k": powers(32, 256),
+        "warps": powers(1, 8),
+    }
 
 
-class TritonLayer(Kernel):
-    name = "triton"
+class TritonLayer(TritonKernel):
     Config = LayerTritonConfig
     error = 2.0**-6  # five roundings to bf16, and P
 
     def unsupported_reason(self, c: Call) -> str | None:
-        reason = launch.missing()
-        if reason is not None:
+        if reason := super().unsupported_reason(c):
             return reason
-        if serving(c.arch) is None:
-            return f"no tiles for {c.arch}: {', '.join(ARCH_SPECS)} and later NVIDIA GPUs have some"
         if c.B * c.L >= 2**31 or c.V * LATENT // V * c.B >= 2**31:
             return f"a cache of {c.B * c.L} rows, or {c.V // V} heads, are beyond 32-bit offsets"
         kernel, reason = attention_kernel(attention_call(c, c.L), hip=False)
         return None if kernel is not None else f"its attention is not taken: {reason}"
 
-    def unsupported_config_reason(self, c: Call, config: LayerTritonConfig) -> str | None:
-        chip = ARCH_SPECS[serving(c.arch) or "sm_90"]
-        own = config.lds_bytes(c.arch, _block_m(c.B))
-        return None if own <= chip.lds_bytes else f"{own} bytes of LDS, {c.arch} has less"
+    def lds_bytes(self, c: Call, config: LayerTritonConfig) -> int:
+        rows = _block_m(c.B) + max(config.block_n, 64)
+        return 2 * rows * config.block_k * stages_in_lds(config.stages, c.arch) + 1024
 
     def default(self, c: Call) -> LayerTritonConfig:
         if c.arch.startswith("gfx"):

@@ -103,14 +103,6 @@ def check_config_ints(config: Any, *other: str) -> None:
             check_int(type(config).__name__, name, value, least=0)
 
 
-def check_config_powers(config: Any, *names: str) -> None:
-    """These fields are powers of two. Raises ValueError."""
-    for name in names:
-        value = getattr(config, name)
-        if value <= 0 or value & (value - 1):
-            raise ValueError(f"{config}: {name} must be a power of two")
-
-
 @dataclass
 class Guard:
     """Matches one call's arguments; a size is bound by its first use and checked by later ones."""

@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from rfops.dispatch.kernel import Kernel
 from rfops.dispatch.layout import Shuffled, unwrap
 from rfops.quantization.mxfp4 import quant_mxfp4_ref
 
@@ -29,12 +28,9 @@ from .kernels.mxfp4.loop import Loop
 from .kernels.mxfp4.stream import Stream
 from .kernels.mxfp4.tiles import Tiles
 from .kernels.mxfp4.triton import TritonGemm
-from .mxfp4_op import RAW, Fp4Gemm, Fp4Model, Torch
+from .mxfp4_op import RAW, Fp4Gemm, Torch
 
 __all__ = ["gemm_a16wfp4", "gemm_a16wfp4_ref"]
-
-# In the order in which they are tried.
-HIP: tuple[Kernel, ...] = (Stream(), Tiles(), Deep(), Loop())
 
 OP = Fp4Gemm(
     "gemm_a16wfp4",
@@ -50,13 +46,9 @@ OP = Fp4Gemm(
     -> out: dtype[M, N]
     """,
     sizes="M N K SN SK",
-    positive="K",
-    table="M+ N K",
-    max_bytes=None,
     shapes=mxfp4_shapes.A16WFP4,
-    kernels=(*HIP, TritonGemm(), Torch()),
-    time_model=Fp4Model,
-    hints=mxfp4_op.HINTS,
+    kernels=(Stream(), Tiles(), Deep(), Loop(), TritonGemm(), Torch()),
+    x_hint="convert it first",
 )
 
 

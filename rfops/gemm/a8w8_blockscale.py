@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from rfops.dispatch.declare import fp8_of
@@ -33,6 +34,7 @@ from .kernels.a8w8.pingpong import PingPong
 from .kernels.a8w8.staged import Staged
 from .kernels.a8w8.stream import Stream
 from .kernels.a8w8.triton import TritonGemm
+from .model_layers import DEEPSEEK_V3_ATTENTION, DEEPSEEK_V3_DENSE, DEEPSEEK_V3_DENSE_TP8
 from .terms import GemmModel
 
 __all__ = ["gemm_a8w8_blockscale", "gemm_a8w8_blockscale_ref"]
@@ -110,18 +112,7 @@ CHALLENGE = (
     (4096, 512),
 )
 LAYERS = {
-    # fused q_a and kv_a, q_b, o_proj, gate_up and down of the dense layers, whole and of TP8
-    "deepseek_v3": (
-        (2112, 7168),
-        (24576, 1536),
-        (3072, 1536),
-        (7168, 16384),
-        (7168, 2048),
-        (36864, 7168),
-        (4608, 7168),
-        (7168, 18432),
-        (7168, 2304),
-    ),
+    "deepseek_v3": (*DEEPSEEK_V3_ATTENTION, *DEEPSEEK_V3_DENSE, *DEEPSEEK_V3_DENSE_TP8),
     # qkv, o_proj of 235B-A22B, then qkv, o_proj, gate_up, down of 32B
     "qwen3": (
         (9216, 4096),
@@ -211,13 +202,7 @@ gemm_a8w8_blockscale.supports = OP.supports  # type: ignore[attr-defined]
 _ROWS = 2048  # of an operand at once: 32 MiB of sums
 
 
-def run_torch(
-    out: torch.Tensor,
-    x: torch.Tensor,
-    w: torch.Tensor,
-    x_scale: torch.Tensor,
-    w_scale: torch.Tensor,
-) -> None:
+def run_torch(out: Tensor, x: Tensor, w: Tensor, x_scale: Tensor, w_scale: Tensor) -> None:
     """Any size, strides and device, in pieces. Sums of a block are exact in float64, and meet their
     scales as in the kernels, so that an infinite scale of a finite sum gives infinity, not NaN."""
     (m, k), n = x.shape, w.shape[0]

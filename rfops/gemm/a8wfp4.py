@@ -15,30 +15,23 @@ from typing import Any
 
 import torch
 
-from rfops.dispatch.kernel import Kernel
 from rfops.dispatch.layout import Shuffled
 
 from . import mxfp4_op, mxfp4_shapes
 from .kernels.mxfp4.stream import Stream
 from .kernels.mxfp4.tiles import Tiles
 from .kernels.mxfp4.triton import TritonGemm
-from .mxfp4_op import Fp4Gemm, Fp4Model, Torch
+from .mxfp4_op import Fp4Gemm, Torch
 
 __all__ = ["gemm_a8wfp4", "gemm_a8wfp4_ref"]
-
-HIP: tuple[Kernel, ...] = (Stream(), Tiles())  # in the order in which they are tried
 
 OP = Fp4Gemm(
     "gemm_a8wfp4",
     "x: e4m3[M, K] strided" + mxfp4_op.SCALED,
     sizes="M N K XM XK SN SK",
-    positive="K",
-    table="M+ N K",
-    max_bytes=None,
     shapes=mxfp4_shapes.A8WFP4,
-    kernels=(*HIP, TritonGemm(), Torch()),
-    time_model=Fp4Model,
-    hints={**mxfp4_op.HINTS, "x": "quantise it with rfops.quant_mxfp8"},
+    kernels=(Stream(), Tiles(), TritonGemm(), Torch()),
+    x_hint="quantise it with rfops.quant_mxfp8",
 )
 
 

@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 
-from rfops.dispatch.kernel import Kernel
 from rfops.dispatch.layout import Shuffled
 
 from . import mxfp4_op, mxfp4_shapes
@@ -25,24 +24,17 @@ from .kernels.mxfp4.loop import Loop
 from .kernels.mxfp4.stream import Stream
 from .kernels.mxfp4.tiles import Tiles
 from .kernels.mxfp4.triton import TritonGemm
-from .mxfp4_op import Fp4Gemm, Fp4Model, Torch
+from .mxfp4_op import Fp4Gemm, Torch
 
 __all__ = ["gemm_afp4wfp4", "gemm_afp4wfp4_ref"]
-
-# In the order in which they are tried.
-HIP: tuple[Kernel, ...] = (Stream(), Tiles(), Deep(), Loop())
 
 OP = Fp4Gemm(
     "gemm_afp4wfp4",
     "x: fp4[M, K/2] strided" + mxfp4_op.SCALED,
     sizes="M N K XM XK SN SK",
-    positive="K",
-    table="M+ N K",
-    max_bytes=None,
     shapes=mxfp4_shapes.AFP4WFP4,
-    kernels=(*HIP, TritonGemm(), Torch()),
-    time_model=Fp4Model,
-    hints={**mxfp4_op.HINTS, "x": mxfp4_op.QUANTISE},
+    kernels=(Stream(), Tiles(), Deep(), Loop(), TritonGemm(), Torch()),
+    x_hint=mxfp4_op.QUANTISE,
 )
 
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from rfops.dispatch.kernel import Call, Kernel, RunOf
@@ -30,7 +31,6 @@ RAW = "raw"
 QUANTISE = "quantise it with rfops.quant_mxfp4, two elements a byte"
 RAW_SCALE = "pass the e8m0 bytes, one per 32 elements of K"
 HINTS = {
-    "x": "convert it first",
     "w": QUANTISE,
     "K": "pad x and w with zeros",
     "x_scale": RAW_SCALE,
@@ -86,7 +86,12 @@ class Fp4Model(GemmModel):
 
 
 class Fp4Gemm(Op):
-    """One of the three."""
+    """One of the three. Their kernels are listed in the order in which they are tried."""
+
+    def __init__(self, name: str, arguments: str, x_hint: str, **options: Any) -> None:
+        options |= {"positive": "K", "table": "M+ N K", "max_bytes": None}
+        options["time_model"] = Fp4Model
+        super().__init__(name, arguments, hints={**HINTS, "x": x_hint}, **options)
 
     @property
     def scales(self) -> list[str]:
@@ -191,32 +196,18 @@ class Torch(Kernel):
     name = "torch"
 
     def variant(self, c: Call, config: Any) -> RunOf:
-        w_layout, layout = c.w_layout, c.w_scale_layout
+        x_layout = RAW if x_bits(c) == 16 else c.x_scale_layout
+        layouts = x_layout, c.w_layout, c.w_scale_layout
         if x_bits(c) == 16:
             rounding = c.rounding
 
-            def run_quantised(
-                out: torch.Tensor,
-                x: torch.Tensor,
-                w: torch.Tensor,
-                w_scale: torch.Tensor,
-                bias: torch.Tensor | None,
-            ) -> None:
-                pair = quant_mxfp4(x, rounding)
-                run_torch(out, *pair, w, w_scale, bias, RAW, w_layout, layout)
+            def run_quantised(out: Tensor, x: Tensor, *others: Any) -> None:
+                run_torch(out, *quant_mxfp4(x, rounding), *others, layouts=layouts)
 
             return lambda *_sizes: run_quantised
-        x_layout = c.x_scale_layout
 
-        def run(
-            out: torch.Tensor,
-            x: torch.Tensor,
-            w: torch.Tensor,
-            x_scale: torch.Tensor,
-            w_scale: torch.Tensor,
-            bias: torch.Tensor | None,
-        ) -> None:
-            run_torch(out, x, x_scale, w, w_scale, bias, x_layout, w_layout, layout)
+        def run(out: Tensor, x: Tensor, w: Tensor, x_scale: Tensor, *others: Any) -> None:
+            run_torch(out, x, x_scale, w, *others, layouts=layouts)
 
         return lambda *_sizes: run
 
@@ -231,11 +222,12 @@ def run_torch(
     w: torch.Tensor,
     w_scale: torch.Tensor,
     bias: torch.Tensor | None,
-    x_layout: str,
-    w_layout: str,
-    w_scale_layout: str,
+    *,
+    layouts: tuple[str, str, str],
 ) -> None:
-    """Any size, strides and device: in float64, where scaled values are exact, in pieces."""
+    """Any size, strides and device: in float64, where scaled values are exact, in pieces. `layouts`
+    are those of x_scale, w and w_scale."""
+    x_layout, w_layout, w_scale_layout = layouts
     m, (n, half) = x.shape[0], w.shape
     x_scale = plain_scale(x_scale, x_layout, m, 2 * half)
     w_scale = plain_scale(w_scale, w_scale_layout, n, 2 * half)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from rfops.dispatch.problem import grid
 
+from .model_layers import DEEPSEEK_V3_ATTENTION, DEEPSEEK_V3_DENSE_TP8
+
 # (M, N, K) of the challenge of 2026: what it times, and what it checks.
 CHALLENGE = (
     (4, 2880, 512),
@@ -16,16 +18,7 @@ CHALLENGE = (
 TESTS = ((8, 2112, 7168), (16, 3072, 1536), (64, 3072, 1536), (256, 2880, 512))
 # (N, K) of linear layers.
 LAYERS = {
-    # fused q_a and kv_a, q_b, o_proj, gate_up and down of the dense layers, whole and of TP8
-    "deepseek_v3": (
-        (2112, 7168),
-        (24576, 1536),
-        (3072, 1536),
-        (7168, 16384),
-        (7168, 2048),
-        (4608, 7168),
-        (7168, 2304),
-    ),
+    "deepseek_v3": (*DEEPSEEK_V3_ATTENTION, *DEEPSEEK_V3_DENSE_TP8),
     # qkv, o_proj, gate_up, down of 70B, whole, then of 405B split over 8
     "llama": (
         (10240, 8192),

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from rfops.dispatch.guards import OUT_DTYPES, check_dtype
@@ -25,8 +26,9 @@ from rfops.quantization.mxfp8 import BLOCK, E8M0_BIAS, E8M0_NAN, dequant_mxfp8
 
 from . import layers
 from .kernels.mxfp8.gemv import Gemv
-from .kernels.mxfp8.mfma import TILE, TILE_K, Mfma
+from .kernels.mxfp8.mfma import TILE_K, Mfma
 from .kernels.mxfp8.triton import TritonGemm
+from .kernels.variant import TILE
 from .terms import GemmModel
 
 __all__ = ["gemm_mxfp8", "gemm_mxfp8_ref"]
@@ -156,13 +158,7 @@ _CHUNK = 1 << 22  # elements of an operand in float64 at once: 32 MiB
 _CHUNK_K = 1 << 16
 
 
-def run_torch(
-    out: torch.Tensor,
-    x: torch.Tensor,
-    w: torch.Tensor,
-    x_scale: torch.Tensor,
-    w_scale: torch.Tensor,
-) -> None:
+def run_torch(out: Tensor, x: Tensor, w: Tensor, x_scale: Tensor, w_scale: Tensor) -> None:
     """Any size and device: in float64, where values and products are exact, in pieces."""
     (m, k), n = x.shape, w.shape[0]
     step = min(k, _CHUNK_K)

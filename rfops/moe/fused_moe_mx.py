@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 
 from rfops.dispatch.guards import check_int
 from rfops.dispatch.kernel import Call, Kernel, RunOf
@@ -123,6 +124,15 @@ class MxMoe(Moe):
             usual={"rounding": next(iter(fmt.bumps))},
             **options,
         )
+
+    def call_experts(self, x: Tensor, *weights: Any) -> Tensor:
+        """Call the op with the arguments of fused_moe: w1, w2, scales, choice, num_shared, how,
+        rounding, out, config."""
+        *given, out, config = weights
+        args = arguments(self, x, *given)
+        run = self.traced if is_dynamo_compiling() else self.call
+        made: Tensor = run(*args, out, config)
+        return made
 
     def product_type(self, c: Call) -> str:
         return "fp4" if self.fmt is MXFP4 else "fp8"

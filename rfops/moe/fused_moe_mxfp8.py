@@ -9,14 +9,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from torch import Tensor
-from torch.compiler import is_dynamo_compiling
-
 from rfops.dispatch.problem import grid
 
-from .fused_moe_mx import MXFP8, MxMoe, Torch, arguments
+from .fused_moe_mx import MXFP8, MxMoe, Torch
 from .kernels.mx.hip import HipMxMoe
 from .kernels.mx.triton import TritonMxMoe
 
@@ -39,11 +34,4 @@ OP = MxMoe(
 )
 
 
-def call(x: Tensor, *weights: Any) -> Tensor:
-    """Call the op with the arguments of fused_moe: w1, w2, scales, choice, num_shared, how,
-    rounding, out, config."""
-    *given, out, config = weights
-    args = arguments(OP, x, *given)
-    run = OP.traced if is_dynamo_compiling() else OP.call
-    made: Tensor = run(*args, out, config)
-    return made
+call = OP.call_experts

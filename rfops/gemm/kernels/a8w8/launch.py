@@ -10,43 +10,32 @@ import torch
 from rfops.dispatch.kernel import Call, Run, RunOf
 from rfops.dispatch.time_model import TimedKernel
 from rfops.dispatch.workspace import SPLIT, with_partials
-from rfops.jit import CompiledOp, u32
+from rfops.jit import CompiledOp, compile_ops, u32
 from rfops.quantization.fp8_blockscale import BLOCK
 from rfops.quantization.shuffle import WEIGHT
 
+from ..variant import Variant
 from . import layout as a8w8_layout
 
 MAX_SPLIT = 16
 _COUNT_STEP = 32  # words of a counter: kCounterStride of rfops/group/split_k_reduce.h
 
 
-class Config(Protocol):
+class Config(Variant, Protocol):
     """A variant of one of them."""
-
-    @property
-    def split(self) -> int:
-        """Workgroups along K."""
-        ...
-
-    @property
-    def threads(self) -> int: ...
-
-    @property
-    def words(self) -> int:
-        """fp32 sums of a workgroup."""
-        ...
-
-    def tiles(self, m: int, n: int) -> int:
-        """Output tiles of a result."""
-        ...
 
     def defines(self, dtype: torch.dtype, shuffled: bool = False) -> dict[str, int | str]: ...
 
 
-def prebuilt(*configs: Config) -> list[dict[str, int | str]]:
-    """Return the defines that `rfops build` compiles: bf16, dense operands and strided ones."""
-    made = [config.defines(torch.bfloat16) for config in configs]
-    return [{**defines, "DENSE": dense} for dense in (1, 0) for defines in made]
+def compile_gemm(module: str, *configs: Config) -> CompiledOp:
+    """Return the kernel of a module; `rfops build` compiles these configs of it for bf16, dense
+    operands and strided ones."""
+
+    def variants(_arch: str) -> list[dict[str, int | str]]:
+        made = [config.defines(torch.bfloat16) for config in configs]
+        return [{**defines, "DENSE": dense} for dense in (1, 0) for defines in made]
+
+    return compile_ops(module, kernel=module, variants=variants)(signature)
 
 
 class Launched(TimedKernel):

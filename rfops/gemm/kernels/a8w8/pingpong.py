@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import ClassVar
 
 import torch
 
-from rfops.jit import compile_ops
+from rfops.dispatch.config import FLAG, Allowed
 
-from .launch import prebuilt, signature
+from .launch import compile_gemm
 from .tiles import TileConfig, TileKernel
 
 
@@ -23,11 +24,7 @@ class PingPongConfig(TileConfig):
 
     TILES = MappingProxyType({(256, 256): 256, (256, 128): 192, (128, 256): 192})
     stages, threads = 2, 512
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.pow2 not in (0, 1):
-            raise ValueError(f"{self}: pow2 is 0 or 1")
+    ALLOWED: ClassVar[Allowed] = {**TileConfig.ALLOWED, "pow2": FLAG}
 
     def defines(self, dtype: torch.dtype, shuffled: bool = False) -> dict[str, int | str]:
         return {**super().defines(dtype, shuffled), "POW2": self.pow2}
@@ -38,8 +35,4 @@ class PingPong(TileKernel):
     module = "a8w8_blockscale_pingpong"
     Config = PingPongConfig
     max_rows = 256
-    compiled = compile_ops(
-        "a8w8_blockscale_pingpong",
-        kernel="a8w8_blockscale_pingpong",
-        variants=lambda _arch: prebuilt(PingPongConfig(256, 256), PingPongConfig(256, 128)),
-    )(signature)
+    compiled = compile_gemm(module, PingPongConfig(256, 256), PingPongConfig(256, 128))

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
-from rfops.jit import compile_ops
-
-from .launch import prebuilt, signature
+from .launch import compile_gemm
 from .tiles import TileConfig, TileKernel
 
 
@@ -22,8 +20,4 @@ class Staged(TileKernel):
     module = "a8w8_blockscale_staged"
     Config = StagedConfig
     max_rows = 128
-    compiled = compile_ops(
-        "a8w8_blockscale_staged",
-        kernel="a8w8_blockscale_staged",
-        variants=lambda _arch: prebuilt(StagedConfig(128, 128), StagedConfig(128, 64)),
-    )(signature)
+    compiled = compile_gemm(module, StagedConfig(128, 128), StagedConfig(128, 64))

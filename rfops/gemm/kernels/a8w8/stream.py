@@ -7,29 +7,27 @@ import functools
 import itertools
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
-from rfops.dispatch.guards import check_config_ints
+from rfops.dispatch.config import Allowed, up_to
 from rfops.dispatch.heuristic import Columns, ceil
 from rfops.dispatch.kernel import Call
-from rfops.jit import compile_ops
 from rfops.jit.arch import ARCH_SPECS, MAX_WAVES, REGISTERS, WAVE
 from rfops.quantization.fp8_blockscale import BLOCK
 
 from ...terms import Traits
-from .launch import MAX_SPLIT, Launched, prebuilt, signature
+from ..variant import TILE, WavesConfig
+from .launch import MAX_SPLIT, Launched, compile_gemm
 from .layout import OUT_TYPES
 
-TILE = 16  # rows of an operand
 MAX_TILES = 4
 MAX_M = TILE * MAX_TILES
-_MAX_LOADS = 63  # what vmcnt counts
 
 
 @dataclass(frozen=True)
-class StreamConfig:
+class StreamConfig(WavesConfig):
     """A variant of csrc/gemm/a8w8_blockscale_stream.hip; its head comment says what each means."""
 
     m_tiles: int  # tiles of 16 rows of x
@@ -40,29 +38,22 @@ class StreamConfig:
     lines: int = 1  # of a row that a load asks for, then put into order by LDS; 0: a part of one
     x_first: int = 0  # x is brought to L2 and loaded before w (1, 2) or half of it (3): if much
 
+    ALLOWED: ClassVar[Allowed] = {
+        "m_tiles": up_to(MAX_TILES),
+        "n_tiles": (1, 2, 4),
+        "steps": up_to(4),
+        "waves": up_to(16),
+        "split": up_to(MAX_SPLIT),
+        "lines": (0, 1, 2, 4),
+        "x_first": (0, 1, 2, 3),
+    }
+
     def __post_init__(self) -> None:
-        check_config_ints(self)
-        if not 1 <= self.m_tiles <= MAX_TILES or self.n_tiles not in (1, 2, 4):
-            raise ValueError(f"{self}: m_tiles is 1 to {MAX_TILES}, n_tiles is 1, 2 or 4")
-        if (
-            not 1 <= self.steps <= 4
-            or not 1 <= self.waves <= 16
-            or not 1 <= self.split <= MAX_SPLIT
-        ):
-            raise ValueError(f"{self}: steps is 1 to 4, waves 1 to 16, split 1 to {MAX_SPLIT}")
-        if self.lines not in (0, 1, 2, 4) or self.steps % max(self.lines, 1):
-            raise ValueError(f"{self}: lines is 0, 1, 2 or 4, and steps a multiple of it")
-        if self.x_first not in (0, 1, 2, 3):
-            raise ValueError(f"{self}: x_first is 0 to 3")
-        if 2 * self.steps * (self.n_tiles + self.m_tiles) + self.m_tiles > _MAX_LOADS:
-            raise ValueError(
-                f"{self}: more than {_MAX_LOADS} loads in flight; take fewer steps or tiles"
-            )
-        if self.registers > min(REGISTERS // 2, REGISTERS // ceil(self.waves, 4)):
-            raise ValueError(
-                f"{self}: about {self.registers} VGPRs in each of {self.waves} waves would spill; "
-                "take fewer waves, steps or tiles"
-            )
+        super().__post_init__()
+        if self.steps % max(self.lines, 1):
+            raise ValueError(f"{self}: steps must be a multiple of lines, got {self.steps}")
+        self.check_loads(2 * self.steps * (self.n_tiles + self.m_tiles) + self.m_tiles)
+        self.check_registers(self.registers)
 
     @property
     def lds_bytes(self) -> int:
@@ -76,14 +67,6 @@ class StreamConfig:
         """VGPRs, about: operands and scales in flight, sums and partial ones, and addresses."""
         in_flight = self.steps * (8 * (self.m_tiles + self.n_tiles) + self.m_tiles)
         return in_flight + 6 * self.m_tiles * self.n_tiles + 24 + 2 * self.lines
-
-    @property
-    def threads(self) -> int:
-        return self.waves * WAVE
-
-    @property
-    def words(self) -> int:
-        return self.m_tiles * self.n_tiles * TILE * TILE
 
     def tiles(self, m: int, n: int) -> int:
         return int(ceil(n, TILE * self.n_tiles))
@@ -111,11 +94,7 @@ class Stream(Launched):
     module = "a8w8_blockscale_stream"
     Config = StreamConfig
     max_rows = MAX_M
-    compiled = compile_ops(
-        "a8w8_blockscale_stream",
-        kernel="a8w8_blockscale_stream",
-        variants=lambda _arch: prebuilt(StreamConfig(1, 1, 4, 8)),
-    )(signature)
+    compiled = compile_gemm(module, StreamConfig(1, 1, 4, 8))
 
     def unsupported_reason(self, c: Call) -> str | None:
         if c.M > MAX_M:

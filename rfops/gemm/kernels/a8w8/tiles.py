@@ -9,13 +9,14 @@ from typing import Any, ClassVar
 
 import torch
 
-from rfops.dispatch.guards import check_config_ints
-from rfops.dispatch.heuristic import Columns, ceil
+from rfops.dispatch.config import Allowed, up_to
+from rfops.dispatch.heuristic import Columns
 from rfops.dispatch.kernel import Call
 from rfops.jit.arch import ARCH_SPECS, MAX_WAVES, REGISTERS
 from rfops.quantization.fp8_blockscale import BLOCK
 
 from ...terms import Traits
+from ..variant import RowsConfig
 from .launch import MAX_SPLIT, Launched
 from .layout import OUT_TYPES, is_columns
 
@@ -24,11 +25,9 @@ SPLITS = 1, 2, 3, 4, 5, 6, 8, 10, MAX_SPLIT  # that are tried: others lie within
 
 
 @dataclass(frozen=True)
-class TileConfig:
+class TileConfig(RowsConfig):
     """A variant of one of them."""
 
-    m: int  # rows of x of a workgroup
-    n: int  # rows of w of a workgroup
     split: int = 1  # workgroups along K
     group_m: int = 4  # tiles along M of a group of workgroups
 
@@ -36,13 +35,11 @@ class TileConfig:
     stages: ClassVar[int]  # K-steps in LDS
     threads: ClassVar[int]
 
+    ALLOWED: ClassVar[Allowed] = {"split": up_to(MAX_SPLIT), "group_m": up_to(MAX_GROUP_M)}
+
     def __post_init__(self) -> None:
-        check_config_ints(self)
-        if (self.m, self.n) not in self.TILES:
-            known = ", ".join(f"{m} x {n}" for m, n in self.TILES)
-            raise ValueError(f"{self}: m x n is one of {known}")
-        if not 1 <= self.split <= MAX_SPLIT or not 1 <= self.group_m <= MAX_GROUP_M:
-            raise ValueError(f"{self}: split is 1 to {MAX_SPLIT}, group_m 1 to {MAX_GROUP_M}")
+        super().__post_init__()
+        self.check_tile(self.TILES)
 
     @property
     def registers(self) -> int:
@@ -51,13 +48,6 @@ class TileConfig:
     @property
     def lds_bytes(self) -> int:
         return self.stages * (self.m + self.n) * BLOCK
-
-    @property
-    def words(self) -> int:
-        return self.m * self.n
-
-    def tiles(self, m: int, n: int) -> int:
-        return int(ceil(m, self.m) * ceil(n, self.n))
 
     def defines(self, dtype: torch.dtype, shuffled: bool = False) -> dict[str, int | str]:
         return {

@@ -5,58 +5,37 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from rfops.dispatch.declare import fp8_of
-from rfops.dispatch.guards import MAX_BYTES, check_config_ints, check_config_powers
+from rfops.dispatch.guards import MAX_BYTES
 from rfops.dispatch.heuristic import ceil
-from rfops.dispatch.kernel import Call, Kernel, Run, RunOf
-from rfops.dispatch.tuned_table import serving
-from rfops.jit.arch import ARCH_SPECS
+from rfops.dispatch.kernel import Call, Run, RunOf
 from rfops.quantization.fp8_blockscale import BLOCK, FNUZ
-from rfops.triton import launch
 from rfops.triton.bound import BoundTriton
+from rfops.triton.kernel import MAX_SPLITS, GemmTileConfig, TritonKernel, spec_of, stages_in_lds
 from rfops.triton.splits import in_splits, stride_numbers
 
 from . import layout as a8w8_layout
 
 _KERNELS = "rfops.gemm.kernels.a8w8.triton_kernels"
-MAX_SPLITS = 16
 
 
 @dataclass(frozen=True)
-class A8W8TritonConfig:
+class A8W8TritonConfig(GemmTileConfig):
     """A variant of triton_kernels.py."""
 
-    block_m: int
-    block_n: int
     splits: int = 1
     group_m: int = 8
     warps: int = 4
     stages: int = 3
 
-    def __post_init__(self) -> None:
-        check_config_ints(self)
-        check_config_powers(self, "block_m", "block_n", "warps")
-        if not 16 <= self.block_m <= 256 or not 32 <= self.block_n <= 256:
-            raise ValueError(f"{self}: block_m is 16 to 256, block_n 32 to 256")
-        if not 1 <= self.splits <= MAX_SPLITS or not 1 <= self.stages <= 8 or self.group_m < 1:
-            raise ValueError(f"{self}: splits is 1 to {MAX_SPLITS}, stages 1 to 8, group_m from 1")
-
     @property
     def w_left(self) -> bool:
         return self.block_m < 64 and self.block_n <= BLOCK
 
-    def lds_bytes(self, arch: str) -> int:
-        """Triton keeps a stage less of AMD's: that one is in registers; 1 KB for the rest."""
-        buffers = max(1, self.stages - 1) if arch.startswith("gfx") else self.stages
-        return (self.block_m + self.block_n) * BLOCK * buffers + 1024
 
-    def tiles(self, m: int, n: int) -> int:
-        return int(ceil(m, self.block_m) * ceil(n, self.block_n))
-
-
-class TritonGemm(Kernel):
-    name = "triton"
+class TritonGemm(TritonKernel):
     Config = A8W8TritonConfig
 
     def error_on(self, arch: str) -> float:
@@ -67,11 +46,8 @@ class TritonGemm(Kernel):
         return 0.0 if arch.startswith("gfx") else 2.0**-10
 
     def unsupported_reason(self, c: Call) -> str | None:
-        reason = launch.missing()
-        if reason is not None:
+        if reason := super().unsupported_reason(c):
             return reason
-        if serving(c.arch) is None:
-            return f"no tiles for {c.arch}: {', '.join(ARCH_SPECS)} and later NVIDIA GPUs have some"
         if c.x_dtype != fp8_of(c.arch):
             return f"{c.arch} multiplies {fp8_of(c.arch)}, not {c.x_dtype}"
         if c.w_layout != "raw":
@@ -84,17 +60,16 @@ class TritonGemm(Kernel):
                 return f"256 rows of {name} are beyond signed 32-bit offsets (2 GiB)"
         return None
 
-    def unsupported_config_reason(self, c: Call, config: A8W8TritonConfig) -> str | None:
-        chip = ARCH_SPECS[serving(c.arch) or "sm_90"]
-        if config.lds_bytes(c.arch) > chip.lds_bytes:
-            return f"{config.lds_bytes(c.arch)} bytes of LDS, {c.arch} has {chip.lds_bytes}"
-        return None
+    def lds_bytes(self, c: Call, config: A8W8TritonConfig) -> int:
+        """The operands in flight, and 1 KB for the rest."""
+        stages = stages_in_lds(config.stages, c.arch)
+        return (config.block_m + config.block_n) * BLOCK * stages + 1024
 
     def default(self, c: Call) -> A8W8TritonConfig:
         """Tiles as M has rows; K split until there are programs for all units."""
         block_m = min(128, max(16, 1 << (c.M - 1).bit_length()))
         block_n = 128 if block_m >= 64 else 64
-        cus = ARCH_SPECS[serving(c.arch) or "sm_90"].cus
+        cus = spec_of(c.arch).cus
         tiles = ceil(c.M, block_m) * ceil(c.N, block_n)
         splits = min(MAX_SPLITS, max(1, int(cus // tiles)), max(1, c.K // BLOCK // 4))
         warps = 8 if block_m == block_n == 128 else 4
@@ -138,13 +113,7 @@ def _bind(c: Call, config: A8W8TritonConfig, m: int, n: int, k: int) -> Run:
     grid = config.tiles(m, n), splits, 1
     run_gemm = launch(grid, m=m, n=n, blocks=blocks, per_split=per_split, out_m=n, **strides)
 
-    def run(
-        out: torch.Tensor,
-        x: torch.Tensor,
-        w: torch.Tensor,
-        x_scale: torch.Tensor,
-        w_scale: torch.Tensor,
-    ) -> None:
-        run_gemm(out, x.view(torch.uint8), w.view(torch.uint8), x_scale, w_scale)
+    def run(out: Tensor, x: Tensor, w: Tensor, *scales: Tensor) -> None:
+        run_gemm(out, x.view(torch.uint8), w.view(torch.uint8), *scales)
 
     return in_splits(c.device, splits, m, n, run)

@@ -8,15 +8,16 @@ import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, ClassVar
 
-from rfops.dispatch.guards import check_config_ints
+from rfops.dispatch.config import Allowed, up_to
 from rfops.dispatch.heuristic import Columns, ceil
 from rfops.dispatch.kernel import Call
 from rfops.jit import compile_ops
 from rfops.jit.arch import ARCH_SPECS, REGISTERS, WAVE
 
 from ...terms import Traits
+from ..variant import RowsConfig
 from .launch import MAX_SPLIT, signature
 from .prepare import STEP_K, Prepared
 
@@ -28,21 +29,19 @@ GROUP_M = 8
 
 
 @dataclass(frozen=True)
-class DeepConfig:
+class DeepConfig(RowsConfig):
     """A variant of csrc/gemm/mxfp4_deep.hip; its head comment says what each means."""
 
-    m: int  # rows of x of a workgroup
-    n: int  # rows of w of a workgroup
     waves: int = 4  # of a workgroup
     ahead: int = 2  # K-steps on their way
     split: int = 1  # workgroups along K
 
+    ALLOWED: ClassVar[Allowed] = {"split": up_to(MAX_SPLIT)}
+
     def __post_init__(self) -> None:
-        check_config_ints(self)
+        super().__post_init__()
         if (self.waves, self.ahead) not in ((4, 2), (4, 4), (8, 2)):
             raise ValueError(f"{self}: waves is 4 or 8, ahead 2, or 4 with 4 waves")
-        if not 1 <= self.split <= MAX_SPLIT:
-            raise ValueError(f"{self}: split is 1 to {MAX_SPLIT}")
         for name in ("m", "n"):
             rows = getattr(self, name)
             if not 0 < rows <= MAX_ROWS or rows % (8 * self.waves):
@@ -77,13 +76,6 @@ class DeepConfig:
     @property
     def threads(self) -> int:
         return self.waves * WAVE
-
-    @property
-    def words(self) -> int:
-        return self.m * self.n
-
-    def tiles(self, m: int, n: int) -> int:
-        return int(ceil(m, self.m) * ceil(n, self.n))
 
 
 # What `rfops build` makes: bf16, weights as they are loaded most quickly.

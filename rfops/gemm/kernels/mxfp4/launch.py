@@ -4,7 +4,7 @@ support, their common parameters and launches."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 
@@ -16,8 +16,8 @@ from rfops.jit import CompiledOp, u32
 from rfops.quantization.mxfp8 import BLOCK
 
 from ...mxfp4_op import RAW, scale_sizes, x_bits
+from ..variant import Variant
 
-TILE = 16  # rows of an operand
 TILE_K = 128  # elements of K in an operand
 ALIGN = 16  # bytes: a lane's load
 MAX_SPLIT = 16
@@ -76,27 +76,6 @@ def _refuses_rows(c: Call, name: str, rows: int) -> str | None:
     return None
 
 
-class Config(Protocol):
-    """A variant of one of these kernels."""
-
-    @property
-    def split(self) -> int:
-        """Workgroups along K."""
-        ...
-
-    @property
-    def threads(self) -> int: ...
-
-    @property
-    def words(self) -> int:
-        """fp32 sums of a workgroup."""
-        ...
-
-    def tiles(self, m: int, n: int) -> int:
-        """Output tiles of a result."""
-        ...
-
-
 class Fp4Kernel(TimedKernel):
     """One of these kernels, for either op."""
 
@@ -115,7 +94,7 @@ class Fp4Kernel(TimedKernel):
             return f"{self.max_rows} rows of out are beyond signed 32-bit offsets (2 GiB)"
         return None
 
-    def unsupported_config_reason(self, c: Call, config: Config) -> str | None:
+    def unsupported_config_reason(self, c: Call, config: Variant) -> str | None:
         if config.split > -(-c.K // TILE_K):
             return f"K={c.K} has fewer than {config.split} tiles of {TILE_K}"
         return None
@@ -147,7 +126,7 @@ class Fp4Kernel(TimedKernel):
         own = {name.upper(): value for name, value in vars(config).items()}
         return {**own, **self.common_defines(c), **self.kind(c, config, c.K)}
 
-    def variant(self, c: Call, config: Config) -> RunOf:
+    def variant(self, c: Call, config: Variant) -> RunOf:
         """A launch is built at the first K of its kind."""
         arguments = (*self.arguments, *(SPLIT if config.split > 1 else ()))
         launches: dict[tuple[int, ...], Callable[..., Run]] = {}

@@ -10,12 +10,13 @@ from typing import Any, ClassVar
 
 import torch
 
-from rfops.dispatch.guards import check_config_ints
+from rfops.dispatch.config import Allowed, up_to
 from rfops.dispatch.heuristic import Columns, ceil
 from rfops.dispatch.kernel import Call
 from rfops.jit import compile_ops, u32
 
 from ...terms import Traits
+from ..variant import RowsConfig
 from .prepare import STEP_K, Prepared
 
 MAX_SPLIT, MAX_GROUP_M = 8, 16
@@ -57,11 +58,9 @@ def mxfp4_loop(
 
 
 @dataclass(frozen=True)
-class LoopConfig:
+class LoopConfig(RowsConfig):
     """A variant of csrc/gemm/mxfp4_loop.hip; its head comment says what each means."""
 
-    m: int  # rows of x of a workgroup
-    n: int  # rows of w of a workgroup
     split: int = 1  # workgroups along K
     group_m: int = 4  # tiles along M of a group of workgroups
 
@@ -70,27 +69,17 @@ class LoopConfig:
         {(256, 256): 1, (256, 128): 1, (128, 256): 1, (128, 128): 2}
     )
     threads: ClassVar[int] = 256
+    ALLOWED: ClassVar[Allowed] = {"split": up_to(MAX_SPLIT), "group_m": up_to(MAX_GROUP_M)}
 
     def __post_init__(self) -> None:
-        check_config_ints(self)
-        if (self.m, self.n) not in self.TILES:
-            known = ", ".join(f"{m} x {n}" for m, n in self.TILES)
-            raise ValueError(f"{self}: m x n is one of {known}")
+        super().__post_init__()
+        self.check_tile(self.TILES)
         if (self.m, self.n) == (256, 256) and self.split > 1:
             raise ValueError(f"{self}: 256 x 256 has no split, as registers would spill")
-        if not 1 <= self.split <= MAX_SPLIT or not 1 <= self.group_m <= MAX_GROUP_M:
-            raise ValueError(f"{self}: split is 1 to {MAX_SPLIT}, group_m 1 to {MAX_GROUP_M}")
 
     @property
     def resident(self) -> int:
         return self.TILES[self.m, self.n]
-
-    @property
-    def words(self) -> int:
-        return self.m * self.n
-
-    def tiles(self, m: int, n: int) -> int:
-        return int(ceil(m, self.m) * ceil(n, self.n))
 
 
 class Loop(Prepared):

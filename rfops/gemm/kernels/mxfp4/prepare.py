@@ -15,7 +15,8 @@ from rfops.jit import compile_ops, u32
 from rfops.quantization.mxfp8 import BLOCK
 
 from ...mxfp4_op import RAW
-from .launch import TYPES, Config, Fp4Kernel, Rows, has_16_bits, rows_of
+from ..variant import Variant
+from .launch import TYPES, Fp4Kernel, Rows, has_16_bits, rows_of
 
 STEP_K = 256
 # What `rfops build` makes: bf16.
@@ -57,7 +58,7 @@ class Prepared(Fp4Kernel):
     def kind(self, c: Call, config: Any, k: int) -> Mapping[str, int]:
         return {"TAIL": int(k % STEP_K != 0)}
 
-    def variant(self, c: Call, config: Config) -> RunOf:
+    def variant(self, c: Call, config: Variant) -> RunOf:
         """x quantized and scales shuffled where they are not, then the kernel; it is built at the
         first K of its kind."""
         defines = self.defines(c, config)

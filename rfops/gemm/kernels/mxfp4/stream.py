@@ -8,26 +8,26 @@ import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
-from rfops.dispatch.guards import check_config_ints
+from rfops.dispatch.config import Allowed, up_to
 from rfops.dispatch.heuristic import Columns, ceil, prebuilt
 from rfops.dispatch.kernel import Call
 from rfops.jit import compile_ops
-from rfops.jit.arch import ARCH_SPECS, MAX_WAVES, REGISTERS, WAVE
+from rfops.jit.arch import ARCH_SPECS, MAX_WAVES, REGISTERS
 
 from ...mxfp4_op import x_bits
 from ...terms import Traits
-from .launch import MAX_SPLIT, TILE, TILE_K, Fp4Kernel, signature
+from ..variant import TILE, WavesConfig
+from .launch import MAX_SPLIT, TILE_K, Fp4Kernel, signature
 
 MAX_TILES = 4
 MAX_M = TILE * MAX_TILES
 CHIP = ARCH_SPECS["gfx950"]
-_MAX_LOADS = 63  # what vmcnt counts
 
 
 @dataclass(frozen=True)
-class StreamConfig:
+class StreamConfig(WavesConfig):
     """A variant of csrc/gemm/mxfp4_stream.hip; its head comment says what each means."""
 
     m_tiles: int  # tiles of 16 rows of x
@@ -36,31 +36,24 @@ class StreamConfig:
     waves: int  # waves of a workgroup, side by side along K
     split: int = 1  # workgroups along K
 
+    ALLOWED: ClassVar[Allowed] = {
+        "m_tiles": up_to(MAX_TILES),
+        "n_tiles": up_to(8),
+        "steps": up_to(4),
+        "waves": up_to(16),
+        "split": up_to(MAX_SPLIT),
+    }
+
     def __post_init__(self) -> None:
-        check_config_ints(self)
-        if not 1 <= self.m_tiles <= MAX_TILES or not 1 <= self.n_tiles <= 8:
-            raise ValueError(f"{self}: m_tiles is 1 to {MAX_TILES}, n_tiles 1 to 8")
-        if (
-            not 1 <= self.steps <= 4
-            or not 1 <= self.waves <= 16
-            or not 1 <= self.split <= MAX_SPLIT
-        ):
-            raise ValueError(f"{self}: steps is 1 to 4, waves 1 to 16, split 1 to {MAX_SPLIT}")
-        if self.steps * (2 * self.n_tiles + 4 * self.m_tiles) > _MAX_LOADS:
-            raise ValueError(
-                f"{self}: more than {_MAX_LOADS} loads in flight; take fewer steps or tiles"
-            )
+        super().__post_init__()
+        self.check_loads(self.steps * (2 * self.n_tiles + 4 * self.m_tiles))
         lds_bytes = self.lds_bytes(16)
         if lds_bytes > CHIP.lds_bytes:
             raise ValueError(
                 f"{self}: the waves' sums take {lds_bytes} bytes of LDS, a CU has "
                 f"{CHIP.lds_bytes}; take fewer waves or tiles"
             )
-        if self.registers > min(REGISTERS // 2, REGISTERS // ceil(self.waves, 4)):
-            raise ValueError(
-                f"{self}: about {self.registers} VGPRs in each of {self.waves} waves would spill; "
-                "take fewer waves, steps or tiles"
-            )
+        self.check_registers(self.registers)
 
     @property
     def staged_tiles(self) -> int:
@@ -77,14 +70,6 @@ class StreamConfig:
         """VGPRs, about: operands in flight, sums, what is turned, and addresses."""
         in_flight = self.steps * (5 * self.n_tiles + 16 * self.m_tiles)
         return in_flight + 4 * self.m_tiles * self.n_tiles + 20
-
-    @property
-    def threads(self) -> int:
-        return self.waves * WAVE
-
-    @property
-    def words(self) -> int:
-        return self.m_tiles * self.n_tiles * TILE * TILE
 
     def tiles(self, m: int, n: int) -> int:
         return int(ceil(n, TILE * self.n_tiles))

@@ -7,17 +7,18 @@ import functools
 import itertools
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
-from rfops.dispatch.guards import check_config_ints
+from rfops.dispatch.config import Allowed, up_to
 from rfops.dispatch.heuristic import Columns, ceil
 from rfops.dispatch.kernel import Call
 from rfops.jit import compile_ops
-from rfops.jit.arch import ARCH_SPECS, MAX_WAVES, REGISTERS, WAVE
+from rfops.jit.arch import ARCH_SPECS, MAX_WAVES, REGISTERS
 
 from ...mxfp4_op import x_bits
 from ...terms import Traits
-from .launch import MAX_SPLIT, TILE, TILE_K, Fp4Kernel, signature
+from ..variant import TILE, WavesConfig
+from .launch import MAX_SPLIT, TILE_K, Fp4Kernel, signature
 
 MAX_M_TILES, MAX_N_TILES, MAX_STEPS, MOST_WAVES = 8, 4, 6, 12
 CHIP = ARCH_SPECS["gfx950"]
@@ -42,7 +43,7 @@ _BUILT: dict[str, int | str] = {
 
 
 @dataclass(frozen=True)
-class TilesConfig:
+class TilesConfig(WavesConfig):
     """A variant of csrc/gemm/mxfp4_tiles.hip; its head comment says what each means."""
 
     m_tiles: int  # tiles of 16 rows of x of a workgroup
@@ -51,28 +52,22 @@ class TilesConfig:
     waves: int  # of a workgroup, side by side along N
     split: int = 1  # workgroups along K
 
+    ALLOWED: ClassVar[Allowed] = {
+        "m_tiles": up_to(MAX_M_TILES),
+        "n_tiles": up_to(MAX_N_TILES),
+        "steps": up_to(MAX_STEPS),
+        "waves": up_to(MOST_WAVES),
+        "split": up_to(MAX_SPLIT),
+    }
+
     def __post_init__(self) -> None:
-        check_config_ints(self)
-        limits = {
-            "m_tiles": MAX_M_TILES,
-            "n_tiles": MAX_N_TILES,
-            "steps": MAX_STEPS,
-            "waves": MOST_WAVES,
-            "split": MAX_SPLIT,
-        }
-        for name, most in limits.items():
-            if not 1 <= getattr(self, name) <= most:
-                raise ValueError(f"{self}: {name} is 1 to {most}")
+        super().__post_init__()
         if self.lds_bytes > CHIP.lds_bytes:
             raise ValueError(
                 f"{self}: x takes {self.lds_bytes} bytes of LDS, a CU has {CHIP.lds_bytes}; take "
                 "fewer steps or tiles"
             )
-        if self.registers > min(REGISTERS // 2, REGISTERS // ceil(self.waves, 4)):
-            raise ValueError(
-                f"{self}: about {self.registers} VGPRs in each of {self.waves} waves would spill; "
-                "take fewer waves, steps or tiles"
-            )
+        self.check_registers(self.registers)
 
     @property
     def of_wave(self) -> int:
@@ -107,12 +102,8 @@ class TilesConfig:
         )
 
     @property
-    def threads(self) -> int:
-        return self.waves * WAVE
-
-    @property
     def words(self) -> int:
-        return self.m_tiles * self.n_tiles * self.waves * TILE * TILE
+        return super().words * self.waves
 
     def tiles(self, m: int, n: int) -> int:
         return int(ceil(m, TILE * self.m_tiles) * ceil(n, TILE * self.n_tiles * self.waves))

@@ -4,19 +4,19 @@ layouts."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
 
-from rfops.dispatch.guards import MAX_BYTES, check_config_ints, check_config_powers
+from rfops.dispatch.config import Allowed, powers
+from rfops.dispatch.guards import MAX_BYTES
 from rfops.dispatch.heuristic import ceil
-from rfops.dispatch.kernel import Call, Kernel, Run, RunOf
-from rfops.dispatch.tuned_table import serving
-from rfops.jit.arch import ARCH_SPECS
+from rfops.dispatch.kernel import Call, Run, RunOf
 from rfops.quantization.mxfp4 import ROUNDING
 from rfops.quantization.mxfp8 import BLOCK
-from rfops.triton import launch
 from rfops.triton.bound import BoundTriton
+from rfops.triton.kernel import MAX_SPLITS, GemmTileConfig, TritonKernel, spec_of, stages_in_lds
 from rfops.triton.splits import stride_numbers
 from rfops.triton.tiles import SCALED_ARCHS
 
@@ -24,54 +24,28 @@ from ...mxfp4_op import RAW, x_bits
 
 _KERNELS = "rfops.gemm.kernels.mxfp4.triton_kernels"
 _COLUMNS = 256  # of a program that adds splits
-MAX_SPLITS = 16
 _NOT_INSIDE = {4: -1, 8: -2}  # what stands for BUMP where x is quantised, by its bits
 
 
 @dataclass(frozen=True)
-class Mxfp4TritonConfig:
+class Mxfp4TritonConfig(GemmTileConfig):
     """A variant of triton_kernels.py."""
 
-    block_m: int
-    block_n: int
     block_k: int = 128
     splits: int = 1
     group_m: int = 8
     warps: int = 4
     stages: int = 3
 
-    def __post_init__(self) -> None:
-        check_config_ints(self)
-        check_config_powers(self, "block_m", "block_n", "block_k", "warps")
-        if not 16 <= self.block_m <= 256 or not 32 <= self.block_n <= 256:
-            raise ValueError(f"{self}: block_m is 16 to 256, block_n 32 to 256")
-        if not 128 <= self.block_k <= 512:
-            raise ValueError(f"{self}: block_k is 128 to 512")
-        if not 1 <= self.splits <= MAX_SPLITS or not 1 <= self.stages <= 8 or self.group_m < 1:
-            raise ValueError(f"{self}: splits is 1 to {MAX_SPLITS}, stages 1 to 8, group_m from 1")
-
-    def lds_bytes(self, arch: str, x_bytes: float) -> int:
-        """About: operands in flight, of which Triton keeps one stage less of AMD's in LDS, and one
-        in bf16 where no matrix instruction takes FP4; 1 KB for the rest."""
-        buffers = max(1, self.stages - 1) if arch.startswith("gfx") else self.stages
-        in_flight = int((self.block_m * x_bytes + self.block_n / 2) * self.block_k) * buffers
-        wide = 0 if arch in SCALED_ARCHS else 2 * (self.block_m + self.block_n) * self.block_k // 2
-        return in_flight + wide + 1024
-
-    def tiles(self, m: int, n: int) -> int:
-        return int(ceil(m, self.block_m) * ceil(n, self.block_n))
+    ALLOWED: ClassVar[Allowed] = {**GemmTileConfig.ALLOWED, "block_k": powers(128, 512)}
 
 
-class TritonGemm(Kernel):
-    name = "triton"
+class TritonGemm(TritonKernel):
     Config = Mxfp4TritonConfig
 
     def unsupported_reason(self, c: Call) -> str | None:
-        reason = launch.missing()
-        if reason is not None:
+        if reason := super().unsupported_reason(c):
             return reason
-        if serving(c.arch) is None:
-            return f"no tiles for {c.arch}: {', '.join(ARCH_SPECS)} and later NVIDIA GPUs have some"
         if c.M < 1 or c.N < 1:
             return f"M={c.M}, N={c.N}: nothing to compute"
         if 256 * c.N >= MAX_BYTES:
@@ -81,18 +55,18 @@ class TritonGemm(Kernel):
                 return f"256 rows of {name} are beyond signed 32-bit offsets (2 GiB)"
         return None
 
-    def unsupported_config_reason(self, c: Call, config: Mxfp4TritonConfig) -> str | None:
-        chip = ARCH_SPECS[serving(c.arch) or "sm_90"]
-        bytes_ = config.lds_bytes(c.arch, x_bits(c) / 8)
-        if bytes_ > chip.lds_bytes:
-            return f"about {bytes_} bytes of LDS, {c.arch} has {chip.lds_bytes}"
-        return None
+    def lds_bytes(self, c: Call, config: Mxfp4TritonConfig) -> int:
+        """The operands in flight; one stage of both in bf16 where no matrix instruction takes FP4;
+        1 KB for the rest."""
+        m, n, k = config.block_m, config.block_n, config.block_k
+        in_flight = int((m * x_bits(c) / 8 + n / 2) * k) * stages_in_lds(config.stages, c.arch)
+        return in_flight + (0 if c.arch in SCALED_ARCHS else (m + n) * k) + 1024
 
     def default(self, c: Call) -> Mxfp4TritonConfig:
         """Tiles as M has rows; K split until there are programs for all units."""
         block_m = min(64, max(16, 1 << (c.M - 1).bit_length()))
         block_n = 128 if block_m >= 64 else 64
-        cus = ARCH_SPECS[serving(c.arch) or "sm_90"].cus
+        cus = spec_of(c.arch).cus
         tiles = ceil(c.M, block_m) * ceil(c.N, block_n)
         splits = min(MAX_SPLITS, max(1, int(cus // tiles)), max(1, c.K // 512))
         stages = 2 if c.arch.startswith("gfx") else 3
@@ -177,48 +151,21 @@ def _bind(c: Call, config: Mxfp4TritonConfig, m: int, n: int, k: int) -> Run:
     constants = {"SPLITS": splits, "COLUMNS": _COLUMNS, "HAS_BIAS": has_bias}
     add = BoundTriton(_KERNELS, "add_splits", c.device, constants)
     steps = stride_numbers(strides)
-    run_gemm = gemm.prepare("out x x_scale w w_scale bias")(
+    # A kernel that quantises x does not read x_scale.
+    x_scale, sources = ("x_scale", {}) if rounding is None else ("", {"x_scale": "w_scale"})
+    run_gemm = gemm.prepare(f"out x w {x_scale} w_scale bias", sources=sources)(
         (config.tiles(m, n), splits, 1), m=m, n=n, k=k, per_split=per_split, out_m=n, **steps
     )
     run_add = add.prepare("out parts bias")((m, ceil(n, _COLUMNS), 1), m=m, n=n)
 
-    def launch_all(
-        out: torch.Tensor,
-        x: torch.Tensor,
-        x_scale: torch.Tensor,
-        w: torch.Tensor,
-        w_scale: torch.Tensor,
-        bias: torch.Tensor | None,
-    ) -> None:
+    def run(out: Tensor, x: Tensor, *others: Any) -> None:
+        *operands, bias = others  # w and scales
+        x = x.view(torch.uint8) if rounding is None else x
         parts = out
         if splits > 1:
             parts = torch.empty((splits, m, n), dtype=torch.float32, device=out.device)
-        run_gemm(parts, x, x_scale, w, w_scale, bias)
+        run_gemm(parts, x, *[operand.view(torch.uint8) for operand in operands], bias)
         if splits > 1:
             run_add(out, parts, bias)
 
-    def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.view(torch.uint8)
-
-    def run_quantising(
-        out: torch.Tensor,
-        x: torch.Tensor,
-        w: torch.Tensor,
-        w_scale: torch.Tensor,
-        bias: torch.Tensor | None,
-    ) -> None:
-        w, w_scale = as_bytes(w), as_bytes(w_scale)
-        launch_all(out, x, w_scale, w, w_scale, bias)
-
-    def run(
-        out: torch.Tensor,
-        x: torch.Tensor,
-        w: torch.Tensor,
-        x_scale: torch.Tensor,
-        w_scale: torch.Tensor,
-        bias: torch.Tensor | None,
-    ) -> None:
-        launch_all(out, as_bytes(x), as_bytes(x_scale), as_bytes(w), as_bytes(w_scale), bias)
-
-    made: Any = run if rounding is None else run_quantising
-    return made  # type: ignore[no-any-return]
+    return run

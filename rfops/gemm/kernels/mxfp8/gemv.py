@@ -8,11 +8,12 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
-from rfops.dispatch.guards import MAX_BYTES, check_config_ints
+from rfops.dispatch.config import POSITIVE, Allowed, CheckedConfig, up_to
+from rfops.dispatch.guards import MAX_BYTES
 from rfops.dispatch.heuristic import Columns, prebuilt
 from rfops.dispatch.kernel import Call, RunOf, as_defines
 from rfops.dispatch.time_model import TimedKernel
@@ -41,7 +42,7 @@ def mxfp8_gemv(
 
 
 @dataclass(frozen=True)
-class GemvConfig:
+class GemvConfig(CheckedConfig):
     """A variant of the kernel; its head comment says what each means."""
 
     lanes: int  # lanes along K, 16 bytes of w each: 64, 32 or 16
@@ -49,12 +50,12 @@ class GemvConfig:
     steps: int  # steps along K in flight at once
     waves: int  # waves of a workgroup, side by side along K
 
-    def __post_init__(self) -> None:
-        check_config_ints(self)
-        if self.lanes not in (16, 32, 64) or not 1 <= self.waves <= 16:
-            raise ValueError(f"{self}: lanes are 16, 32 or 64, waves 1 to 16")
-        if self.rows < 1 or self.steps < 1:
-            raise ValueError(f"{self}: rows and steps are 1 or more")
+    ALLOWED: ClassVar[Allowed] = {
+        "lanes": (16, 32, 64),
+        "rows": POSITIVE,
+        "steps": POSITIVE,
+        "waves": up_to(16),
+    }
 
     @property
     def step_k(self) -> int:

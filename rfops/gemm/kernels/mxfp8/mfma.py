@@ -9,11 +9,12 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
-from rfops.dispatch.guards import MAX_BYTES, check_config_ints
+from rfops.dispatch.config import Allowed, up_to
+from rfops.dispatch.guards import MAX_BYTES
 from rfops.dispatch.heuristic import Columns, ceil, prebuilt
 from rfops.dispatch.kernel import Call, Run, RunOf, as_defines
 from rfops.dispatch.time_model import TimedKernel
@@ -23,9 +24,9 @@ from rfops.jit.arch import ARCH_SPECS, MAX_GRID, MAX_WAVES, REGISTERS, WAVE
 from rfops.quantization.mxfp8 import BLOCK
 
 from ...terms import Traits
+from ..variant import TILE, WavesConfig
 
 ALIGN = 16  # bytes: a lane's load
-TILE = 16  # rows of an operand
 TILE_K = 128  # elements of K in an operand
 MAX_TILES = 4  # of 16 rows, of x or of w, of a workgroup
 CHIP = ARCH_SPECS["gfx950"]
@@ -52,7 +53,7 @@ def mxfp8_mfma(
 
 
 @dataclass(frozen=True)
-class MfmaConfig:
+class MfmaConfig(WavesConfig):
     """A variant of the kernel; its head comment says what each means."""
 
     m_tiles: int  # tiles of 16 rows of x of a workgroup
@@ -61,27 +62,20 @@ class MfmaConfig:
     waves: int  # waves of a workgroup, side by side along K
     split: int  # workgroups along K; above 1 the last one of a tile adds up their sums
 
+    ALLOWED: ClassVar[Allowed] = {
+        **dict.fromkeys(("m_tiles", "n_tiles", "steps"), up_to(MAX_TILES)),
+        **dict.fromkeys(("waves", "split"), up_to(16)),
+    }
+
     def __post_init__(self) -> None:
-        check_config_ints(self)
-        tiles = range(1, MAX_TILES + 1)
-        if self.m_tiles not in tiles or self.n_tiles not in tiles or self.steps not in tiles:
-            raise ValueError(f"{self}: m_tiles, n_tiles and steps are 1 to {MAX_TILES}")
-        if not 1 <= self.waves <= 16 or not 1 <= self.split <= 16:
-            raise ValueError(f"{self}: waves are 1 to 16, split is 1 to 16")
+        super().__post_init__()
         if self.lds_bytes > CHIP.lds_bytes:
             raise ValueError(
                 f"{self}: the waves' sums take {self.lds_bytes} bytes of LDS, a CU has "
                 f"{CHIP.lds_bytes}; take fewer waves or tiles"
             )
-        if 3 * self.steps * (self.m_tiles + self.n_tiles) > _MAX_LOADS:
-            raise ValueError(
-                f"{self}: more than {_MAX_LOADS} loads in flight; take fewer steps or tiles"
-            )
-        if self.registers > min(REGISTERS // 2, REGISTERS // ceil(self.waves, CHIP.simds)):
-            raise ValueError(
-                f"{self}: about {self.registers} VGPRs in each of {self.waves} waves would spill; "
-                f"take fewer waves, steps or tiles"
-            )
+        self.check_loads(3 * self.steps * (self.m_tiles + self.n_tiles))
+        self.check_registers(self.registers)
 
     @property
     def lds_bytes(self) -> int:
@@ -89,11 +83,6 @@ class MfmaConfig:
         workgroups along K was last."""
         sums = self.waves * self.m_tiles * self.n_tiles * WAVE * 16 if self.waves > 1 else 0
         return sums + 16 * (self.split > 1)
-
-    @property
-    def words(self) -> int:
-        """fp32 sums of a workgroup."""
-        return self.m_tiles * self.n_tiles * TILE * TILE
 
     @property
     def registers(self) -> int:
@@ -141,7 +130,6 @@ class MfmaConfig:
         return XCDS, m_groups, -(-n_groups // XCDS) * self.split
 
 
-_MAX_LOADS = 63  # what vmcnt counts
 _MOST_TILES = 1024  # of K, from which on no variant leaves a wave without any
 
 

@@ -6,15 +6,15 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from rfops.dispatch import tuned_table
 from rfops.dispatch.heuristic import ceil
 from rfops.dispatch.kernel import Call, Kernel, Run, RunOf
-from rfops.dispatch.tuned_table import serving
-from rfops.jit.arch import ARCH_SPECS
 from rfops.quantization.mxfp8 import BLOCK
 from rfops.triton import launch, tiles
 from rfops.triton.bound import BoundTriton
+from rfops.triton.kernel import unsupported_arch_reason
 from rfops.triton.splits import in_splits
 from rfops.triton.tiles import TritonConfig
 
@@ -65,9 +65,7 @@ class TritonGemm(Kernel):
 
 def unsupported_reason(c: Call, largest: int) -> str | None:
     """Why Triton does not take a call of either op."""
-    reason = launch.missing()
-    if reason is None and serving(c.arch) is None:
-        reason = f"no tiles for {c.arch}: {', '.join(ARCH_SPECS)} and later NVIDIA GPUs have some"
+    reason = launch.missing() or unsupported_arch_reason(c.arch)
     if reason is None and (c.K <= 0 or c.K % BLOCK):
         reason = f"K={c.K} is not a positive multiple of {BLOCK}"
     if reason is None and largest > MAX_SIZE:
@@ -132,14 +130,8 @@ def _bind(
     splits = ceil(k, k_split)
     gemm = _gemm(device, config, options, splits, {"M": m, "N": n, "K": k, "k_split": k_split})
 
-    def run(
-        out: torch.Tensor,
-        x: torch.Tensor,
-        w: torch.Tensor,
-        x_scale: torch.Tensor,
-        w_scale: torch.Tensor,
-    ) -> None:
-        gemm(out, *_as_bytes(x, w, x_scale, w_scale), None)
+    def run(out: Tensor, *operands: Tensor) -> None:
+        gemm(out, *_as_bytes(*operands), None)
 
     return in_splits(device, splits, m, n, run)
 
@@ -167,14 +159,8 @@ def _bind_expanded(
     k_parts = ceil(k, _EXPAND_BLOCKS * BLOCK)
     expand_x, expand_w = (expand((rows, k_parts, 1), K=k) for rows in (m, n))
 
-    def run(
-        out: torch.Tensor,
-        x: torch.Tensor,
-        w: torch.Tensor,
-        x_scale: torch.Tensor,
-        w_scale: torch.Tensor,
-    ) -> None:
-        sources = _as_bytes(x, w, x_scale, w_scale)
+    def run(out: Tensor, *operands: Tensor) -> None:
+        sources = _as_bytes(*operands)
         wide_x = torch.empty((m, k), dtype=torch.bfloat16, device=out.device)
         wide_w = torch.empty((n, k), dtype=torch.bfloat16, device=out.device)
         lost = torch.zeros(1, dtype=torch.int32, device=out.device)

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from rfops.dispatch.guards import check_config_ints, check_config_powers
+from rfops.dispatch.config import Allowed, powers
 from rfops.dispatch.heuristic import ceil
-from rfops.dispatch.kernel import Call, Kernel, Run, RunOf
-from rfops.dispatch.tuned_table import serving
-from rfops.jit.arch import ARCH_SPECS
+from rfops.dispatch.kernel import Call, Run, RunOf
 from rfops.jit.launch import tensor_memory
-from rfops.triton import launch
 from rfops.triton.bound import BoundTriton
+from rfops.triton.kernel import TileConfig, TritonKernel, stages_in_lds
 
 from ...align_block_size import moe_align_block_size
 from ...experts import layout_sizes, with_shared
@@ -31,7 +29,7 @@ _tables: dict[tuple[Any, ...], Tensor] = {}
 
 
 @dataclass(frozen=True)
-class FusedMoeTritonConfig:
+class FusedMoeTritonConfig(TileConfig):
     """A variant of triton_kernels.py."""
 
     block_m: int
@@ -41,47 +39,30 @@ class FusedMoeTritonConfig:
     warps: int = 8
     stages: int = 3
 
-    def __post_init__(self) -> None:
-        check_config_ints(self)
-        check_config_powers(self, "block_m", "block_n", "block_k", "warps")
-        if not 16 <= self.block_m <= 256 or not 32 <= self.block_n <= 256:
-            raise ValueError(f"{self}: block_m is 16 to 256, block_n 32 to 256")
-        if not 16 <= self.block_k <= 128 or not 1 <= self.stages <= 8 or self.group_m < 1:
-            raise ValueError(f"{self}: block_k is 16 to 128, stages 1 to 8, group_m from 1")
-
-    def lds_bytes(self, arch: str, item_bytes: int) -> int:
-        """Return the LDS of operands of `item_bytes` per element. On AMD one stage less is in LDS,
-        because Triton keeps it in registers."""
-        buffers = max(1, self.stages - 1) if arch.startswith("gfx") else self.stages
-        return item_bytes * (self.block_m + self.block_n) * self.block_k * buffers + 1024
+    ALLOWED: ClassVar[Allowed] = {**TileConfig.ALLOWED, "block_k": powers(16, 128)}
 
 
-class TritonMoe(Kernel):
-    name = "triton"
+class TritonMoe(TritonKernel):
     Config = FusedMoeTritonConfig
     item_bytes = 2  # of an element in LDS
+    # block_n and block_k worth timing.
+    blocks: ClassVar = ((64, 64), (128, 32), (128, 64), (256, 32), (256, 64))
 
     def __init__(self, is_table: bool) -> None:
         self.is_table = is_table  # weights come in tables of [K, N]
 
     def unsupported_reason(self, c: Call) -> str | None:
-        reason = launch.missing()
-        if reason is not None:
+        if reason := super().unsupported_reason(c):
             return reason
-        if serving(c.arch) is None:
-            return f"no tiles for {c.arch}: {', '.join(ARCH_SPECS)} and later NVIDIA GPUs have some"
         if c.values.get("w_layout", "raw") != "raw":
             return "weights are shuffled"
         if c.D == 0 or c.I == 0 or c.E == 0:
             return f"D={c.D}, I={c.I}, E={c.E}: nothing to multiply"
         return refuses_slots(c)
 
-    def unsupported_config_reason(self, c: Call, config: FusedMoeTritonConfig) -> str | None:
-        chip = ARCH_SPECS[serving(c.arch) or "sm_90"]
-        needed = config.lds_bytes(c.arch, self.item_bytes)
-        if needed > chip.lds_bytes:
-            return f"{needed} bytes of LDS, {c.arch} has {chip.lds_bytes}"
-        return None
+    def lds_bytes(self, c: Call, config: FusedMoeTritonConfig) -> int:
+        stages = stages_in_lds(config.stages, c.arch)
+        return self.item_bytes * (config.block_m + config.block_n) * config.block_k * stages + 1024
 
     def default(self, c: Call) -> FusedMoeTritonConfig:
         """Tiles as high as an expert has rows."""
@@ -101,7 +82,7 @@ class TritonMoe(Kernel):
             for m in sorted(
                 {max(16, first.block_m // 2), first.block_m, min(256, 2 * first.block_m)}
             )
-            for n, k in ((64, 64), (128, 32), (128, 64), (256, 32), (256, 64))
+            for n, k in self.blocks
             for warps in (4, 8)
             for stages in ((2,) if c.arch.startswith("gfx") else (3, 4))
         ]
@@ -109,11 +90,11 @@ class TritonMoe(Kernel):
         return [first, *(config for config in fit if config != first)]
 
     def variant(self, c: Call, config: FusedMoeTritonConfig) -> RunOf:
-        def run_of(*sizes: int) -> Run:
-            of_sizes = c.with_sizes(**dict(zip(c.sizes, sizes, strict=True)))
-            return _Launches(of_sizes, config, self.is_table)
+        return lambda *sizes: self.launches(c.resized(sizes), config)
 
-        return run_of
+    def launches(self, c: Call, config: FusedMoeTritonConfig) -> Run:
+        """Return the launches of one call."""
+        return _Launches(c, config, self.is_table)
 
 
 def add_rows(c: Call) -> Run:

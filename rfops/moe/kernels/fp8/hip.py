@@ -14,14 +14,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from rfops.dispatch.declare import fp8_of
 from rfops.dispatch.heuristic import ceil
 from rfops.dispatch.kernel import Call, Run
 from rfops.dispatch.steps import Step, run_steps
-from rfops.jit import compile_ops, u32
-from rfops.jit.arch import WAVE
 from rfops.quantization.fp8_blockscale import BLOCK, BLOCKS_AT_ONCE
 
 from ... import router
@@ -38,6 +35,7 @@ from ..bf16.hip import (
     product,
     sum_of_rows,
 )
+from .signatures import experts_defines, moe_experts_fp8_kernel, moe_fp8_prepare_kernel
 
 
 @dataclass(frozen=True)
@@ -45,65 +43,6 @@ class FusedMoeFp8HipConfig(FusedMoeHipConfig):
     """A variant of csrc/moe/moe_experts_fp8.hip."""
 
     heights = 64, 128
-
-
-def _defines(
-    rows: int, dtype: torch.dtype, stage: int, experts: int, is_shuffled: bool
-) -> dict[str, Any]:
-    return {
-        "IN": IN_TYPES[dtype],
-        "STAGE": stage,
-        "ROWS": rows,
-        "EACH": ceil(experts, WAVE),
-        "SHUFFLED": int(is_shuffled),
-    }
-
-
-@compile_ops(
-    "moe_experts_fp8",
-    kernel="moe_experts_fp8",
-    variants=lambda _arch: [_defines(64, torch.bfloat16, s, 256, False) for s in (1, 2)],
-)
-def moe_experts_fp8_kernel(
-    out: Tensor,
-    out_scale: Tensor | None,
-    x: Tensor,
-    x_scale: Tensor,
-    weights: Tensor,
-    scales: Tensor,
-    lists: Tensor,
-    counts: Tensor,
-    offsets: Tensor,
-    m: u32,
-    routed: u32,
-    experts: u32,
-    all_rows: u32,
-    n: u32,
-    k: u32,
-    groups: u32,
-) -> None:
-    """csrc/moe/moe_experts_fp8.hip: the shapes stand there."""
-
-
-@compile_ops(
-    "moe_fp8_prepare",
-    kernel="moe_fp8_prepare",
-    variants=lambda _arch: [{"IN": "bf16", "ID": "i32", "TOP_K": 8}],
-)
-def moe_fp8_prepare_kernel(
-    counts: Tensor,
-    lists: Tensor,
-    slots: Tensor,
-    q: Tensor,
-    scale: Tensor,
-    topk_ids: Tensor,
-    x: Tensor,
-    m: u32,
-    k: u32,
-    experts: u32,
-    list_groups: u32,
-) -> None:
-    """csrc/moe/moe_fp8_prepare.hip: the shapes stand there."""
 
 
 class HipFp8(HipMoe):
@@ -133,7 +72,7 @@ class HipFp8(HipMoe):
         return FusedMoeFp8HipConfig(64 if rows <= 48 else 128)
 
     def defines(self, c: Call, config: Any) -> Mapping[str, Any]:
-        return _defines(config.rows, c.x_dtype, 1, c.E, c.w_layout != "raw")
+        return experts_defines(config.rows, c.x_dtype, 1, c.E, c.w_layout != "raw")
 
     def launches(self, c: Call, config: Any) -> Run:
         x, h = _quantized("x", c.M, c.D, c.w1_dtype), _quantized("h", num_rows(c), c.I, c.w1_dtype)
@@ -173,7 +112,7 @@ class HipFp8(HipMoe):
     def _product(
         self, c: Call, config: Any, stage: int, n: int, k: int, arguments: Mapping[str, Any]
     ) -> Step:
-        defines = _defines(config.rows, c.x_dtype, stage, c.E, c.w_layout != "raw")
+        defines = experts_defines(config.rows, c.x_dtype, stage, c.E, c.w_layout != "raw")
         return product(c, moe_experts_fp8_kernel, defines, config.rows, stage, n, k, arguments)
 
 

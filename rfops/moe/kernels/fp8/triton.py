@@ -9,7 +9,7 @@ from torch import Tensor
 
 from rfops.dispatch.declare import fp8_of
 from rfops.dispatch.heuristic import ceil
-from rfops.dispatch.kernel import Call, Run, RunOf
+from rfops.dispatch.kernel import Call, Run
 from rfops.quantization.fp8_blockscale import BLOCK, FNUZ, quant_fp8_blockscale
 from rfops.triton.bound import BoundTriton
 
@@ -23,6 +23,7 @@ _KERNELS = "rfops.moe.kernels.fp8.triton_kernels"
 
 class TritonFp8(TritonMoe):
     item_bytes = 1
+    blocks = ((64, BLOCK), (128, BLOCK), (256, BLOCK))
 
     def __init__(self) -> None:
         super().__init__(is_table=False)
@@ -47,24 +48,8 @@ class TritonFp8(TritonMoe):
         stages = 2 if c.arch.startswith("gfx") else 3
         return FusedMoeTritonConfig(block_m, 128, BLOCK, 8, 8 if block_m > 64 else 4, stages)
 
-    def candidates(self, c: Call) -> list[FusedMoeTritonConfig]:
-        first = self.default(c)
-        heights = sorted({max(16, first.block_m // 2), first.block_m, min(256, 2 * first.block_m)})
-        made = [
-            FusedMoeTritonConfig(m, n, BLOCK, 8, warps, stages)
-            for m in heights
-            for n in (64, 128, 256)
-            for warps in (4, 8)
-            for stages in ((2,) if c.arch.startswith("gfx") else (3, 4))
-        ]
-        fit = (config for config in made if self.unsupported_config_reason(c, config) is None)
-        return [first, *(config for config in fit if config != first)]
-
-    def variant(self, c: Call, config: FusedMoeTritonConfig) -> RunOf:
-        def run_of(*sizes: int) -> Run:
-            return _Launches(c.with_sizes(**dict(zip(c.sizes, sizes, strict=True))), config)
-
-        return run_of
+    def launches(self, c: Call, config: FusedMoeTritonConfig) -> Run:
+        return _Launches(c, config)
 
 
 class _Launches:

@@ -7,12 +7,13 @@ import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 
-from rfops.dispatch.guards import MAX_BYTES, check_config_ints
+from rfops.dispatch.config import Allowed, CheckedConfig, up_to
+from rfops.dispatch.guards import MAX_BYTES
 from rfops.dispatch.heuristic import (
     MFMA_CYCLES,
     VALU_CYCLES,
@@ -60,7 +61,7 @@ def mxfp8_moe(
 
 
 @dataclass(frozen=True)
-class MoeConfig:
+class MoeConfig(CheckedConfig):
     """A variant of the kernel; its head comment says what each means."""
 
     tile_n: int  # rows of w in a tile: 16, or 8 for blocks of at most 8 rows
@@ -68,12 +69,12 @@ class MoeConfig:
     steps: int  # chunks of K a wave has in flight
     waves: int  # waves of a workgroup, side by side along K
 
-    def __post_init__(self) -> None:
-        check_config_ints(self)
-        if self.tile_n not in (8, 16) or not 1 <= self.waves <= 16:
-            raise ValueError(f"{self}: tile_n is 8 or 16, waves 1 to 16")
-        if not 1 <= self.columns <= 4 or not 1 <= self.steps <= 4:
-            raise ValueError(f"{self}: columns and steps are 1 to 4")
+    ALLOWED: ClassVar[Allowed] = {
+        "tile_n": (8, 16),
+        "columns": up_to(4),
+        "steps": up_to(4),
+        "waves": up_to(16),
+    }
 
     @property
     def group_n(self) -> int:
@@ -229,15 +230,8 @@ class Moe(Ranked):
             # Where each block has a valid row, as those of moe_align_block_size do, one pass is
             # enough.
             rows = min(-(-num_ids // block_m), max(num_valid_tokens, 1), 65535)
-            return launch(
-                (-(-n // group_n), rows, 1),
-                num_ids=num_ids,
-                num_valid=num_valid_tokens,
-                num_experts=e,
-                group_blocks=rows,
-                n=n,
-                k=k,
-                a_rows=a_rows,
-            )
+            counts = {"num_ids": num_ids, "num_valid": num_valid_tokens, "num_experts": e}
+            grid = -(-n // group_n), rows, 1
+            return launch(grid, group_blocks=rows, n=n, k=k, a_rows=a_rows, **counts)
 
         return run_of

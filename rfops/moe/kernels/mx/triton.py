@@ -9,11 +9,9 @@ import torch
 from torch import Tensor
 
 from rfops.dispatch.heuristic import ceil
-from rfops.dispatch.kernel import Call, Kernel, Run, RunOf
-from rfops.dispatch.tuned_table import serving
-from rfops.jit.arch import ARCH_SPECS
-from rfops.triton import launch
+from rfops.dispatch.kernel import Call, Run, RunOf
 from rfops.triton.bound import BoundTriton
+from rfops.triton.kernel import TritonKernel
 
 from ...align_block_size import moe_align_block_size
 from ...experts import layout_sizes, with_shared
@@ -26,18 +24,13 @@ _KERNELS = "rfops.moe.kernels.mx.triton_kernels"
 _BLOCK_N, _BLOCK_K, _MAX_COLUMNS = 64, 128, 65535
 
 
-class TritonMxMoe(Kernel):
-    name = "triton"
-
+class TritonMxMoe(TritonKernel):
     def __init__(self, fmt: Format) -> None:
         self.fmt = fmt
 
     def unsupported_reason(self, c: Call) -> str | None:
-        reason = launch.missing()
-        if reason is not None:
+        if reason := super().unsupported_reason(c):
             return reason
-        if serving(c.arch) is None:
-            return f"no tiles for {c.arch}: {', '.join(ARCH_SPECS)} and later NVIDIA GPUs have some"
         if reason := refuses_weights(c, self.fmt.bits) or refuses_slots(c):
             return reason
         if ceil(max(c.D, c.I), _BLOCK_N) > _MAX_COLUMNS:
