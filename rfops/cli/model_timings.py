@@ -57,12 +57,12 @@ def read(op: Op, file: Path, arch: str = "", cu_num: int = 0) -> list[Timed]:
                 if arch in ("", cells["arch"]) and cu_num in (0, int(cells["cu_num"])):
                     key = cells["arch"], cells["cu_num"], cells["call"]
                     found.setdefault(key, []).extend(_times(op, cells))
+        return [
+            timed(op.call_of(name, int(cus), **given_of(text)), rows)
+            for (name, cus, text), rows in found.items()
+        ]
     except (OSError, UnicodeDecodeError, csv.Error, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{file}: not a file of {op.name}'s times: {error}") from error
-    return [
-        timed(op.call_of(name, int(cus), **given_of(text)), rows)
-        for (name, cus, text), rows in found.items()
-    ]
 
 
 def timed(c: Call, rows: Iterable[tuple[str, Any, float]]) -> Timed:
@@ -74,7 +74,7 @@ def _times(op: Op, cells: Mapping[str, str]) -> Iterator[tuple[str, Any, float]]
     kind = op.kernels[cells["kernel"]].Config
     for word in cells["times"].split():
         values, _, us = word.partition("=")
-        made = kind(*map(int, values.split("."))) if kind and values else None
+        made = kind(*map(_value, values.split("."))) if kind and values else None
         yield cells["kernel"], made, float(us)
 
 

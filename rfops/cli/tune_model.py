@@ -149,7 +149,7 @@ def run(op: Op, folder: Path, device: torch.device, options: argparse.Namespace)
             sys.stdout.flush()
 
     _time_all(op, left, device, options, done)
-    return write_model(op, file, folder, arch, cu_num, origin, describe(device), options.seed)
+    return write_model(op, file, folder, arch, cu_num, origin, describe(device))
 
 
 def _known(file: Path, arch: str, cu_num: int) -> set[str]:
@@ -198,7 +198,6 @@ def write_model(
     cu_num: int,
     origin: str,
     device: str,
-    seed: int,
 ) -> int:
     """Fit, and replace the rows of this chip."""
     model = model_fit.model_of(op)

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import csv
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -121,7 +121,7 @@ class TimedKernel(Kernel):
             raise ValueError(f"{self.name}: no variant takes {c} on {c.arch}")
         return found.config
 
-    def candidates(self, c: Call) -> list[Any]:
+    def candidates(self, c: Call) -> Iterable[Any]:
         """The default, then all by their predicted times."""
         table = self.full_space(c)
         if table is None:

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from rfops.dispatch.guards import OUT_DTYPES, check_dtype
+from rfops.dispatch.heuristic import coarse
 from rfops.dispatch.kernel import Call, Kernel, RunOf
 from rfops.dispatch.op import Op
 from rfops.dispatch.problem import grid
@@ -34,7 +35,6 @@ from .terms import GemmModel
 __all__ = ["gemm_mxfp8", "gemm_mxfp8_ref"]
 
 _DRAWN_M = 256  # rows of the calls that the model is fitted to
-UNTUNED_M = 16  # beyond, no HIP kernel without a row
 QUANTISE = "quantise it with rfops.quant_mxfp8 (float8_e4m3fnuz and e5m2 have other values)"
 RAW_SCALE = "pass the e8m0 bytes, one per 32 elements of K"
 
@@ -49,6 +49,10 @@ class Torch(Kernel):
 class _Model(GemmModel):
     def bytes_of(self, c: Call) -> tuple[float, float, float]:
         return 1 + 1 / BLOCK, 1 + 1 / BLOCK, c.dtype.itemsize
+
+    def like(self, c: Call) -> Call:
+        """Of calls that share a decision, the largest."""
+        return super().like(c.with_sizes(N=coarse(c.N, TILE), K=coarse(c.K, TILE_K)))
 
     def static(self, c: Call) -> tuple[Any, ...]:
         return (c.dtype,)
@@ -68,9 +72,6 @@ class _Gemm(Op):
 
     def roundings(self, c: Call) -> int:
         return roundings(c.K)
-
-    def untuned(self, c: Call) -> str | None:
-        return None if c.M <= UNTUNED_M else f"M={c.M} is above {UNTUNED_M} and has no row"
 
 
 def roundings(k: int) -> int:

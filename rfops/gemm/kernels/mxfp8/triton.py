@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from typing import Any
 
@@ -9,14 +10,17 @@ import torch
 from torch import Tensor
 
 from rfops.dispatch import tuned_table
-from rfops.dispatch.heuristic import ceil
-from rfops.dispatch.kernel import Call, Kernel, Run, RunOf
+from rfops.dispatch.heuristic import Columns, ceil
+from rfops.dispatch.kernel import Call, Run, RunOf
+from rfops.dispatch.time_model import TimedKernel
 from rfops.quantization.mxfp8 import BLOCK
 from rfops.triton import launch, tiles
 from rfops.triton.bound import BoundTriton
 from rfops.triton.kernel import unsupported_arch_reason
 from rfops.triton.splits import in_splits
 from rfops.triton.tiles import TritonConfig
+
+from ...terms import Traits
 
 OUT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 WIDE_FROM = 2**31  # elements that the rows of a tile span: from there offsets are 64-bit
@@ -28,7 +32,7 @@ _EXPAND_BLOCKS = 64  # blocks of 32 of a program that expands
 _MAX_EXPANDED = 2**30  # elements that method expand may take as a bf16 workspace without being told
 
 
-class TritonGemm(Kernel):
+class TritonGemm(TimedKernel):
     name = "triton"
     Config = TritonConfig
     tuned = tuned_table.declare("gemm_mxfp8_triton", "M<= N<= K<=", ("triton",))
@@ -42,6 +46,19 @@ class TritonGemm(Kernel):
     def default(self, c: Call) -> TritonConfig:
         """The table's tile."""
         return self.settled(c, tiles.of(self.own_row(c)))
+
+    def space(self, c: Call) -> Columns[Any] | None:
+        """Its default, where HIP's kernels are the alternative: beside them its other tiles are not
+        worth the seconds that each takes to compile."""
+        if c.arch != "gfx950" or self.unsupported_reason(c):
+            return None
+        return _only(self.default(c))
+
+    def family(self, config: TritonConfig, c: Call) -> str:
+        return f"{config.block_m}x{config.block_n}"
+
+    def traits(self, config: TritonConfig, c: Call) -> tuple[float, ...]:
+        return Traits(config.block_m, config.block_n, config.splits, config.block_k, _RESIDENT)
 
     def unsuited(self, c: Call, config: TritonConfig) -> str | None:
         elements = (c.M + c.N) * c.K
@@ -61,6 +78,14 @@ class TritonGemm(Kernel):
         bind = _bind_expanded if config.method == "expand" else _bind
         options = config.options(c.arch)
         return lambda m, n, k: bind(c.device, m, n, k, config.filled(c.arch, m, n, k), options)
+
+
+_RESIDENT = 2  # programs of a CU at once, by its registers
+
+
+@functools.lru_cache(maxsize=256)
+def _only(config: TritonConfig) -> Columns[TritonConfig]:
+    return Columns([config])
 
 
 def unsupported_reason(c: Call, largest: int) -> str | None:
