@@ -1,10 +1,10 @@
-"""Fit an op's constants again to the times in op_tests/choices, after a change of sources that should
-not have changed times: some are taken again first, and must be as they were within 1 %.
+"""Fit an op's constants again to the times in op_tests/choices, after a change of sources that
+should not have changed times: some are taken again first, and must be as they were within 1 %.
 
     python op_tests/refit_choices.py gemm_mxfp8 gfx950
 
-Where they differ: `rfops tune OP --model --out FOLDER` times all calls anew; its <op>_model.csv goes
-to configs/, its <op>_timings.csv here in place of that chip's rows.
+Where they differ: `rfops tune OP --model --out FOLDER` times all calls anew; its <op>_model.csv
+goes to configs/, its <op>_timings.csv here in place of that chip's rows.
 """
 
 from __future__ import annotations

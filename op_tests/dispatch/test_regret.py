@@ -24,9 +24,11 @@ FRESH, FRESH_MEAN, FRESH_MOST = 6, 1.12, 1.35  # calls of the sweep, and what th
 
 def chips() -> Iterator[tuple[str, str]]:
     for name in MODELED:
-        file = model_timings.path_of(ops()[name], CHOICES)
-        text = file.read_text(encoding="utf-8")
+        text = model_timings.path_of(ops()[name], CHOICES).read_text(encoding="utf-8")
         yield from ((name, arch) for arch in ("gfx942", "gfx950") if f"\n{arch}," in text)
+
+
+CHIPS = list(chips())
 
 
 @cache
@@ -37,7 +39,7 @@ def samples(name: str, arch: str) -> list[model_fit.Sample]:
     return [model_fit.sample_of(op, one) for one in timed]
 
 
-@pytest.mark.parametrize(("name", "arch"), chips())
+@pytest.mark.parametrize(("name", "arch"), CHIPS)
 def test_regret_of_the_shipped_constants(name: str, arch: str) -> None:
     model = model_fit.model_of(ops()[name])
     fitted = dict(model.table(arch, ARCH_SPECS[arch].cus))
@@ -50,7 +52,7 @@ def test_regret_of_the_shipped_constants(name: str, arch: str) -> None:
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize(("name", "arch"), chips())
+@pytest.mark.parametrize(("name", "arch"), CHIPS)
 def test_regret_of_calls_that_were_left_out(name: str, arch: str) -> None:
     """A little above the bars, as a fold has fewer calls than the fit."""
     regret = model_fit.cross_validated(model_fit.model_of(ops()[name]), samples(name, arch))
@@ -59,7 +61,7 @@ def test_regret_of_calls_that_were_left_out(name: str, arch: str) -> None:
     )
 
 
-@pytest.mark.parametrize(("name", "arch"), chips())
+@pytest.mark.parametrize(("name", "arch"), CHIPS)
 def test_constants_are_of_these_kernels_and_this_timing_model(name: str, arch: str) -> None:
     op = ops()[name]
     model = model_fit.model_of(op)

@@ -163,6 +163,11 @@ class TimeModel:
         """Terms and logs of variants, each an array or one number for all."""
         raise NotImplementedError
 
+    def excluded(self, v: Variants, c: Call) -> Any:
+        """Which variants are not to be chosen at these sizes: those far from what was timed, of
+        which constants say nothing. An array of bool, or False."""
+        return False
+
     # ------------------------------------------------------------ the ranking
 
     def rank(self, c: Call) -> dict[str, Choice]:
@@ -193,8 +198,9 @@ class TimeModel:
         v = self._variants.get(key)
         if v is None:
             v = self._variants[key] = Variants(self, kernels, tables, c)
-        terms, logs = self.work(v, c)
-        return v, _evaluate(v, terms, logs)
+        us = _evaluate(v, *self.work(v, c))
+        excluded = self.excluded(v, c)
+        return v, us if excluded is False else np.where(excluded, np.inf, us)
 
     def explain(self, c: Call, count: int = 2) -> list[tuple[Choice, dict[str, float]]]:
         """The quickest variants, each with its terms in microseconds; `correction` is a factor."""

@@ -15,6 +15,7 @@ from rfops.jit.arch import ARCH_SPECS
 _LEAST_ROWS = 16  # of x that a tile reads: a matrix instruction's
 _GROUP_M = 4  # tiles along M that workgroups of one XCD take before they go on along N
 _L1_BYTES = 64  # a clock
+_SPLIT_TILES, _GROUPS = 1.2, 5  # tiles, and workgroups, of a CU up to which splits of K were timed
 
 
 class Traits(NamedTuple):
@@ -74,6 +75,13 @@ class GemmModel(TimeModel):
 
     def key(self, c: Call) -> tuple[Any, ...]:
         return c.M, c.N, c.K, *self.bytes_of(c), self.static(c)
+
+    def excluded(self, v: Variants, c: Call) -> Any:
+        """Splits where tiles fill the chip without."""
+        tiles = ceil(c.M, v.m) * ceil(c.N, v.n)
+        return (v.split > 1) & (
+            (tiles > _SPLIT_TILES * c.cu_num) | (tiles * v.split > _GROUPS * c.cu_num)
+        )
 
     def work(self, v: Variants, c: Call) -> tuple[Sequence[Any], Sequence[Any]]:
         chip, cus = ARCH_SPECS[c.arch if c.arch in ARCH_SPECS else "gfx950"], c.cu_num
