@@ -76,7 +76,7 @@ def work_of(op: Op, model: TimeModel, timed: Timed) -> tuple[Array, Array]:
         kernel: Any = op.kernels[name]
         table = Columns([timed.variants[i][1] for i in at])
         made = model.work(Variants(model, [kernel], [table], timed.call), timed.call)
-        for target, values in zip((terms, logs), made, strict=True):
+        for target, values in zip((terms, logs), made[:2], strict=True):
             for column, value in enumerate(values):
                 target[at, column] = value
     return terms, logs

@@ -48,6 +48,15 @@ class Constants(NamedTuple):
     high: Array
 
 
+class Work(NamedTuple):
+    """What variants do at a call's sizes: each an array, or one number for all."""
+
+    terms: Sequence[Any]
+    logs: Sequence[Any]
+    # Which are far from what was timed, so that constants say nothing of them: not to be chosen.
+    excluded: Any = None
+
+
 @dataclass(frozen=True)
 class Choice:
     """The quickest variant of a kernel, as predicted."""
@@ -78,6 +87,8 @@ class Variants:
         self.quadratic = np.array([f.quadratic for f in found])  # [variants, logs, logs]
         self.low = np.array([f.low for f in found])
         self.high = np.array([f.high for f in found])
+        self.derived: Mapping[str, Any] = {}
+        model.prepare(self)
         self.has_correction = bool(self.quadratic.any())
         ends = np.cumsum([len(t.candidates) for t in tables])
         self.parts = [
@@ -159,14 +170,11 @@ class TimeModel:
         """The call at whose sizes variants are ranked: of those that share a decision, one."""
         return c
 
-    def work(self, v: Variants, c: Call) -> tuple[Sequence[Any], Sequence[Any]]:
-        """Terms and logs of variants, each an array or one number for all."""
-        raise NotImplementedError
+    def prepare(self, v: Variants) -> None:
+        """Set `derived`, what of traits `work` needs again and again."""
 
-    def excluded(self, v: Variants, c: Call) -> Any:
-        """Which variants are not to be chosen at these sizes: those far from what was timed, of
-        which constants say nothing. An array of bool, or False."""
-        return False
+    def work(self, v: Variants, c: Call) -> Work:
+        raise NotImplementedError
 
     # ------------------------------------------------------------ the ranking
 
@@ -198,9 +206,11 @@ class TimeModel:
         v = self._variants.get(key)
         if v is None:
             v = self._variants[key] = Variants(self, kernels, tables, c)
-        us = _evaluate(v, *self.work(v, c))
-        excluded = self.excluded(v, c)
-        return v, us if excluded is False else np.where(excluded, np.inf, us)
+        work = self.work(v, c)
+        us = _evaluate(v, work)
+        if work.excluded is not None:
+            us[work.excluded] = np.inf
+        return v, us
 
     def explain(self, c: Call, count: int = 2) -> list[tuple[Choice, dict[str, float]]]:
         """The quickest variants, each with its terms in microseconds; `correction` is a factor."""
@@ -210,9 +220,9 @@ class TimeModel:
             return []
         kernels, tables = zip(*pairs, strict=True)
         v, us = self.predict(kernels, tables, c)
-        terms, logs = self.work(v, c)
-        parts = np.array([np.broadcast_to(term, len(v)) for term in terms]) * v.linear
-        factor = np.exp2(_correction(v, logs)) if v.has_correction else np.ones(len(v))
+        work = self.work(v, c)
+        parts = np.array([np.broadcast_to(term, len(v)) for term in work.terms]) * v.linear
+        factor = np.exp2(_correction(v, work.logs)) if v.has_correction else np.ones(len(v))
         found = []
         for at in np.argsort(us, kind="stable")[:count]:
             kernel, config = v.members[at]
@@ -252,12 +262,12 @@ class TimeModel:
         return {}
 
 
-def _evaluate(v: Variants, terms: Sequence[Any], logs: Sequence[Any]) -> Array:
+def _evaluate(v: Variants, work: Work) -> Array:
     rows = np.empty(v.linear.shape)
-    for at, term in enumerate(terms):
+    for at, term in enumerate(work.terms):
         rows[at] = term
     us: Array = np.einsum("tv,tv->v", rows, v.linear)
-    return us * np.exp2(_correction(v, logs)) if v.has_correction else us
+    return us * np.exp2(_correction(v, work.logs)) if v.has_correction else us
 
 
 def _correction(v: Variants, logs: Sequence[Any]) -> Array:

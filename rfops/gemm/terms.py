@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from rfops.dispatch.heuristic import ceil, coarse
+from rfops.dispatch.heuristic import coarse
 from rfops.dispatch.kernel import Call
-from rfops.dispatch.time_model import TimeModel, Variants
+from rfops.dispatch.time_model import TimeModel, Variants, Work
 from rfops.jit.arch import ARCH_SPECS
 
 _LEAST_ROWS = 16  # of x that a tile reads: a matrix instruction's
@@ -76,62 +76,63 @@ class GemmModel(TimeModel):
     def key(self, c: Call) -> tuple[Any, ...]:
         return c.M, c.N, c.K, *self.bytes_of(c), self.static(c)
 
-    def excluded(self, v: Variants, c: Call) -> Any:
-        """Splits where tiles fill the chip without."""
-        tiles = ceil(c.M, v.m) * ceil(c.N, v.n)
-        return (v.split > 1) & (
-            (tiles > _SPLIT_TILES * c.cu_num) | (tiles * v.split > _GROUPS * c.cu_num)
-        )
+    def prepare(self, v: Variants) -> None:
+        is_split = v.split > 1
+        v.derived = {
+            "is_split": is_split * 1.0,
+            "parts": is_split * v.split,
+            "log_split": np.log2(v.split),
+            "step_split": v.step_k * v.split,
+        }
 
-    def work(self, v: Variants, c: Call) -> tuple[Sequence[Any], Sequence[Any]]:
+    def work(self, v: Variants, c: Call) -> Work:
+        """Excluded are splits where tiles fill the chip without."""
         chip, cus = ARCH_SPECS[c.arch if c.arch in ARCH_SPECS else "gfx950"], c.cu_num
-        m, n, k = c.M, c.N, c.K
+        m, n, k, derived = c.M, c.N, c.K, v.derived
         x_bytes, w_bytes, out_bytes = self.bytes_of(c)
-        clocks = 1e3 * chip.ghz
-        m_tiles, n_tiles = ceil(m, v.m), ceil(n, v.n)
+        launches, prepared_bytes = self.prepared(c)
+        clocks, hbm, l2 = 1e3 * chip.ghz, 1e6 * chip.hbm_tb_s, 1e6 * chip.l2_tb_s
+        # Not heuristic.ceil: floor division of floats takes three times as long.
+        m_tiles, n_tiles = np.ceil(m / v.m), np.ceil(n / v.n)
         tiles = m_tiles * n_tiles
         groups = tiles * v.split
-        busiest = ceil(groups, cus)
-        rounds = ceil(busiest, np.minimum(busiest, v.resident))
-        k_split = k / v.split
-        steps = ceil(k_split, v.step_k)
         average = groups / cus
+        busiest = np.ceil(average)
+        beside = np.minimum(busiest, v.resident)
+        rounds = np.ceil(busiest / beside)
+        steps = np.ceil(k / derived["step_split"])
         x_rows = np.minimum(v.m, max(_LEAST_ROWS, m)) * x_bytes
         w_rows = v.n * w_bytes
-        loaded = (x_rows + w_rows) * k_split
+        loaded = (x_rows + w_rows) * (k / v.split)
         of_xcd = np.maximum(1.0, tiles / chip.xcds)
         along_m = np.minimum(np.minimum(m_tiles, _GROUP_M), of_xcd)
         along_n = np.minimum(n_tiles, np.maximum(1.0, of_xcd / along_m))
-        is_split = v.split > 1
-        parts = is_split * v.split
-        launches, prepared_bytes = self.prepared(c)
-        hbm, l2 = 1e6 * chip.hbm_tb_s, 1e6 * chip.l2_tb_s
         terms = (
             1.0,
             steps,
             steps * (rounds - 1),
             steps * (busiest - rounds),
-            steps * np.maximum(0.0, np.minimum(busiest, v.resident) - 2),
+            steps * np.maximum(0.0, beside - 2),
             busiest - 1,
             steps * average,
             (m * k * x_bytes + n * k * w_bytes + m * n * out_bytes) / hbm,
             groups * loaded / l2,
             (along_m * x_rows + along_n * w_rows) * (4 * chip.xcds * k / l2),
             busiest * loaded / (_L1_BYTES * clocks),
-            is_split,
-            parts,
-            parts * (8 * m * n / hbm),
+            derived["is_split"],
+            derived["parts"],
+            derived["parts"] * (8 * m * n / hbm),
             busiest * v.lds_bytes / (64 * clocks),
             v.is_prepared * launches,
             v.is_prepared * (prepared_bytes / hbm),
             groups * v.waves / (chip.xcds * clocks),
         )
-        log_split = np.log2(v.split)
+        log_split = derived["log_split"]
         logs = (
             1.0,
-            np.log2(m),
-            np.log2(n),
-            np.log2(k) - log_split,
+            math.log2(m),
+            math.log2(n),
+            math.log2(k) - log_split,
             np.log2(average),
             2 * average / busiest,
             log_split,
@@ -139,4 +140,5 @@ class GemmModel(TimeModel):
             v.log_steps,
             v.log_lines,
         )
-        return terms, logs
+        most = np.minimum(_SPLIT_TILES * cus * v.split, _GROUPS * cus)
+        return Work(terms, logs, derived["is_split"] * groups > most)
