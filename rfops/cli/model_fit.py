@@ -54,17 +54,21 @@ class Sample(NamedTuple):
     terms: Array  # [variants, terms]
     logs: Array  # [variants, logs]
     us: Array
+    is_choice: npt.NDArray[np.bool_]  # whether a call may choose it without a row
 
 
 def sample_of(op: Op, timed: Timed) -> Sample:
     model = model_of(op)
     families: list[Family] = []
+    spaces: dict[str, set[Any]] = {}
     for name, config in timed.variants:
         kernel = op.kernels[name]
         assert isinstance(kernel, TimedKernel)
         families.append((name, kernel.family(config, timed.call)))
+        spaces.setdefault(name, set(kernel.space(timed.call) or ()))
     terms, logs = work_of(op, model, timed)
-    return Sample(families, terms, logs, np.array(timed.us))
+    is_choice = np.array([config in spaces[name] for name, config in timed.variants])
+    return Sample(families, terms, logs, np.array(timed.us), is_choice)
 
 
 def work_of(op: Op, model: TimeModel, timed: Timed) -> tuple[Array, Array]:
@@ -95,7 +99,9 @@ def fit(model: TimeModel, samples: Sequence[Sample]) -> Fitted:
     """Constants of all families, and of each kernel as a whole (family "")."""
     best = [sample.us.min() for sample in samples]
     weights = np.concatenate([(b / s.us) ** 2 for b, s in zip(best, samples, strict=True)])
-    terms, logs, us = (np.concatenate([getattr(s, n) for s in samples]) for n in Sample._fields[1:])
+    terms, logs, us = (
+        np.concatenate([getattr(s, n) for s in samples]) for n in ("terms", "logs", "us")
+    )
     families = np.array([f"{k}\n{f}" for sample in samples for k, f in sample.families])
     kernels = np.array([k for sample in samples for k, _ in sample.families])
     fitted: Fitted = {}
@@ -214,8 +220,9 @@ class Regret(NamedTuple):
 
 
 def ratio(fitted: Fitted, sample: Sample) -> float:
-    """Of the variant that the constants choose."""
-    return float(sample.us[int(predict(fitted, sample).argmin())] / sample.us.min())
+    """Of the variant that the constants choose, to the best of all that were timed."""
+    predicted = np.where(sample.is_choice, predict(fitted, sample), np.inf)
+    return float(sample.us[int(predicted.argmin())] / sample.us.min())
 
 
 def cross_validated(model: TimeModel, samples: Sequence[Sample]) -> Regret:
