@@ -61,6 +61,8 @@ def add_shapes(parser: argparse.ArgumentParser, op: Op) -> None:
 
 
 def add_arguments(parser: argparse.ArgumentParser, op: Op) -> None:
+    from rfops.cli import regret  # which needs this module
+
     add_shapes(parser, op)
     parser.add_argument("--kernel", nargs="+", choices=op.kernels, default=[], help="these as well")
     parser.add_argument("--csv", type=Path, help="write all figures there")
@@ -72,6 +74,8 @@ def add_arguments(parser: argparse.ArgumentParser, op: Op) -> None:
         help=f"the {QUICK} smallest shapes, which is the default on the virtual GPU",
     )
     which.add_argument("--all", action="store_true", help="every shape of the set there too")
+    if op.time_model:
+        regret.add_arguments(parser)
     executor.add_arguments(parser)
 
 
@@ -196,9 +200,13 @@ def _figures(done: cost.Cost, least: cost.Roofline) -> Row:
 
 
 def run(op: Op, options: argparse.Namespace) -> int:
+    from rfops.cli import regret
+
     if options.plot and importlib.util.find_spec("matplotlib") is None:
         raise ValueError("--plot needs matplotlib: pip install 'rfops[plot]'")
     device = options.device or cost.default_device()
+    if op.time_model and options.regret is not None:
+        return regret.run(op, device, options)
     shapes = shapes_of(op, options)
     chosen = shapes
     if not options.shape and (options.quick or (device.type == "cpu" and not options.all)):

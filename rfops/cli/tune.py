@@ -29,7 +29,7 @@ from typing import Any
 
 import torch
 
-from rfops.cli import executor
+from rfops.cli import executor, tune_model
 from rfops.cli.bench import add_shapes, describe, shapes_of
 from rfops.cli.common import load_ops, loaded, with_ops
 from rfops.cli.executor.driver import Outcome, Run, Task
@@ -58,6 +58,8 @@ def add_arguments(parser: argparse.ArgumentParser, op: Op) -> None:
     parser.add_argument("--force", action="store_true", help="tune again what the file has")
     own = [name for name, kernel in op.kernels.items() if kernel.tuned]
     parser.add_argument("--defaults", choices=own, help="fill this kernel's own table instead")
+    if op.time_model:
+        tune_model.add_arguments(parser)
     executor.add_arguments(parser)
 
 
@@ -66,6 +68,8 @@ def run(op: Op, options: argparse.Namespace) -> int:
     if folder is None:
         raise ValueError("tune: pass --out FOLDER, or set RFOPS_CONFIGS")
     device = options.device or cost.default_device()
+    if op.time_model and options.model:
+        return tune_model.interruptible(op, folder, device, options)
     todo = untuned(options.untuned, op.name) if options.untuned else []
     if options.set or options.shape or not todo:
         todo += [call_on(op, shape, device) for shape in shapes_of(op, options)]

@@ -11,6 +11,7 @@ from typing import Any
 from rfops.dispatch.declare import DTYPES, TensorArg, ValueArg
 from rfops.dispatch.kernel import Call, Kernel
 from rfops.dispatch.op import Op, ops
+from rfops.dispatch.routing import config_text
 from rfops.jit.arch import ARCH_SPECS, ARCHS
 from rfops.jit.build.explain import explain
 from rfops.jit.policy import manifest
@@ -127,6 +128,7 @@ def text(op: Op, c: Call) -> str:
     if found:
         figures = ", ".join(f"{name} {value:g}" for name, value in found[0].items())
         lines.append(("published", f"{figures}; {found[1]}"))
+    lines += _predicted(op, c)
     lines += [(name, words) for name, words in kernel.notes(c, config).items()]
     for name, other in op.kernels.items():
         if name != chosen.backend:
@@ -137,6 +139,26 @@ def text(op: Op, c: Call) -> str:
     width = max(len(name) for name, _ in lines)
     head = f"{op.name} {sizes_text(op, c)} on {c.arch} with {c.cu_num} CUs"
     return "\n".join([head, *(f"  {name.ljust(width)}  {value}" for name, value in lines)])
+
+
+def _predicted(op: Op, c: Call) -> list[tuple[str, str]]:
+    """The quickest variants by the op's time model, and the terms of their times."""
+    if op.time_model is None:
+        return []
+    lines = []
+    for label, (choice, terms) in zip(
+        ("predicted", "next"), op.time_model.explain(c), strict=False
+    ):
+        factor = terms.pop("correction")
+        largest = sorted(terms.items(), key=lambda pair: -pair[1])
+        figures = " + ".join(f"{name} {us:.2f}" for name, us in largest if us >= _SHOWN_US)
+        corrected = f" x {factor:.2f}" if abs(factor - 1) >= _SHOWN_US else ""
+        setting = f"{choice.kernel} {config_text(choice.config)}".rstrip()
+        lines.append((label, f"{choice.us:.2f} us by {setting}: ({figures}){corrected}"))
+    return lines
+
+
+_SHOWN_US = 0.005
 
 
 def sizes_text(op: Op, c: Call) -> str:

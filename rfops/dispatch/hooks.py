@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -17,6 +18,7 @@ from .tuned_table import Tuned, getter
 
 if TYPE_CHECKING:
     from .problem import InputGenerator
+    from .time_model import TimeModel
 
 
 _PRODUCT = {
@@ -32,6 +34,7 @@ class Hooks(Checked):
 
     kernels: Mapping[str, Kernel]
     tuned: Tuned | None
+    time_model: TimeModel | None
     table: tuple[str, ...]
 
     # As torch.library.register_vmap takes it; without one torch goes row by row, and warns.
@@ -65,8 +68,13 @@ class Hooks(Checked):
         return None
 
     def order(self, c: Call) -> Sequence[str]:
-        """The kernels that a call takes without a tuned row, the first one first: HIP's."""
-        return [name for name, kernel in self.kernels.items() if kernel.is_hip]
+        """The kernels that a call takes without a tuned row, the first one first: by their
+        predicted times where the op has a model; HIP's."""
+        names = [name for name, kernel in self.kernels.items() if kernel.is_hip]
+        if self.time_model is None:
+            return names
+        ranked = self.time_model.rank(c)
+        return [*ranked, *[name for name in names if name not in ranked]]
 
     def untuned(self, c: Call) -> str | None:
         """Why none of `order` is taken without a tuned row; None if one is."""
@@ -84,6 +92,11 @@ class Hooks(Checked):
     def fit(self, c: Call, draw: InputGenerator) -> Mapping[str, Any]:
         """Of random inputs by name, those that must fit each other; the rest is drawn by dtype."""
         return {}
+
+    def draw(self, rng: random.Random) -> dict[str, Any]:
+        """Sizes and values of a random call, as models have them: what the op's time model is
+        fitted to."""
+        raise NotImplementedError(f"{self.name} says no calls to fit a model to")
 
     def peer(self, c: Call) -> tuple[str, Callable[[], object]] | None:
         """What users without the op call, on tensors that are made here, and its name."""

@@ -39,6 +39,7 @@ from .dynamic_plan import DynamicShapePlan
 from .first_run import first_run
 from .hooks import Hooks
 from .kernel import Call, Kernel, Run
+from .time_model import TimedKernel, TimeModel
 from .torch_op import fake_results, register_op
 from .view import views_of
 
@@ -76,6 +77,7 @@ class Op(Hooks):
         or 1, each with a rule (tuned_table.py). Empty: the op has no table.
     usual : values that `rfops why` and the like assume.
     result : makes the returned value of several results, as a NamedTuple's class.
+    time_model : the class that predicts its kernels' times (time_model.py), where it has one.
     reference : the plain fp32 formula on the inputs by position; may be set later.
     shapes : sets of sizes and values for `rfops bench` and `tune`, by name, the published one first
         (problem.grid writes them).
@@ -93,6 +95,7 @@ class Op(Hooks):
         hints: Mapping[str, str] | None = None,
         max_bytes: int | None = None,
         table: str = "",
+        time_model: type[TimeModel] | None = None,
         usual: Mapping[str, Any] | None = None,
         result: Callable[..., Any] | None = None,
         reference: Callable[..., Any] | None = None,
@@ -114,6 +117,9 @@ class Op(Hooks):
         self.table = self.tuned.names if self.tuned else ()
         of_table = [name in d.sizes for name in self.table]
         assert of_table == sorted(of_table, reverse=True), f"{name}: a table's sizes come first"
+        self.time_model = time_model(name) if time_model else None
+        if self.time_model:
+            self.time_model.own([k for k in self.kernels.values() if isinstance(k, TimedKernel)])
         self.usual = dict(usual or {})
         self.result, self.reference, self.shapes = result, reference, dict(shapes or {})
         # The sums of |products| by which results are checked, of the inputs as they are; None: the
@@ -143,7 +149,7 @@ class Op(Hooks):
         d = self.declaration
         results = [arg.name for arg in d.results] or ["_"]
         arguments = (*results, *[arg.name for arg in d.tensors if not arg.ignored])
-        if kernel.arguments not in ((), arguments):
+        if kernel.arguments not in ((), arguments) or hasattr(kernel, "time_model"):
             kernel = copy.copy(kernel)
         kernel.arguments = arguments
         return kernel

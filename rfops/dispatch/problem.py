@@ -9,6 +9,7 @@ valid, poisoned results, and the check against the op's plain reference.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 E4M3, FNUZ = torch.float8_e4m3fn, torch.float8_e4m3fnuz
 Launch = Callable[[], Sequence[torch.Tensor]]
+_LIGHT_BYTES = 1 << 16
 _PLACE = 4096  # bytes: a page; within it, timing mode sees where a tensor begins
 
 
@@ -54,10 +56,11 @@ def call_on(op: Op, given: Mapping[str, Any], device: torch.device) -> Call:
 
 
 class InputGenerator:
-    """Random tensors on a call's device, the same for the same seed."""
+    """Random tensors on a call's device, the same for the same seed. With `is_light` large ones are
+    zeros: for times, where making them would take longer than a launch."""
 
-    def __init__(self, c: Call, seed: int) -> None:
-        self.device = c.device
+    def __init__(self, c: Call, seed: int, is_light: bool = False) -> None:
+        self.device, self.is_light = c.device, is_light
         self.generator = torch.Generator(c.device).manual_seed(seed)
 
     def ints(
@@ -80,6 +83,8 @@ class InputGenerator:
 
     def like(self, arg: TensorArg, dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
         """Every e4m3 code but the NaN, scales 2^-6 to 2^6, small ints, normal floats."""
+        if self.is_light and math.prod(shape) * dtype.itemsize > _LIGHT_BYTES:
+            return _zeros(shape, dtype, self.device)
         if dtype.itemsize > 1 and dtype.is_floating_point:
             return self.floats(shape, dtype)
         if dtype.itemsize > 1:
@@ -101,12 +106,20 @@ def _without(codes: torch.Tensor, code: int) -> torch.Tensor:
 def placed(tensor: torch.Tensor) -> torch.Tensor:
     """Where a GPU's allocator would place it: torch's tensors of the CPU begin in the middle of a
     cache line, and timing mode would see each row of theirs in two."""
-    if tensor.device.type != "cpu":
+    if tensor.device.type != "cpu" or tensor.data_ptr() % _PLACE == 0:
         return tensor
     memory = torch.empty(tensor.nbytes + _PLACE, dtype=torch.uint8)
     first = -memory.data_ptr() % _PLACE
     own = memory[first : first + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
     return own.copy_(tensor)
+
+
+def _zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Placed so too: of the CPU no memory is touched before a launch reads it."""
+    num_bytes = math.prod(shape) * dtype.itemsize
+    memory = torch.zeros(num_bytes + _PLACE, dtype=torch.uint8, device=device)
+    first = -memory.data_ptr() % _PLACE
+    return memory[first : first + num_bytes].view(dtype).view(tuple(shape))
 
 
 def _placed(value: Any) -> Any:
@@ -122,11 +135,12 @@ def poison(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class Problem:
-    """A call with its inputs and results. Raises what the op's checks raise."""
+    """A call with its inputs and results. `is_light`: to be timed alone, its inputs are mostly
+    zeros. Raises what the op's checks raise."""
 
-    def __init__(self, op: Op, c: Call, seed: int = 0) -> None:
+    def __init__(self, op: Op, c: Call, seed: int = 0, is_light: bool = False) -> None:
         self.op = op
-        self.inputs = list(_inputs(op, c, seed))
+        self.inputs = list(_inputs(op, c, InputGenerator(c, seed, is_light)))
         args = [*self.inputs, *[None] * op.num_passed, *[None] * op.takes_config]
         c, _ = op.check(tuple(args))  # inputs are valid, whoever made them
         names = [arg.name for arg in op.declaration.inputs]
@@ -283,8 +297,7 @@ def _absolute(arg: TensorArg, tensor: torch.Tensor) -> torch.Tensor:
     return tensor.abs() if tensor.is_floating_point() else tensor.clone()
 
 
-def _inputs(op: Op, c: Call, seed: int) -> Iterator[Any]:
-    draw = InputGenerator(c, seed)
+def _inputs(op: Op, c: Call, draw: InputGenerator) -> Iterator[Any]:
     fitted: Mapping[str, Any] = op.fit(c, draw)
     for arg in op.declaration.inputs:
         if arg.name in fitted:

@@ -257,6 +257,11 @@ def config_text(config: Any) -> str:
     return " ".join(f"{name}={getattr(config, name)}" for name in _fields(type(config)))
 
 
+def config_values(config: Any) -> list[Any]:
+    """Of its fields that a table has, in their order; none of None."""
+    return [] if config is None else [getattr(config, name) for name in _fields(type(config))]
+
+
 def parse_config(kind: type, text: str, row: Row | None = None) -> Any:
     """The config of class `kind` that `text` describes; of a `row`, errors name its place. Raises
     ConfigError."""

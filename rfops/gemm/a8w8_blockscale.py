@@ -12,8 +12,8 @@ the linear layer of DeepSeek-class models.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+import random
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -29,12 +29,13 @@ from rfops.dispatch.problem import grid
 from rfops.quantization.fp8_blockscale import BLOCK
 from rfops.quantization.shuffle import unshuffle_weight
 
-from .kernels.a8w8.launch import Launched
+from . import layers
 from .kernels.a8w8.pingpong import PingPong
 from .kernels.a8w8.staged import Staged
 from .kernels.a8w8.stream import Stream
 from .kernels.a8w8.triton import TritonGemm
 from .model_layers import DEEPSEEK_V3_ATTENTION, DEEPSEEK_V3_DENSE, DEEPSEEK_V3_DENSE_TP8
+from .terms import GemmModel
 
 __all__ = ["gemm_a8w8_blockscale", "gemm_a8w8_blockscale_ref"]
 
@@ -50,9 +51,9 @@ class Torch(Kernel):
         )
 
 
-STREAM = Stream()
-# Beyond both, tiles were 2 to 10 % quicker at the shapes of the challenge; by timing mode, MI300X.
-_STREAMED_ROWS, _STREAMED_BYTES = 48, 8 << 20
+class _Model(GemmModel):
+    def bytes_of(self, c: Call) -> tuple[float, float, float]:
+        return 1.0, 1.0, c.dtype.itemsize
 
 
 class _Gemm(Op):
@@ -71,21 +72,8 @@ class _Gemm(Op):
             return None
         return "w", f"{c.x_dtype} as x is", str(c.w_dtype), "quantise both to the same FP8"
 
-    def order(self, c: Call) -> Sequence[str]:
-        """For few rows the kernel that streams w, unless w is large and rows are many: then tiles
-        read x less often. Then the quickest by their models, which tell tiles apart and not tiles
-        from streaming; then those that do not take the call."""
-        hip = [kernel for kernel in self.kernels.values() if isinstance(kernel, Launched)]
-        times = {
-            k.name: math.inf if k.unsupported_reason(c) else k.best(c)[1]
-            for k in hip
-            if k is not STREAM
-        }
-        tiled = sorted(times, key=lambda name: times[name])
-        if STREAM.unsupported_reason(c):
-            return tiled
-        is_tiled = c.M > _STREAMED_ROWS and c.N * c.K > _STREAMED_BYTES
-        return [tiled[0], STREAM.name, *tiled[1:]] if is_tiled else [STREAM.name, *tiled]
+    def draw(self, rng: random.Random) -> dict[str, Any]:
+        return layers.draw(rng, BLOCK)
 
     def flops(self, c: Call) -> int:
         return int(2 * c.M * c.N * c.K)
@@ -157,7 +145,8 @@ OP = _Gemm(
         "decode": grid("N K", CHALLENGE, M=DECODE_M),
         **{name: grid("N K", rows, M=(*DECODE_M, 1024, 4096)) for name, rows in LAYERS.items()},
     },
-    kernels=(STREAM, PingPong(), Staged(), TritonGemm(), Torch()),
+    kernels=(Stream(), PingPong(), Staged(), TritonGemm(), Torch()),
+    time_model=_Model,
     hints={
         "x": "quantise it with scales of 1 x 128",
         "w": "quantise it with scales of 128 x 128",

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
 import torch
 
-from rfops.dispatch.heuristic import Columns, coarse
-from rfops.dispatch.kernel import Call, Kernel, Run, RunOf
+from rfops.dispatch.kernel import Call, Run, RunOf
+from rfops.dispatch.time_model import TimedKernel
 from rfops.dispatch.workspace import SPLIT, with_partials
 from rfops.jit import CompiledOp, compile_ops, u32
 from rfops.quantization.fp8_blockscale import BLOCK
@@ -17,10 +17,8 @@ from rfops.quantization.shuffle import WEIGHT
 from ..variant import Variant
 from . import layout as a8w8_layout
 
-MAX_SPLIT = 8
+MAX_SPLIT = 16
 _COUNT_STEP = 32  # words of a counter: kCounterStride of rfops/group/split_k_reduce.h
-_MAX_KNOWN = 4096
-_best: dict[tuple[Any, ...], tuple[Any, float]] = {}
 
 
 class Config(Variant, Protocol):
@@ -40,13 +38,12 @@ def compile_gemm(module: str, *configs: Config) -> CompiledOp:
     return compile_ops(module, kernel=module, variants=variants)(signature)
 
 
-class Launched(Kernel):
+class Launched(TimedKernel):
     """One of those kernels."""
 
     compiled: ClassVar[CompiledOp]
     max_rows: ClassVar[int]  # of an operand in a workgroup
     takes_columns: ClassVar[bool] = False  # column-major operands
-    is_ranked = True
 
     def unsupported_reason(self, c: Call) -> str | None:
         archs = self.compiled.spec.archs
@@ -60,41 +57,6 @@ class Launched(Kernel):
         if config.split > c.K // BLOCK:
             return f"K={c.K} has fewer than {config.split} blocks of {BLOCK}"
         return None
-
-    def variants(self, c: Call) -> Columns[Any]:
-        """Return the variants to rank; the same table for like calls, because the best of a table
-        is cached."""
-        raise NotImplementedError
-
-    def times(self, table: Columns[Any], c: Call) -> Any:
-        """Return the modelled time of each variant in microseconds."""
-        raise NotImplementedError
-
-    def ties(self, table: Columns[Any], c: Call) -> tuple[Any, ...]:
-        """Return the keys that order variants of equal time; smaller is better."""
-        raise NotImplementedError
-
-    def default(self, c: Call) -> Config:
-        return self.best(c)[0]
-
-    def best(self, c: Call) -> tuple[Config, float]:
-        """The variant that a shape without a tuned row gets, and its time: those of the next
-        coarse sizes, of which a search is remembered."""
-        like = c.with_sizes(M=coarse(c.M, 16), N=coarse(c.N, BLOCK))
-        table = self.variants(like)
-        key = self.name, id(table), like.arch, like.M, like.N, like.K, like.dtype
-        known = _best.get(key)
-        if known is None:
-            times = self.times(table, like)
-            config = table.best((times, *self.ties(table, like)))
-            if len(_best) >= _MAX_KNOWN:
-                _best.clear()
-            known = _best[key] = config, float(times.min())
-        return known
-
-    def candidates(self, c: Call) -> list[Any]:
-        table = self.variants(c)
-        return table.ranked((self.times(table, c), *self.ties(table, c)))
 
     def defines(self, c: Call, config: Config) -> Mapping[str, int | str]:
         is_dense = a8w8_layout.is_dense(c, c.M, c.N, c.K)

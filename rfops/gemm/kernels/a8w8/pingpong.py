@@ -23,7 +23,6 @@ class PingPongConfig(TileConfig):
     pow2: int = 0
 
     TILES = MappingProxyType({(256, 256): 256, (256, 128): 192, (128, 256): 192})
-    BUSY = MappingProxyType(dict.fromkeys(TILES, 0.9))  # the aim
     stages, threads = 2, 512
     ALLOWED: ClassVar[Allowed] = {**TileConfig.ALLOWED, "pow2": FLAG}
 

@@ -12,9 +12,6 @@ class StagedConfig(TileConfig):
     """A variant of csrc/gemm/a8w8_blockscale_staged.hip."""
 
     TILES = MappingProxyType({(128, 128): 248, (128, 64): 168, (64, 64): 120, (64, 128): 168})
-    # By timing mode at large sizes, gfx942.
-    BUSY = MappingProxyType({(128, 128): 0.9, (128, 64): 0.68, (64, 64): 0.6, (64, 128): 0.75})
-    ALONE = 0.7
     stages, threads = 1, 256
 
 

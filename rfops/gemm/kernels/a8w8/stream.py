@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 
 from rfops.dispatch.config import Allowed, up_to
@@ -17,6 +17,7 @@ from rfops.dispatch.kernel import Call
 from rfops.jit.arch import ARCH_SPECS, MAX_WAVES, REGISTERS, WAVE
 from rfops.quantization.fp8_blockscale import BLOCK
 
+from ...terms import Traits
 from ..variant import TILE, WavesConfig
 from .launch import MAX_SPLIT, Launched, compile_gemm
 from .layout import OUT_TYPES
@@ -85,9 +86,6 @@ class StreamConfig(WavesConfig):
         }
 
 
-# By timing mode: bytes that a CU has on their way; what putting lines into order costs; what going
-# to another row of HBM costs, in lines.
-_IN_FLIGHT, _ORDER_US, _ROW_LINES = 28 * 1024, 0.1, 0.4
 _X_FIRST_K = 1024  # from here on x of more than a tile is quicker first, by 1 to 14 %
 
 
@@ -110,55 +108,66 @@ class Stream(Launched):
             return f"{config.lds_bytes} bytes of LDS, a CU has {ARCH_SPECS[c.arch].lds_bytes}"
         return super().unsupported_config_reason(c, config)
 
-    def variants(self, c: Call) -> Columns[Any]:
-        lds = ARCH_SPECS[c.arch].lds_bytes
+    def space(self, c: Call) -> Columns[Any] | None:
+        return self._space(c, _FEW) if 0 < c.M <= MAX_M and c.K >= BLOCK else None
+
+    def full_space(self, c: Call) -> Columns[Any] | None:
+        return self._space(c, _ALL) if 0 < c.M <= MAX_M and c.K >= BLOCK else None
+
+    @staticmethod
+    def _space(c: Call, values: _Values) -> Columns[Any]:
         m_tiles = int(ceil(c.M, TILE))
         x_first = int(m_tiles > 1 and c.K >= _X_FIRST_K)
-        return _variants(m_tiles, min(MAX_SPLIT, c.K // BLOCK), lds, x_first)
+        lds = ARCH_SPECS[c.arch].lds_bytes
+        return _variants(values, m_tiles, min(c.K // BLOCK, _MOST_BLOCKS), lds, x_first)
 
-    def times(self, t: Columns[Any], c: Call) -> Any:
-        """The first load's latency, the slowest of HBM, L2 and the fullest CU's loads in flight,
-        the sums' way through LDS; with split the last workgroup's sum. No wave along K is idle."""
-        chip, blocks = ARCH_SPECS[c.arch], c.K // BLOCK
-        by_registers = np.minimum(REGISTERS // t.registers, MAX_WAVES) // ceil(t.waves, chip.simds)
-        resident = np.maximum(1, np.minimum(by_registers, chip.lds_bytes // t.lds_bytes))
-        along = t.split * t.waves
-        idle = (along > 1) & ((along - 1) * t.steps >= blocks)
-        tiles = ceil(c.N, TILE * t.n_tiles)
-        groups = tiles * t.split
-        busiest = ceil(groups, chip.cus)
-        turns = ceil(blocks, along * t.steps)
-        row_bytes = c.K / t.split
-        w_bytes, x_bytes = t.n_tiles * TILE * row_bytes, min(c.M, MAX_M) * row_bytes
-        in_flight = np.minimum(
-            _IN_FLIGHT, resident * t.waves * t.steps * BLOCK * (t.n_tiles * TILE + c.M)
+    def family(self, config: StreamConfig, c: Call) -> str:
+        order = "" if config.lines else "-unordered"
+        return f"{config.m_tiles}x{config.n_tiles}{order}"
+
+    def traits(self, config: StreamConfig, c: Call) -> tuple[float, ...]:
+        chip, waves = ARCH_SPECS[c.arch], config.waves
+        by_registers = min(REGISTERS // config.registers, MAX_WAVES) // ceil(waves, chip.simds)
+        resident = max(1, min(by_registers, chip.lds_bytes // config.lds_bytes))
+        return Traits(
+            config.m_tiles * TILE,
+            config.n_tiles * TILE,
+            config.split,
+            BLOCK * config.steps * waves,
+            resident,
+            config.lds_bytes,
+            waves,
+            math.log2(waves),
+            math.log2(config.steps),
+            math.log2(config.lines or 0.5),
         )
-        times = (
-            (1 + _ROW_LINES / np.maximum(1, t.lines)) * c.N * c.K / (chip.hbm_tb_s * 1e6),
-            groups * (w_bytes + x_bytes) / (chip.l2_tb_s * 1e6),
-            busiest * (w_bytes * chip.latency_us + x_bytes * chip.l2_latency_us) / in_flight,
-            busiest * (w_bytes + x_bytes) / np.where(t.lines, 64, 16) / (chip.ghz * 1e3),  # L1
-        )
-        rounds = ceil(busiest, resident)
-        time = chip.latency_us * (1 + (turns * rounds - 1) / 2)
-        time = time + functools.reduce(np.maximum, times) + _ORDER_US * (t.lines > 0)
-        time = time + busiest * 2 * t.lds_bytes / 128 / (chip.ghz * 1e3)
-        time = time + groups * t.waves * chip.dispatch_cycles / chip.xcds / (chip.ghz * 1e3)
-        time = time + (t.split > 1) * (chip.latency_us + 4 * t.split * t.words / 48e3 / chip.ghz)
-        return chip.launch_us + time + 1e6 * idle
-
-    def ties(self, t: Columns[Any], c: Call) -> tuple[Any, ...]:
-        return ceil(c.N, TILE * t.n_tiles) * t.split * t.waves, t.split
 
 
-@functools.lru_cache(maxsize=64)
-def _variants(m_tiles: int, max_split: int, lds: int, x_first: int) -> Columns[StreamConfig]:
+# n_tiles; steps and lines; waves and split: of all variants, of those that a call chooses among.
+_Values = tuple[tuple[int, ...], tuple[tuple[int, int], ...], tuple[tuple[int, int], ...]]
+_ALL: _Values = (
+    (1, 2, 4),
+    tuple(itertools.product((1, 2, 3, 4), (0, 1, 2, 4))),
+    tuple(itertools.product(range(1, 17), range(1, MAX_SPLIT + 1))),
+)
+_FEW: _Values = (
+    (1, 2),
+    ((4, 4), (2, 2)),
+    ((1, 1), (2, 1), (3, 1), (4, 1), (6, 1), (8, 1), (12, 1), (1, 8), (2, 3), (2, 7), (4, 3)),
+)
+_MOST_BLOCKS = 256  # of K, from which on no variant leaves a wave without any
+
+
+@functools.lru_cache(maxsize=256)
+def _variants(
+    values: _Values, m_tiles: int, blocks: int, lds: int, x_first: int
+) -> Columns[StreamConfig]:
+    """Those that fit the chip, and of which each wave has a block of K."""
     found = []
-    splits = range(1, max_split + 1)
-    values_of = (1, 2, 4), (1, 2, 3, 4), range(1, 17), splits, (0, 1, 2, 4)
-    for values in itertools.product(*values_of):
+    for n_tiles, (steps, lines), (waves, split) in itertools.product(*values):
+        along = split * waves
         with contextlib.suppress(ValueError):  # does not fit
-            config = StreamConfig(m_tiles, *values, x_first)
-            if config.lds_bytes <= lds:
+            config = StreamConfig(m_tiles, n_tiles, steps, waves, split, lines, x_first)
+            if config.lds_bytes <= lds and (along == 1 or (along - 1) * steps < blocks):
                 found.append(config)
     return Columns(found)

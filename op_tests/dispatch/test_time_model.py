@@ -1,0 +1,285 @@
+"""Predicted times: what a model's file says, what a fit finds, and how calls choose by it."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rfops.cli import model_fit, model_timings, tune_model, why
+from rfops.dispatch import time_model
+from rfops.dispatch.op import Op, ops
+from rfops.dispatch.problem import grid
+from rfops.dispatch.time_model import Constants, TimedKernel
+from rfops.jit import ConfigError
+
+MODELED = sorted(name for name, op in ops().items() if op.time_model)
+NAME = "gemm_a8w8_blockscale"
+SIZES = [(1, 576, 7168), (33, 2112, 7168), (33, 4608, 7168), (71, 2112, 7168), (500, 4608, 7168)]
+CALLS = {NAME: grid("M N K", [*SIZES, (17, 512, 128), (4096, 7168, 2048)])}
+PAIRS = [(name, given) for name, calls in CALLS.items() for given in calls]
+
+
+def model_of(name: str) -> tuple[Op, Any]:
+    op = ops()[name]
+    return op, model_fit.model_of(op)
+
+
+# ---------------------------------------------------------------- the fit
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_least_squares_of_non_negative_constants(seed: int) -> None:
+    """The conditions of Kuhn and Tucker: no constant is negative, none that is 0 would gain by
+    growing, and of the others the gradient is 0."""
+    rng = np.random.default_rng(seed)
+    rows, values = rng.normal(size=(40, 8)), rng.normal(size=40)
+    x = model_fit.non_negative(rows, values)
+    gradient = rows.T @ (values - rows @ x)
+    assert (x >= 0).all() and 0 < (x > 0).sum() < 8
+    assert np.abs(gradient[x > 0]).max() < 1e-8 and gradient[x == 0].max() < 1e-8
+
+
+def test_a_quadratic_form_is_found_again() -> None:
+    rng = np.random.default_rng(0)
+    logs = np.column_stack([np.ones(4000), rng.uniform(0, 12, size=(4000, 3))])
+    form = np.triu(rng.normal(size=(4, 4)) / 100)
+    left = np.einsum("vi,ij,vj->v", logs, form, logs)
+    found, low, high = model_fit.quadratic(logs, left, np.ones(4000))
+    assert np.abs(np.einsum("vi,ij,vj->v", logs, found, logs) - left).max() < 0.01
+    assert (found == np.triu(found)).all() and low[0] == high[0] == 1
+    assert (low <= logs.min(0)).all() and (high >= logs.max(0)).all()
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_constants_are_found_again(name: str) -> None:
+    """Times that a model itself makes, of random constants for each family: the fit predicts them
+    within 2 %, also of calls that it has not seen."""
+    op, model = model_of(name)
+    rng, truth = random.Random(3), dict[tuple[str, str], Any]()
+    samples = []
+    for given in tune_model.calls(op, 60, seed=3):
+        c = op.call_of("gfx950", **given)
+        variants = tune_model.pool(op, c, 40, rng)
+        one = model_fit.sample_of(op, model_timings.timed(c, [(*v, 1.0) for v in variants]))
+        for family in one.families:
+            if family not in truth:
+                truth[family] = np.array([rng.uniform(0.5, 2) for _ in model.terms])
+        us = np.array([t @ truth[f] for f, t in zip(one.families, one.terms, strict=True)])
+        samples.append(one._replace(us=us))
+    fitted = model_fit.fit(model, samples[:45])
+    ratios = [model_fit.ratio(fitted, sample) for sample in samples[45:]]
+    assert model_fit.Regret.of(ratios).median < 1.02, ratios
+
+
+# ---------------------------------------------------------------- the file
+
+
+def constants_of(model: Any, seed: int = 0) -> Constants:
+    rng = np.random.default_rng(seed)
+    size = len(model.logs)
+    linear = rng.uniform(0, 3, len(model.terms)) * (rng.random(len(model.terms)) < 0.5)
+    return Constants(linear, np.triu(rng.normal(size=(size, size))), np.zeros(size), np.ones(size))
+
+
+def rows_of(model: Any, constants: Constants, kernel: str, family: str = "") -> list[list[Any]]:
+    cells = ["gfx950", 256, kernel, family, *time_model.text_of(model, constants)]
+    return [[*cells, "estimated", "a test"]]
+
+
+def test_a_row_reads_as_it_was_written(tmp_path: Path) -> None:
+    _, model = model_of(NAME)
+    wanted, file = constants_of(model), tmp_path / f"{model.name}.csv"
+    time_model.replace_rows(file, "gfx950", 256, rows_of(model, wanted, "staged"))
+    got = time_model.read(file, model)["gfx950", 256]["staged", ""]
+    for one, other in zip(got, wanted, strict=True):
+        assert np.abs(one - other).max() < 1e-4
+
+
+def test_a_chip_s_rows_are_replaced_and_others_stay(tmp_path: Path) -> None:
+    _, model = model_of(NAME)
+    file = tmp_path / f"{model.name}.csv"
+    (row,) = rows_of(model, constants_of(model), "staged", "1x1")
+    time_model.replace_rows(file, "gfx950", 80, [["gfx950", 80, *row[2:]]])
+    time_model.replace_rows(file, "gfx950", 256, [row])
+    time_model.replace_rows(file, "gfx950", 256, rows_of(model, constants_of(model, 1), "stream"))
+    rows = time_model.read(file, model)
+    assert {chip: [*found] for chip, found in rows.items()} == {
+        ("gfx950", 80): [("staged", "1x1")],
+        ("gfx950", 256): [("stream", "")],
+    }
+
+
+@pytest.mark.parametrize(
+    ("cell", "value"),
+    [
+        (1, "many"),
+        (4, "launch=fast"),
+        (4, "no_such_term=1"),
+        (4, "launch"),
+        (5, "M*nothing=1"),
+        (5, "M=1:x"),
+    ],
+)
+def test_a_file_that_is_wrong_is_named(tmp_path: Path, cell: int, value: str) -> None:
+    _, model = model_of(NAME)
+    file = tmp_path / f"{model.name}.csv"
+    (row,) = rows_of(model, constants_of(model), "staged")
+    row[cell] = value
+    time_model.replace_rows(file, "gfx950", 256, [row])
+    with pytest.raises(ConfigError, match=f"{model.name}.csv: not a table"):
+        time_model.read(file, model)
+
+
+def test_a_user_s_constants_decide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that makes the stream free, and tiles dear."""
+    op, model = model_of(NAME)
+    c = op.call_of("gfx950", M=64, N=24576, K=4096)
+    nominal = model.nominal()
+    rows = [
+        *rows_of(model, nominal._replace(linear=nominal.linear * 1e-3), "stream"),
+        *rows_of(model, nominal, "staged"),
+    ]
+    time_model.replace_rows(tmp_path / f"{model.name}.csv", "gfx950", 256, rows)
+    monkeypatch.setenv("RFOPS_CONFIGS", str(tmp_path))
+    mine = type(model)(NAME)
+    mine.kernels = model.kernels
+    assert next(iter(mine.rank(c))) == "stream"
+
+
+def test_constants_of_a_family_then_of_its_kernel_then_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, model = model_of(NAME)
+    own, whole = constants_of(model, 1), constants_of(model, 2)
+    rows = [*rows_of(model, own, "staged", "1x2"), *rows_of(model, whole, "staged")]
+    time_model.replace_rows(tmp_path / f"{model.name}.csv", "gfx950", 256, rows)
+    monkeypatch.setenv("RFOPS_CONFIGS", str(tmp_path))
+    mine = type(model)(NAME)
+    found = mine.constants("gfx950", 200, "staged", "1x2")
+    assert np.allclose(found.linear, own.linear, atol=1e-4)
+    assert np.allclose(found.quadratic, whole.quadratic, atol=1e-4), "the kernel's correction"
+    assert np.allclose(
+        mine.constants("gfx950", 256, "staged", "4x4").linear, whole.linear, atol=1e-4
+    )
+    for arch, kernel in (("gfx906", "staged"), ("gfx950", "other")):
+        assert (mine.constants(arch, 256, kernel, "").linear == 1).all()
+
+
+# ---------------------------------------------------------------- the choice
+
+
+@pytest.mark.parametrize(("name", "given"), PAIRS)
+def test_the_default_is_the_quickest_that_is_predicted(name: str, given: dict[str, int]) -> None:
+    op, model = model_of(name)
+    c = op.call_of("gfx950", **given)
+    ranked = model.rank(c)
+    assert [choice.us for choice in ranked.values()] == sorted(r.us for r in ranked.values())
+    assert list(op.order(c))[: len(ranked)] == list(ranked)
+    for kernel in model.kernels:
+        table = kernel.space(c)
+        if table is None:
+            assert kernel.name not in ranked
+            continue
+        us = model.predict([kernel], [table], model.like(c))[1]
+        if kernel.is_hip and model.like(c).sizes == c.sizes:
+            assert us.min() == pytest.approx(ranked[kernel.name].us)
+            assert kernel.default(c) == table.candidates[int(us.argmin())]
+        assert kernel.unsupported_reason(c) or not kernel.unsupported_config_reason(
+            c, kernel.default(c)
+        )
+
+
+@pytest.mark.parametrize("name", MODELED)
+def test_candidates_begin_with_the_default_and_name_none_twice(name: str) -> None:
+    op, model = model_of(name)
+    for given in tune_model.calls(op, 4, seed=5):
+        c = op.call_of("gfx950", **given)
+        for kernel in model.kernels:
+            if kernel.is_hip and kernel.unsupported_reason(c) is None:
+                found = list(kernel.candidates(c))
+                assert found[0] == kernel.default(c) and len(found) == len(set(found)) > 1
+
+
+@pytest.mark.parametrize("name", MODELED)
+def test_every_family_that_calls_meet_has_constants(name: str) -> None:
+    """Of each kernel a row without a family, whose constants one that was not timed takes."""
+    op, model = model_of(name)
+    for arch, cu_num in (("gfx942", 304), ("gfx950", 256)):
+        kernels = {k.name for k in model.kernels if takes_any(op, k, arch)}
+        rows = model.table(arch, cu_num)
+        assert kernels <= {kernel for kernel, family in rows if not family}, arch
+
+
+def takes_any(op: Op, kernel: TimedKernel, arch: str) -> bool:
+    calls = (op.call_of(arch, **given) for given in tune_model.calls(op, 20, seed=1))
+    return any(kernel.space(c) is not None for c in calls)
+
+
+def test_calls_of_one_coarse_step_get_one_variant() -> None:
+    """M of 257 to 288 is a step; tiles end where it does."""
+    op, _ = model_of(NAME)
+    configs = {
+        op.kernels["staged"].default(op.call_of("gfx950", M=m, N=2112, K=7168))
+        for m in range(257, 289)
+    }
+    assert len(configs) == 1
+
+
+def test_why_says_the_terms_of_the_choice_and_of_the_next() -> None:
+    op, model = model_of(NAME)
+    c = op.call_of("gfx950", M=71, N=2112, K=7168)
+    (first, terms), (second, _) = model.explain(c)
+    factor = terms.pop("correction")
+    assert sum(terms.values()) * factor == pytest.approx(first.us) and first.us <= second.us
+    lines = [line.split() for line in why.text(op, c).splitlines()]
+    said = {line[0]: line for line in lines}
+    assert said["predicted"][1:3] == [f"{first.us:.2f}", "us"] and "launch" in " ".join(
+        said["predicted"]
+    )
+    assert said["next"][1:3] == [f"{second.us:.2f}", "us"]
+
+
+def test_a_split_is_chosen_where_tiles_are_few() -> None:
+    """M = 71, 2112 x 7168 was 3.0 times as slow as with 6 splits (2 x 33 tiles, 256 CUs)."""
+    op, _ = model_of(NAME)
+    for arch in ("gfx942", "gfx950"):
+        config = op.kernels["staged"].default(op.call_of(arch, M=71, N=2112, K=7168))
+        assert config.split >= 3, (arch, config)
+
+
+# ---------------------------------------------------------------- draws
+
+
+@pytest.mark.parametrize("name", MODELED)
+def test_calls_are_drawn_by_seed_and_valid(name: str) -> None:
+    op = ops()[name]
+    first, again = (tune_model.calls(op, 30, seed=9) for _ in range(2))
+    assert first == again != tune_model.calls(op, 30, seed=10)
+    texts = [model_timings.call_text(given) for given in first]
+    assert len(set(texts)) == 30
+    for given, text in zip(first, texts, strict=True):
+        assert model_timings.given_of(text) == given
+        op.check_sizes(op.call_of("gfx950", **given))
+
+
+def test_rows_of_times_read_as_they_were_written(tmp_path: Path) -> None:
+    op, _ = model_of(NAME)
+    given = {"M": 133, "N": 2560, "K": 5120}
+    c = op.call_of("gfx950", **given)
+    variants = tune_model.pool(op, c, 30, random.Random(0))
+    assert {kernel for kernel, _ in variants} >= {"staged"} and len(variants) == len(set(variants))
+    times = [(*v, float(us)) for v, us in zip(variants, itertools.count(3), strict=False)]
+    file = tmp_path / f"{NAME}_timings.csv"
+    text = model_timings.call_text(given)
+    model_timings.write(file, model_timings.rows_of("gfx950", 256, text, times, "estimated"))
+    (got,) = model_timings.read(op, file, "gfx950", 256)
+    assert dict(zip(got.variants, got.us, strict=True)) == {(k, v): us for k, v, us in times}
+    assert model_timings.read(op, file, "gfx942") == []
+    file.write_text(file.read_text().replace("M=133", "M=x"))
+    with pytest.raises(ConfigError, match="not a file of .*'s times"):
+        model_timings.read(op, file)

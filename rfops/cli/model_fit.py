@@ -1,0 +1,237 @@
+"""Fits a time model's constants to times, and says what a choice by them costs: regret.
+
+Linear constants are non-negative least squares of the relative error, weighted by (best / us)^2 of
+a shape, so that what is near the best counts; those of a family are drawn to its kernel's, which
+have all of the kernel's times. What they leave is fitted, for each kernel, by a quadratic form in
+the logs, by ridge regression.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import geometric_mean
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from rfops.dispatch.heuristic import Columns
+from rfops.dispatch.kernel import Call
+from rfops.dispatch.op import Op
+from rfops.dispatch.time_model import MAX_CORRECTION, Constants, TimedKernel, TimeModel, Variants
+
+Array = npt.NDArray[np.float64]
+Family = tuple[str, str]  # a kernel and a family of its variants
+Fitted = dict[Family, Constants]
+
+_PRIOR = 0.03  # how much the constants of a kernel draw those of its families
+_RIDGE = 1.0
+_CORRECTED = 2.5  # times that are above the best by more have no part in the correction
+_STEPS = 4  # of reweighting, from the relative error to that of logarithms
+_FOLDS = 5
+_TINY = 1e-3  # us
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A call, and the times of its variants, in microseconds."""
+
+    call: Call
+    variants: tuple[tuple[str, Any], ...]  # kernel and config
+    us: tuple[float, ...]
+
+    @property
+    def best(self) -> float:
+        return min(self.us)
+
+
+class Sample(NamedTuple):
+    """The variants of a Timed as the model sees them."""
+
+    families: list[Family]
+    terms: Array  # [variants, terms]
+    logs: Array  # [variants, logs]
+    us: Array
+    is_choice: npt.NDArray[np.bool_]  # whether a call may choose it without a row
+
+
+def sample_of(op: Op, timed: Timed) -> Sample:
+    model = model_of(op)
+    families: list[Family] = []
+    spaces: dict[str, set[Any]] = {}
+    for name, config in timed.variants:
+        kernel = op.kernels[name]
+        assert isinstance(kernel, TimedKernel)
+        families.append((name, kernel.family(config, timed.call)))
+        spaces.setdefault(name, set(kernel.space(timed.call) or ()))
+    terms, logs = work_of(op, model, timed)
+    is_choice = np.array([config in spaces[name] for name, config in timed.variants])
+    return Sample(families, terms, logs, np.array(timed.us), is_choice)
+
+
+def work_of(op: Op, model: TimeModel, timed: Timed) -> tuple[Array, Array]:
+    """Terms and logs, [variants, terms] and [variants, logs]."""
+    count = len(timed.us)
+    terms, logs = np.empty((count, len(model.terms))), np.empty((count, len(model.logs)))
+    for name in dict.fromkeys(kernel for kernel, _ in timed.variants):
+        at = [i for i, (kernel, _) in enumerate(timed.variants) if kernel == name]
+        kernel: Any = op.kernels[name]
+        table = Columns([timed.variants[i][1] for i in at])
+        made = model.work(Variants(model, [kernel], [table], timed.call), timed.call)
+        for target, values in zip((terms, logs), made[:2], strict=True):
+            for column, value in enumerate(values):
+                target[at, column] = value
+    return terms, logs
+
+
+def model_of(op: Op) -> TimeModel:
+    if op.time_model is None:
+        raise ValueError(f"{op.name} has no model of its kernels' times")
+    return op.time_model
+
+
+# ---------------------------------------------------------------- the fit
+
+
+def fit(model: TimeModel, samples: Sequence[Sample]) -> Fitted:
+    """Constants of all families, and of each kernel as a whole (family "")."""
+    best = [sample.us.min() for sample in samples]
+    weights = np.concatenate([(b / s.us) ** 2 for b, s in zip(best, samples, strict=True)])
+    terms, logs, us = (
+        np.concatenate([getattr(s, n) for s in samples]) for n in ("terms", "logs", "us")
+    )
+    families = np.array([f"{k}\n{f}" for sample in samples for k, f in sample.families])
+    kernels = np.array([k for sample in samples for k, _ in sample.families])
+    fitted: Fitted = {}
+    for kernel in dict.fromkeys(kernels):
+        of_kernel = kernels == kernel
+        whole = linear(terms[of_kernel], us[of_kernel], weights[of_kernel])
+        own: dict[str, Array] = {}
+        predicted = np.empty(len(us))
+        for name in dict.fromkeys(families[of_kernel]):
+            at = families == name
+            own[name] = linear(terms[at], us[at], weights[at], whole)
+            predicted[at] = terms[at] @ own[name]
+        near = of_kernel & (weights > _CORRECTED**-2)
+        left = np.log2(us[near] / np.maximum(predicted[near], _TINY))
+        correction = quadratic(logs[near], left, weights[near])
+        fitted[kernel, ""] = Constants(whole, *correction)
+        for name, constants in own.items():
+            fitted[kernel, name.partition("\n")[2]] = model.nominal()._replace(linear=constants)
+    return fitted
+
+
+def linear(terms: Array, us: Array, weights: Array, prior: Array | None = None) -> Array:
+    """Constants >= 0 of the least relative error."""
+    root, predicted = np.sqrt(weights), us
+    size = np.sqrt(((terms / us[:, None] * root[:, None]) ** 2).mean(0)) + 1e-9
+    constants = np.zeros(terms.shape[1])
+    for _ in range(_STEPS):
+        scale = root / np.sqrt(us * predicted)
+        rows, values = terms * scale[:, None], us * scale
+        if prior is not None:
+            pull = size * np.sqrt(_PRIOR * len(us))
+            rows, values = np.vstack([rows, np.diag(pull)]), np.concatenate([values, pull * prior])
+        constants = non_negative(rows, values)
+        predicted = np.maximum(terms @ constants, _TINY)
+    return constants
+
+
+def non_negative(rows: Array, values: Array) -> Array:
+    """The x >= 0 that makes |rows x - values| least, by active sets: Lawson and Hanson, Solving
+    Least Squares Problems (1974), chapter 23."""
+    gram, target = rows.T @ rows, rows.T @ values
+    x = np.zeros(len(target))
+    free = np.zeros(len(target), dtype=bool)
+    for _ in range(10 * len(target)):
+        gradient = np.where(free, -np.inf, target - gram @ x)
+        if free.all() or gradient.max() <= 1e-10 * np.abs(target).max():
+            break
+        free[gradient.argmax()] = True
+        while free.any():
+            at = np.flatnonzero(free)
+            goal = np.zeros_like(x)
+            goal[at] = np.linalg.lstsq(gram[np.ix_(at, at)], target[at], rcond=None)[0]
+            below = at[goal[at] <= 0]
+            if not len(below):
+                x = goal
+                break
+            x += (x[below] / (x[below] - goal[below])).min() * (goal - x)
+            free &= x > 1e-14
+            x[~free] = 0
+    return x
+
+
+def quadratic(logs: Array, left: Array, weights: Array) -> tuple[Array, Array, Array]:
+    """[logs, logs] of the quadratic form that has `left` with the least error, and the bounds of
+    logs. The first log is 1 always; the others are standardised first, so that the ridge is the
+    same for all."""
+    size = logs.shape[1]
+    center, spread = logs.mean(0), logs.std(0) + 0.5
+    center[0], spread[0] = 0.0, 1.0
+    at = np.triu_indices(size)
+    products = ((logs - center) / spread)[:, at[0]] * ((logs - center) / spread)[:, at[1]]
+    weighted = products * weights[:, None]
+    ridge = _RIDGE * np.eye(products.shape[1])
+    form = np.zeros((size, size))
+    form[at] = np.linalg.solve(weighted.T @ products + ridge, weighted.T @ left)
+    # In logs as they are: (x - center) / spread = change @ x, as x[0] is 1.
+    change = np.diag(1 / spread)
+    change[1:, 0] = -center[1:] / spread[1:]
+    form = change.T @ form @ change
+    form = np.triu(form) + np.tril(form, -1).T
+    return form, logs.min(0), logs.max(0)
+
+
+def predict(fitted: Fitted, sample: Sample) -> Array:
+    """Microseconds of each variant."""
+    us = np.full(len(sample.us), np.inf)
+    for at, (kernel, family) in enumerate(sample.families):
+        whole = fitted.get((kernel, ""))
+        if whole is not None:
+            own = fitted.get((kernel, family), whole)
+            x = np.clip(sample.logs[at], whole.low, whole.high)
+            correction = float(x @ whole.quadratic @ x)
+            correction = min(max(correction, -MAX_CORRECTION), MAX_CORRECTION)
+            us[at] = max(sample.terms[at] @ own.linear, _TINY) * 2**correction
+    return us
+
+
+# ---------------------------------------------------------------- the regret
+
+
+class Regret(NamedTuple):
+    """Time of a choice over the best found, over several shapes."""
+
+    median: float
+    p95: float
+    most: float
+    mean: float  # geometric
+
+    @classmethod
+    def of(cls, ratios: Sequence[float]) -> Regret:
+        high = float(np.percentile(ratios, 95))
+        return cls(float(np.median(ratios)), high, max(ratios), geometric_mean(ratios))
+
+    def __str__(self) -> str:
+        return f"regret median {self.median:.3f} p95 {self.p95:.3f} max {self.most:.3f}"
+
+
+def ratio(fitted: Fitted, sample: Sample) -> float:
+    """Of the variant that the constants choose, to the best of all that were timed."""
+    predicted = np.where(sample.is_choice, predict(fitted, sample), np.inf)
+    return float(sample.us[int(predicted.argmin())] / sample.us.min())
+
+
+def cross_validated(model: TimeModel, samples: Sequence[Sample]) -> Regret:
+    """Each shape by constants that were fitted without it."""
+    order = list(range(len(samples)))
+    random.Random(1).shuffle(order)
+    ratios = []
+    for fold in range(_FOLDS):
+        out = set(order[fold::_FOLDS])
+        fitted = fit(model, [s for at, s in enumerate(samples) if at not in out])
+        ratios += [ratio(fitted, samples[at]) for at in sorted(out)]
+    return Regret.of(ratios)

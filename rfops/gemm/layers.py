@@ -1,0 +1,72 @@
+"""Linear layers of large language models: of what shapes GEMMs are drawn to tune by.
+
+Hidden size, columns of q, of k and v together, and of the feed-forward part are the models' own
+config.json; a GPU has them whole or its share of 2, 4 or 8.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import random
+from typing import Any
+
+PARTS = 1, 2, 4, 8  # of tensor parallelism
+# Hidden size, q, k and v, feed-forward.
+DENSE = {
+    "Llama 3.1 8B": (4096, 4096, 2048, 14336),
+    "Llama 3.1 70B": (8192, 8192, 2048, 28672),
+    "Llama 3.1 405B": (16384, 16384, 2048, 53248),
+    "Qwen3 8B": (4096, 4096, 2048, 12288),
+    "Qwen3 14B": (5120, 5120, 2048, 17408),
+    "Qwen3 32B": (5120, 8192, 2048, 25600),
+    "Qwen3 235B": (4096, 8192, 1024, 12288),
+    "GLM 4.5": (5120, 12288, 2048, 12288),
+    "Mistral Large 2": (12288, 12288, 2048, 28672),
+    "GPT-OSS 120B": (2880, 4096, 1024, 2880),
+}
+# DeepSeek-V3 and Kimi-K2: (N, K) whole, and which of the two is shared out.
+LATENT = (
+    (2112, 7168, ""),
+    (576, 7168, ""),
+    (24576, 1536, "N"),
+    (12288, 1536, "N"),
+    (7168, 16384, "K"),
+    (36864, 7168, "N"),
+    (7168, 18432, "K"),
+    (4096, 7168, "N"),
+    (7168, 2048, "K"),
+    (32768, 512, "N"),
+)
+_MIN_N, _MULTIPLE = 64, 16
+_MAX_WORK, _MAX_W = 6e10, 3e8  # multiplications and elements of w: more tell nothing else
+
+
+@functools.cache
+def shapes(multiple: int) -> tuple[tuple[int, int], ...]:
+    """(N, K) of one GPU, K a multiple of that."""
+    found: set[tuple[int, int]] = set()
+    for part in PARTS:
+        for hidden, q, kv, wide in DENSE.values():
+            found |= {((q + kv) // part, hidden), (hidden, q // part)}
+            found |= {(2 * wide // part, hidden), (hidden, wide // part)}
+        for n, k, shared in LATENT:
+            found.add((n // (part if shared == "N" else 1), k // (part if shared == "K" else 1)))
+    return tuple(
+        sorted(
+            (n, k)
+            for n, k in found
+            if n >= _MIN_N and n % _MULTIPLE == 0 and k >= multiple and k % multiple == 0
+        )
+    )
+
+
+def draw(rng: random.Random, multiple: int, most_m: int = 4096) -> dict[str, Any]:
+    """M, N, K of a random layer: M from 1 on, its logarithm uniform; one in four from 17 to 1,024
+    and no power of two, where kernels meet."""
+    while True:
+        low, high = (17, min(most_m, 1024)) if rng.random() < 0.25 else (1, most_m)
+        m = round(math.exp(rng.uniform(math.log(low), math.log(high))))
+        n, k = rng.choice(shapes(multiple))
+        if m * n * k <= _MAX_WORK and n * k <= _MAX_W and not (low > 1 and m & (m - 1) == 0):
+            return {"M": m, "N": n, "K": k}
