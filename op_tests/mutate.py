@@ -123,7 +123,6 @@ _PAIR = (
 _SUMS = "if k_steps <= MAX_DEEP_STEPS and _rows_of_expert(c) {} MIN_SUM_ROWS:"
 _AGE = "if not is_whole and _age(folder) {} _HOUR:"
 _AGAIN = "while (item_ {} end_) {{"
-_STREAM_IDLE = "idle = (along > 1) & ((along {} 1) * t.steps >= blocks)"
 _ANY = "there are 8 workgroups, and any may clear"
 _OTHER = "a cost: of variants that all take the call"
 # File, its line with what is before and after, and why no call can tell them apart.
@@ -175,7 +174,6 @@ _SAME = (
         "<=",
         "a cost: at end_ the first slice of tile count / 2 is computed again, with the same bits",
     ),
-    ("rfops/gemm/kernels/a8w8/stream.py", _STREAM_IDLE, "-", "+", _OTHER),
     (
         "rfops/gemm/kernels/a16w8/triton.py",
         _DEEP,
