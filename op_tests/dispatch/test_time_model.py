@@ -281,5 +281,5 @@ def test_rows_of_times_read_as_they_were_written(tmp_path: Path) -> None:
     assert dict(zip(got.variants, got.us, strict=True)) == {(k, v): us for k, v, us in times}
     assert model_timings.read(op, file, "gfx942") == []
     file.write_text(file.read_text().replace("M=133", "M=x"))
-    with pytest.raises(ConfigError, match="not a file of .*'s times"):
+    with pytest.raises(ConfigError, match=r"not a file of .*'s times"):
         model_timings.read(op, file)
