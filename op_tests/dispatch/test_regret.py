@@ -9,12 +9,12 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-import torch
 
 from rfops.cli import model_fit, model_source, model_timings, tune_model
 from rfops.cli.regret import regret_of
 from rfops.dispatch.op import ops
 from rfops.jit.arch import ARCH_SPECS
+from support.devices import device_of
 
 CHOICES = Path(__file__).parents[1] / "choices"
 MODELED = sorted(name for name, op in ops().items() if op.time_model)
@@ -82,12 +82,11 @@ def test_constants_are_of_these_kernels_and_this_timing_model(name: str, arch: s
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("name", MODELED)
-def test_regret_of_fresh_calls(name: str, one_device: torch.device) -> None:
-    op = ops()[name]
-    found = [
-        regret_of(op, given, one_device, 40) for given in tune_model.calls(op, FRESH, 20261127)
-    ]
+@pytest.mark.parametrize(("name", "arch"), CHIPS)
+def test_regret_of_fresh_calls(name: str, arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    op, device = ops()[name], device_of(arch, monkeypatch)
+    calls = tune_model.calls(op, FRESH, seed=20261127)
+    found = [regret_of(op, given, device, 40) for given in calls]
     ratios = [one[0][2] / one[1][2] for one in found if one is not None]
     assert len(ratios) >= FRESH - 1
     regret = model_fit.Regret.of(ratios)
