@@ -18,7 +18,7 @@ from support.devices import device_of
 
 CHOICES = Path(__file__).parents[1] / "choices"
 MODELED = sorted(name for name, op in ops().items() if op.time_model)
-# The aims, and what is not reached yet: p95 of FP8 on gfx950, at few rows and several splits.
+# The aims, and what is not reached yet: p95 of FP8 on gfx950.
 MEDIAN, P95, MOST = 1.03, 1.12, 1.30
 P95_OF = {("gemm_a8w8_blockscale", "gfx950"): 1.14}
 FRESH, FRESH_MEAN, FRESH_MOST = 6, 1.12, 1.35  # calls of the sweep, and what their choices may cost

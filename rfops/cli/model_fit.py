@@ -30,7 +30,7 @@ _PRIOR = 0.03  # how much the constants of a kernel draw those of its families
 _RIDGE = 1.0
 _CORRECTED = 2.5  # times that are above the best by more have no part in the correction
 _STEPS = 4  # of reweighting, from the relative error to that of logarithms
-_FOLDS = 5
+FOLDS = 5
 _TINY = 1e-3  # us
 
 
@@ -41,10 +41,6 @@ class Timed:
     call: Call
     variants: tuple[tuple[str, Any], ...]  # kernel and config
     us: tuple[float, ...]
-
-    @property
-    def best(self) -> float:
-        return min(self.us)
 
 
 class Sample(NamedTuple):
@@ -230,8 +226,8 @@ def cross_validated(model: TimeModel, samples: Sequence[Sample]) -> Regret:
     order = list(range(len(samples)))
     random.Random(1).shuffle(order)
     ratios = []
-    for fold in range(_FOLDS):
-        out = set(order[fold::_FOLDS])
+    for fold in range(FOLDS):
+        out = set(order[fold::FOLDS])
         fitted = fit(model, [s for at, s in enumerate(samples) if at not in out])
         ratios += [ratio(fitted, samples[at]) for at in sorted(out)]
     return Regret.of(ratios)

@@ -31,7 +31,7 @@ from rfops.dispatch.op import Op, ops
 from rfops.dispatch.problem import Problem, call_on
 from rfops.dispatch.timing import time_graph
 
-SHAPES = 90  # from which on more change the regret by less than 0.01
+SHAPES = 90  # about as many as the shipped constants are fitted to
 VARIANTS = 60  # of a call that are timed at most
 _NEAR = 2.0  # variants that are predicted to take longer than the best by more are not timed
 _SPREAD = 0.15  # of those that are timed, others all the same
@@ -55,11 +55,9 @@ def calls(op: Op, count: int, seed: int) -> list[dict[str, Any]]:
 
 
 def pool(op: Op, c: Call, count: int, rng: random.Random) -> list[tuple[str, Any]]:
-    """Variants worth timing: each kernel's default and its families' best, those predicted near the
-    best, and a share of the others."""
+    """Variants worth timing: those that are predicted near the best, and a share of the others."""
     model = model_fit.model_of(op)
     found: list[tuple[float, str, Any]] = []
-    first: dict[tuple[str, str], tuple[float, str, Any]] = {}
     for kernel in model.kernels:
         table = kernel.space(c)
         if table is None or kernel.unsupported_reason(c) is not None:
@@ -67,13 +65,10 @@ def pool(op: Op, c: Call, count: int, rng: random.Random) -> list[tuple[str, Any
         us = model.predict([kernel], [table], c)[1]
         for config, predicted in zip(table, us, strict=True):
             if kernel.unsupported_config_reason(c, config) is None:
-                one = float(predicted), kernel.name, config
-                found.append(one)
-                family = kernel.name, kernel.family(config, c)
-                first[family] = min(first.get(family, one), one, key=lambda x: x[0])
+                found.append((float(predicted), kernel.name, config))
     found.sort(key=lambda one: one[0])
     best = found[0][0] if found else 0.0
-    near = [one for one in [*found, *first.values()] if one[0] <= _NEAR * best]
+    near = [one for one in found if one[0] <= _NEAR * best]
     taken = dict.fromkeys((name, config) for _, name, config in near[: int(count * (1 - _SPREAD))])
     others = [(name, config) for _, name, config in found if (name, config) not in taken]
     rng.shuffle(others)
@@ -133,10 +128,8 @@ def run(op: Op, folder: Path, device: torch.device, options: argparse.Namespace)
     print(f"# {describe(device)}")
     print(f"{len(wanted) - len(left)} of {len(wanted)} shapes were timed before", flush=True)
     origin = model_timings.device_name(device)
-    failed: list[str] = []
 
     def done(text: str, times: Sequence[Time], failures: Sequence[str], progress: str) -> None:
-        failed.extend(failures)
         for failure in failures:
             print(f"  {failure}", file=sys.stderr, flush=True)
         if times:
@@ -171,7 +164,7 @@ def _time_all(
     begin = time.monotonic()
     if not options.executor:
         for number, (text, given) in enumerate(left.items(), start=1):
-            times, failures = time_task(op.name, given, device.type, count, ())
+            times, failures = time_task(op.name, given, str(device), count, ())
             done(text, times, failures, f"[{number}/{len(left)}, {time.monotonic() - begin:.0f} s]")
         return
     tasks = [
@@ -203,6 +196,9 @@ def write_model(
     model = model_fit.model_of(op)
     timed = model_timings.read(op, timings, arch, cu_num)
     samples = [model_fit.sample_of(op, one) for one in timed]
+    if len(samples) < model_fit.FOLDS:
+        wanted = f"at least {model_fit.FOLDS} shapes with times on {arch}"
+        raise ValueError(f"{op.name}: {timings} must have {wanted}, got {len(samples)}")
     regret = model_fit.cross_validated(model, samples)
     fitted = model_fit.fit(model, samples)
     count = sum(len(sample.us) for sample in samples)

@@ -36,7 +36,7 @@ from .tuned_table import serving
 Array = npt.NDArray[np.float64]
 COLUMNS = "arch", "cu_num", "kernel", "family", "constants", "correction", "origin", "source"
 MAX_CORRECTION = 0.38  # binary logarithm: a factor of 1.3
-_MAX_RANKED = 4096
+_MAX_RANKED, _MAX_VARIANTS = 4096, 256
 
 
 class Constants(NamedTuple):
@@ -205,6 +205,8 @@ class TimeModel:
         key = (c.arch, c.cu_num, self.static(c), *map(id, tables))
         v = self._variants.get(key)
         if v is None:
+            if len(self._variants) >= _MAX_VARIANTS:
+                self._variants.clear()
             v = self._variants[key] = Variants(self, kernels, tables, c)
         work = self.work(v, c)
         us = _evaluate(v, work)

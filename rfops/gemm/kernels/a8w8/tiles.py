@@ -21,7 +21,7 @@ from .launch import MAX_SPLIT, Launched
 from .layout import OUT_TYPES, is_columns
 
 MAX_GROUP_M = 16
-SPLITS = 1, 2, 3, 4, 5, 6, 8, 10, MAX_SPLIT  # that are tried: others lie within 2 % of these
+SPLITS = 1, 2, 3, 4, 5, 6, 8, 10, MAX_SPLIT  # that a call chooses among: those that were timed
 
 
 @dataclass(frozen=True)
