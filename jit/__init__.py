@@ -6,7 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from . import settings
-from .build.vgpu_library import vgpu_library, vgpu_library_folder
+from .build.vgpu_library import vgpu_hsa_folder, vgpu_library, vgpu_library_folder
 from .errors import (
     BindError,
     BuildError,
@@ -82,6 +82,7 @@ __all__ = [
     "u16",
     "u32",
     "u64",
+    "vgpu_hsa_folder",
     "vgpu_library",
     "vgpu_library_folder",
 ]

@@ -29,11 +29,7 @@ class Arch:
     hbm_peak_tb_s: float  # vendor
     hbm_tb_s: float  # that kernels reach: rocm-origami; gpu-benches 4.0, PR 8480 5.6 to 6.9
     l2_tb_s: float  # rocm-origami; gpu-benches 27.5 where all CUs read the same
-    latency_us: float  # HBM, load to use, under load: gpu-benches 0.42 idle, vcopy 0.45 to 0.5;
-    # 0.8 is what a K-step of a latency-bound kernel comes to with two dependent rounds (aiter)
-    l2_latency_us: float  # assumed: 0.1 idle (gpu-benches), three times that under load
     launch_us: float  # from a graph: published for both (Formocast, rocm-origami)
-    dispatch_cycles: int  # a wave and XCD: gpu-benches 1.1, 2 for workgroups of 4 waves
     matrix_tflops: Mapping[str, float]  # dense peak by operand type; vendor
     elf_machine: int = 0  # the low byte of a code object's e_flags; LLVM's AMDGPU usage
 
@@ -43,12 +39,12 @@ _MI300X = {"bf16": 1307.0, "fp8": 2615.0}
 ARCH_SPECS = {
     arch.name: arch
     for arch in (
-        Arch("gfx942", "MI300X", 304, 8, 4, 64 << 10, 32, 2.1, 5.3, 4.0, 17.0, 0.8, 0.3, 2.0, 2,
-             _MI300X, 0x4C),
-        Arch("gfx950", "MI355X", 256, 8, 4, 160 << 10, 64, 2.4, 8.0, 6.0, 17.0, 0.8, 0.3, 2.0, 2,
-             _MI355X, 0x4F),
+        Arch("gfx942", "MI300X", 304, 8, 4, 64 << 10, 32, 2.1, 5.3, 4.0, 17.0, 2.0, _MI300X,
+             0x4C),
+        Arch("gfx950", "MI355X", 256, 8, 4, 160 << 10, 64, 2.4, 8.0, 6.0, 17.0, 2.0, _MI355X,
+             0x4F),
         # Triton's routes alone.
-        Arch("sm_90", "H200", 132, 1, 4, 227 << 10, 32, 1.98, 4.8, 4.2, 10.0, 0.6, 0.3, 2.0, 2,
+        Arch("sm_90", "H200", 132, 1, 4, 227 << 10, 32, 1.98, 4.8, 4.2, 10.0, 2.0,
              {"bf16": 989.0, "fp8": 1979.0}),
     )
 }  # fmt: skip

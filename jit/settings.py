@@ -39,6 +39,7 @@ SETTINGS = (
     Setting("ROCM_PATH", "path", "", "ROCm's folder; `bin/hipcc` in it is used when present"),
     Setting("CXX", "text", "", "host C++ compiler of the virtual GPU; empty: g++, clang++, zig"),
     Setting("CC", "text", "", "C compiler of Triton's launcher; empty: gcc, clang, zig"),
+    Setting("RFOPS_AITER_SOURCE", "path", "", "checkout of ROCm/aiter beside rfops' own `aiter`"),
     Setting("RFOPS_VGPU_ARCH", "gfx942|gfx950", "gfx950", "architecture of the virtual GPU"),
     Setting("RFOPS_VGPU_PART", "text", "", "its part, MI300X to MI355X; empty: by architecture"),
     Setting("RFOPS_VGPU_THREADS", "int", "0", "host threads of the virtual GPU; 0: one a core"),
@@ -47,6 +48,9 @@ SETTINGS = (
     Setting("RFOPS_VGPU_TIMING", "0|1", "0", "print how long each launch would take, and why"),
     Setting("RFOPS_VGPU_TIMING_SET", "text", "", "for work on the model: NAME=VALUE ..."),
     Setting("RFOPS_VGPU_REPORT", "path", "", "folder for records of all launches; of `rfops run`"),
+    Setting(
+        "RFOPS_VGPU_DEBUG", "path", "", "socket of `rfops debug`, at whose prompt kernels stop"
+    ),
     Setting("RFOPS_VGPU_SCHEDULE", "text", "hardware", "order of waves, loads; or random:SEED"),
     Setting("RFOPS_VGPU_LOG", "int", "1", "how much the virtual GPU prints; 0: nothing"),
     Setting("RFOPS_HIP_LIBRARY", "path", "", "HIP runtime to load instead of the one chosen"),
@@ -55,7 +59,9 @@ SETTINGS = (
     Setting("RFOPS_LOCK_TIMEOUT", "seconds", "600", "longest wait for another process's build"),
     Setting("RFOPS_COMPILE_TIMEOUT", "seconds", "600", "longest time of a compiler; 0: any"),
     Setting("RFOPS_JOBS", "int", "0", "compilers at once; 0: one a core and GiB of free memory"),
-    Setting("RFOPS_PLUGIN", "text", "", "what vLLM and SGLang get: off, or mla,moe,topk,fp8,mxfp4"),
+    Setting(
+        "RFOPS_PLUGIN", "text", "", "what vLLM and SGLang get: off, or mla,moe,topk,fp8,mxfp4,rows"
+    ),
     Setting("RFOPS_LAUNCHER", "auto|ctypes", "auto", "ctypes: launch without the native launcher"),
     Setting("RFOPS_LOG", "debug|dispatch|info|warning|error", "info", "what is printed on stderr"),
 )

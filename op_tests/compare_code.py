@@ -57,11 +57,14 @@ def sections(file: Path) -> Iterator[tuple[str, object]]:
             if section.name.startswith(SECTIONS):
                 yield section.name.split("$")[0], hashlib.sha256(section.data()).hexdigest()
             elif isinstance(section, RelocationSection):
+                relocated = elf.get_section(section["sh_info"])
+                if not relocated.name.startswith(SECTIONS):
+                    continue  # debug lines
                 for item in section.iter_relocations():
                     symbol = symbols.get_symbol(item["r_info_sym"])
                     target = symbol["st_shndx"], symbol["st_value"]
                     position = item["r_offset"], item["r_info_type"], item.entry.get("r_addend")
-                    yield f"relocation of {section['sh_info']}", [*position, *target]
+                    yield f"relocation of {relocated.name}", [*position, *target]
 
 
 def digest(entry: BuildRequest) -> dict[str, Any]:

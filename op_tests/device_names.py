@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 CSRC = Path(__file__).resolve().parents[1] / "csrc"
-DIRECTORIES = ("include/rfops", "gemm", "quantization", "moe", "attention")
+DIRECTORIES = ("include/rfops", "gemm", "quantization", "rowwise", "moe", "attention")
 # Directories whose names are in order; the test holds them.
-DONE = ("include/rfops", "gemm", "quantization", "moe", "attention")
+DONE = ("include/rfops", "gemm", "quantization", "rowwise", "moe", "attention")
 # Types of which each architecture has one; a kernel includes the header of its own.
 ONE_PER_ARCH = frozenset({"WaveAttention"})
 # Words with several senses in this code, each of which has a name of its own (csrc/README.md).
@@ -123,7 +123,7 @@ def types_declared_twice() -> list[str]:
 def _namespace_types(text: str) -> set[str]:
     """Types that stand directly in a namespace: their line begins without an indent."""
     text = STRIPPED.sub(" ", text)
-    names = re.findall(r"^(?:struct|class|enum|union)\s+(\w+)(?=[^;()]*?\{)", text, re.M)
+    names = re.findall(r"^(?:struct|class|enum(?: class)?|union)\s+(\w+)(?=[^;()]*?\{)", text, re.M)
     return {*names, *re.findall(r"^using\s+(\w+)\s*=", text, re.M)}
 
 

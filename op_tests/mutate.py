@@ -98,7 +98,6 @@ class Mutant:
         return f"{self.file}:{self.line}\n  - {previous}\n  + {after}"
 
 
-_KEEP = "if constexpr (kOptions.groups {} 1) details::keep_groups<kOptions>(keys, experts);"
 _FIRST = "__device__ bool is_first() const {{ return threshold_ {} 0.0f; }}"
 _LEFT = "return self.block_m < 64 {} self.block_n <= BLOCK"
 _COS, _SIN = (
@@ -106,8 +105,6 @@ _COS, _SIN = (
     for name, at in (("cos", "angle_ptr"), ("sin", "angle_ptr + HALF"))
 )
 _GRID = "if largest {} MAX_GRID and max(self.default(c).grid(m, n)) > MAX_GRID:"
-_IDLE = "idle=(along > 1) & ((along - 1) * c.steps {} tiles),"
-_MORE = "if c.M > FEW_TOKENS and k_steps * TILE {} columns:"
 _DEEP = "if tile_k == 64 and (split_k > 1 {} stages < 3 or tile_n < 128 or steps < 8):"
 _WAIT = "if constexpr (kPiece % 4 == 0) wait_vmcnt<(kPiece {} 4 ? 6 : kPiece < 8 ? 2 : 1)>();"
 _CLEAR = "if (workgroup_id_x() {} 0) {{"
@@ -116,18 +113,15 @@ _RUN = (
     "const u32 by_rows = (a.m - 1 - t.m0) / apart, by_items = (items {} 1 - t.next) / a.groups + 1;"
 )
 _FACTOR = "if extent.size and extent.factor {} 0:"
-_ONE = 'return {{**super().kind(c, config, k), "ONE_TURN": int(ceil(k, TILE_K) {} along)}}'
+_ONE = 'return {{**super().kind(c, config, k), "ONE_TURN": int(ceil(k, TILE_K) {} k_step_waves)}}'
 _PAIR = (
     "const auto pair = __builtin_amdgcn_cvt_pk_f32_fp8(static_cast<i32>(p_[t / 2]), t % 2 {} 1);"
 )
-_SUMS = "if k_steps <= MAX_DEEP_STEPS and _rows_of_expert(c) {} MIN_SUM_ROWS:"
 _AGE = "if not is_whole and _age(folder) {} _HOUR:"
 _AGAIN = "while (item_ {} end_) {{"
 _ANY = "there are 8 workgroups, and any may clear"
-_OTHER = "a cost: of variants that all take the call"
 # File, its line with what is before and after, and why no call can tell them apart.
 _SAME = (
-    ("csrc/moe/top_k.h", _KEEP, ">", ">=", "one group is taken whole"),
     ("csrc/attention/mla_online_softmax.h", _FIRST, "<", "<=", "threshold_ is -inf or positive"),
     (
         "csrc/attention/mla_kv_stage_widen.h",
@@ -154,19 +148,10 @@ _SAME = (
     ("rfops/dispatch/torch_op.py", _FACTOR, ">", ">=", "no factor is 0"),
     ("rfops/gemm/kernels/mxfp4/stream.py", _ONE, "<=", "<", "a cost: the loop does the same"),
     ("csrc/attention/mla_wave_fp8.h", _PAIR, "==", "!=", "the same terms in another order"),
-    ("rfops/moe/kernels/mx/hip.py", _SUMS, ">=", ">", _OTHER),
     ("jit/cache/collect.py", _AGE, "<", "<=", "no age is an hour to the last bit"),
     (_LAYER, _COS, "<", "<=", "reads a row's angles, not stored"),
     (_LAYER, _SIN, "<", "<=", "reads a row's angles, not stored"),
     ("rfops/gemm/kernels/mxfp8/mfma.py", _GRID, ">", ">=", "no grid is above `largest`"),
-    (
-        "rfops/gemm/kernels/mxfp4/stream.py",
-        _IDLE,
-        ">=",
-        ">",
-        "a cost: of variants that all take the call",
-    ),
-    ("rfops/moe/kernels/mx/hip.py", _MORE, ">", ">=", _OTHER),
     (
         "csrc/moe/expert_tile_scheduler.h",
         _AGAIN,
@@ -375,14 +360,18 @@ GATHER = ("__init__.py", "later.py", "compat.py")  # name all ops
 
 
 def ranked(names: Iterable[str], stems: Iterable[str]) -> list[str]:
-    """Tests that have the names, those first that have them most, or a stem in their own."""
+    """Tests that have the names, those first that have them most, or a stem in their own; a word of
+    a stem that is not that of the folder counts as ten names (test_topk.py of moe_topk.hip)."""
     names, stems = [*names], [stem for stem in stems if len(stem) > 3]
-    points = {
-        test: sum(words[name] for name in names)
-        + 100 * any(stem in Path(test).stem for stem in stems)
-        for test, words in tests().items()
-    }
-    return sorted((t for t in points if points[t]), key=lambda t: (-points[t], t))
+    words_of_stems = {word for stem in stems for word in stem.split("_")}
+
+    def points(test: str, words: collections.Counter[str]) -> int:
+        stem, named = Path(test).stem, sum(words[name] for name in names)
+        common = words_of_stems & {*stem.split("_")[1:]} - {Path(test).parent.name}
+        return named + 100 * any(each in stem for each in stems) + 10 * (named and len(common))
+
+    counted = {test: points(test, words) for test, words in tests().items()}
+    return sorted((t for t in counted if counted[t]), key=lambda t: (-counted[t], t))
 
 
 def tests_by_importers(file: str) -> list[str]:

@@ -1,5 +1,7 @@
 """Fit an op's constants again to the times in op_tests/choices, after a change of sources that
-should not have changed times: some are taken again first, and must be as they were within 1 %.
+should not have changed times: some are taken again first, and must be as they were within 1 %;
+experts' within 2 %, which differ by 1.2 % from run to run, as what is between their launches begins
+elsewhere.
 
     python op_tests/refit_choices.py gemm_mxfp8 gfx950
 
@@ -18,6 +20,8 @@ from pathlib import Path
 CHOICES = Path(__file__).parent / "choices"
 CONFIGS = Path(__file__).parents[1] / "configs"
 CALLS, VARIANTS, TOLERANCE = 5, 6, 0.01
+EXPERTS = "fused_moe", "fused_moe_tables", "fused_moe_fp8", "fused_moe_mxfp4", "fused_moe_mxfp8"
+TOLERANCE_OF = dict.fromkeys(EXPERTS, 0.02)
 
 
 def main() -> int:
@@ -51,7 +55,7 @@ def main() -> int:
             ratio = time[2] / known[time[:2]]
             worst = max(worst, abs(ratio - 1))
             print(f"{ratio:.4f}  {c}: {time[0]} {time[1]}", flush=True)
-    if worst > TOLERANCE:
+    if worst > TOLERANCE_OF.get(op.name, TOLERANCE):
         print(f"times differ by up to {worst:.1%}: time all anew, see --help", file=sys.stderr)
         return 1
     device = f"virtual GPU {options.arch} {cus} CUs"

@@ -103,10 +103,7 @@ struct WaveRowLoader {
 
 // Returns the pointer in SGPRs, because a descriptor in VGPRs makes each load a loop over lanes.
 __device__ inline const bf16* scalar_address(const bf16* ptr) {
-  const u64 bits = reinterpret_cast<u64>(ptr);
-  const u32 low = readfirstlane(static_cast<u32>(bits)),
-            high = readfirstlane(static_cast<u32>(bits >> 32));
-  return reinterpret_cast<const bf16*>(u64{high} << 32 | low);
+  return reinterpret_cast<const bf16*>(readfirstlane(reinterpret_cast<u64>(ptr)));
 }
 
 }  // namespace rfops

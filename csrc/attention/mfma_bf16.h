@@ -64,6 +64,18 @@ __device__ inline Bf16x8 fp8x8_to_bf16x8(u32 low, u32 high) {
                                           widen_pair<false>(high), widen_pair<true>(high)});
 }
 
+// Returns element `element` of four rows of 8 bytes: of four bf16 each, or of eight FP8, as bf16.
+template <bool kFp8>
+__device__ inline Bf16x4 transposed(const U32x2 (&rows)[4], u32 element) {
+  if constexpr (!kFp8) return transposed_bf16(rows, element);
+  const u32 word = element / 4, bytes = element % 4 < 2 ? 0x05010400 : 0x07030602;
+  const u32 low = __builtin_amdgcn_perm(rows[1][word], rows[0][word], bytes);
+  const u32 high = __builtin_amdgcn_perm(rows[3][word], rows[2][word], bytes);
+  return element % 2 == 0
+             ? __builtin_bit_cast(Bf16x4, U32x2{widen_pair<false>(low), widen_pair<false>(high)})
+             : __builtin_bit_cast(Bf16x4, U32x2{widen_pair<true>(low), widen_pair<true>(high)});
+}
+
 // Reductions over the four lanes of a query row.
 __device__ __attribute__((always_inline)) inline f32 sum_over_row_lanes(f32 value) {
   return reduce_lanes<kWaveSize, 16>(value, [](f32 a, f32 b) { return a + b; });

@@ -44,10 +44,6 @@ struct CombineAll : PartialStore, ArrivalWord {
  private:
   static_assert(kMaxSplits < kCountRange && kMaxSplits <= 32);
 
-  __device__ static u64 scalar(u64 word) {
-    return readfirstlane(static_cast<u32>(word)) | u64{readfirstlane(static_cast<u32>(word >> 32))}
-                                                       << 32;
-  }
   // Adds to a word and returns its old value, in lane 0.
   __device__ u64 add(u64* word, u64 increment) const {
     u64 old_word = 0;
@@ -147,14 +143,14 @@ struct CombineAll : PartialStore, ArrivalWord {
     sched_barrier();
     slice.init_pointers(*this, node, node.split_idx, partial_idx);
     sched_barrier();  // what is found is so while the count is on its way
-    old_word = scalar(old_word);
+    old_word = readfirstlane(old_word);
     const bool is_last = arrived(old_word) + 1 == readfirstlane(node.count);
     u32 abandoned = is_last ? static_cast<u32>(old_word / kAbandoned) : 0;
     bool has_left = has_more;
     if (has_more) {
       if (!is_last) return;
     } else if (!is_last && !wait_all<kMaxSpins>(word, node.count)) {
-      old_word = scalar(add(word, abandon));
+      old_word = readfirstlane(add(word, abandon));
       if (arrived(old_word) != readfirstlane(node.count))
         return;  // else the last one did not see that
       has_left = true;
@@ -163,7 +159,7 @@ struct CombineAll : PartialStore, ArrivalWord {
     typename AnyShare::Partials partials;
     slice.read(partials);
     if (!has_left) old_word = add(word, kFinished);
-    const bool is_out = finished(scalar(old_word)) + 1 == readfirstlane(node.count);
+    const bool is_out = finished(readfirstlane(old_word)) + 1 == readfirstlane(node.count);
     while (true) {
       combine_slice(slice, partials, node.count, factor, make);
       if (abandoned == 0) break;

@@ -84,12 +84,10 @@ class CombineBarrier : ArrivalWord {
   }
   __device__ bool acquire() {
     workgroup_barrier();
-    const u64 word = *lds_word_;
-    const u32 low = readfirstlane(static_cast<u32>(word));
-    const u32 high = readfirstlane(static_cast<u32>(word >> 32));
-    if (high == 0) return false;
+    const u64 word = readfirstlane(*lds_word_);
+    if (word >> 32 == 0) return false;
     __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "agent");
-    abandoned_ = (u64{high} << 32 | low) & ~kAllArrived;
+    abandoned_ = word & ~kAllArrived;
     workgroup_barrier();  // `word` is LDS of the next step
     return true;
   }

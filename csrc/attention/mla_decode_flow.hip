@@ -385,8 +385,8 @@ __device__ inline void process_and_store(const Common& common, const Args& args,
   const auto find_partials = [&] {
     if (split.is_whole()) return;
     WorkPartition scalar_partition = common.partition;
-    force_sgpr(scalar_partition.quotient),
-        force_sgpr(scalar_partition.remainder);  // its divisions, for all parts
+    // Its divisions, for all parts.
+    force_sgpr(scalar_partition.quotient), force_sgpr(scalar_partition.remainder);
     split_partials = SplitPartials::make<kCut>(split, scalar_partition, common.group, common.worker,
                                                common.workers);
     force_vgpr(split_partials.worker_begin), force_vgpr(split_partials.split_idx),
@@ -538,8 +538,8 @@ extern "C" __global__ void
     }
     chunk_begin += kWaveSize;
     if (chunk_begin >= batch || chunk.next >= range_end) return;
-    seqs.bounds = pointer_in_vgpr(seqs.bounds),
-    seqs.lens = pointer_in_vgpr(seqs.lens);  // no mask of them is kept
+    // No mask of them is kept.
+    seqs.bounds = pointer_in_vgpr(seqs.bounds), seqs.lens = pointer_in_vgpr(seqs.lens);
     chunk = SequenceChunk(seqs, chunk_begin, chunk.next);
     pending = splits_of_chunk();
   }

@@ -106,7 +106,7 @@ class StagedTiles {
 #pragma unroll
         for (u32 x = 0; x < kGroup; ++x) {
           F32x4& sum = o[d * kGroup + x];
-          sum = mfma_bf16_16x16x16(transposed(v, x), p[h], sum);
+          sum = mfma_bf16_16x16x16(transposed<kFp8>(v, x), p[h], sum);
         }
       }
     }
@@ -131,17 +131,6 @@ class StagedTiles {
   }
 
  private:
-  // Transposes element x of four tokens.
-  __device__ static Bf16x4 transposed(const U32x2 (&v)[4], u32 x) {
-    if constexpr (!kFp8) return transposed_bf16(v, x);
-    const u32 word = x / 4, bytes = x % 4 < 2 ? 0x05010400 : 0x07030602;
-    const u32 low = __builtin_amdgcn_perm(v[1][word], v[0][word], bytes);
-    const u32 high = __builtin_amdgcn_perm(v[3][word], v[2][word], bytes);
-    return x % 2 == 0
-               ? __builtin_bit_cast(Bf16x4, U32x2{widen_pair<false>(low), widen_pair<false>(high)})
-               : __builtin_bit_cast(Bf16x4, U32x2{widen_pair<true>(low), widen_pair<true>(high)});
-  }
-
   __device__ void load_entries(u32 tile) {
 #pragma unroll
     for (u32 h = 0; h < Row::kHalves; ++h) {

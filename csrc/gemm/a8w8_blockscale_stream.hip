@@ -18,7 +18,6 @@
 // Requires: x, w and their rows 16-byte aligned; the rows of a workgroup span less than 2 GiB (what
 // lies before them may be larger).
 #include "gemm/split_k_wave_reduce.h"
-#include "gemm/wave_loader.h"
 #include "rfops/chip/arch.h"
 #include "rfops/chip/sync.h"
 #include "rfops/group/tile_map.h"
@@ -27,6 +26,7 @@
 #include "rfops/store/row_major_store.h"
 #include "rfops/tile/block_scales.h"
 #include "rfops/tile/global_to_lds.h"
+#include "rfops/tile/wave_loader.h"
 
 namespace {
 

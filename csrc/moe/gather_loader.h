@@ -55,6 +55,53 @@ class GatherLoader {
   U32x4 staged_[kSets][kLoads];
 };
 
+// As GatherLoader with two K-steps, for row-major rows and LDS that holds both: a load brings 256
+// contiguous bytes of a row, so that half as many DRAM rows are opened, and one barrier serves two
+// K-steps. Estimated, MI355X: 192 tokens, 160 experts of 5120 x 384, up 149 -> 126 us; 35 tokens, 8
+// experts of 4096 x 7168, down 63 -> 51 us.
+template <u32 kRows, u32 kThreads>
+class PairGatherLoader {
+ public:
+  using Layout = OperandLayout<false>;
+  static constexpr u32 kTileBytes = kRows * kRowBytes;
+  static constexpr u32 kLanes = 2 * kRowChunks, kRowsPerLoad = kThreads / kLanes;
+  static constexpr u32 kLoads = kRows / kRowsPerLoad;
+  static_assert(kLoads * kRowsPerLoad == kRows, "each load moves one chunk per thread");
+  static_assert(kRowsPerLoad % 16 == 0, "rows of consecutive loads have the same swizzle");
+
+  template <class OffsetOf>
+  __device__ PairGatherLoader(const void* base, u32 bytes, OffsetOf offset_of)
+      : buffer_(make_buffer(base, bytes)) {
+    const u32 row = thread_id() / kLanes, chunk = thread_id() % kLanes;
+    lane_k_ = chunk / kRowChunks * kTileK;
+    lds_dst_ = chunk / kRowChunks * kTileBytes + lds_offset(row, chunk % kRowChunks);
+#pragma unroll
+    for (u32 i = 0; i < kLoads; ++i) {
+      row_offset_[i] = offset_of(row + i * kRowsPerLoad) + chunk * kVecBytes;
+    }
+  }
+  __device__ void issue(u32 k, u32 k_end) {
+    const u32 oob_bits = k + lane_k_ < k_end ? 0 : kOutOfBounds;
+#pragma unroll
+    for (u32 i = 0; i < kLoads; ++i) {
+      staged_[i] = buffer_load_b128(buffer_, row_offset_[i] | oob_bits, k);
+    }
+  }
+  // Waits for the loads and writes both K-steps, the second kTileBytes after the first.
+  __device__ void commit(LdsBytes* tiles) const {
+#pragma unroll
+    for (u32 i = 0; i < kLoads; ++i) {
+      *reinterpret_cast<RFOPS_LDS U32x4*>(tiles + lds_dst_ + i * kRowsPerLoad * kRowBytes) =
+          staged_[i];
+    }
+  }
+
+ private:
+  Buffer buffer_;
+  u32 lane_k_, lds_dst_, row_offset_[kLoads];
+  U32x4 staged_[kLoads];
+};
+
 // Scales [rows, K/128] of kTiles tiles of 16 gathered rows of a wave. One load covers kSteps
 // K-steps and is in flight while the previous kSteps are in use.
 template <u32 kTiles>

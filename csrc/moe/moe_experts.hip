@@ -16,12 +16,12 @@
 // Out-of-range rows and columns are not accessed.
 // Requires: N and K multiples of 8; rows 16-byte aligned; x of stage 1, and an expert's weights,
 // below 2 GiB.
-#include "moe/exp.h"
 #include "moe/expert_tile_scheduler.h"
 #include "moe/lds_tile_16bit.h"
 #include "moe/wave_mfma_32x32.h"
 #include "rfops/chip/sync.h"
 #include "rfops/matrix/mfma_f16.h"
+#include "rfops/number/exp.h"
 #include "rfops/tile/global_to_lds.h"
 
 namespace {

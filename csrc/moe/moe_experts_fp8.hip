@@ -10,18 +10,18 @@
 // stage 1 128 of gate and the same 128 of up: a scale block of h. Eight waves, 2 along rows and 4
 // along weights; a wave has every second tile of 16 rows and 64 weight rows: in stage 1 32 of gate
 // and 32 of up, so that both values of a column are in one lane. 16 rows that are all out of range
-// are not multiplied. A K-step of 128 is loaded through registers into LDS while the previous one
-// is multiplied from registers (promotion.h). Weights are MFMA operand A: a lane holds 4 adjacent
-// columns of a row of out.
+// are not multiplied. A K-step of 128, or a pair where kLoadsPairs, is loaded through registers
+// into LDS while the previous one is multiplied from registers (promotion.h). Weights are MFMA
+// operand A: a lane holds 4 adjacent columns of a row of out.
 //
 // Guarantees: bitwise deterministic: the sum of a row is in the order of K, in any tile.
 // Out-of-range rows and columns are not accessed.
 // Requires: N and K multiples of 128; rows 16-byte aligned; x of stage 1, and an expert's weights,
 // below 2 GiB.
-#include "moe/exp.h"
 #include "moe/expert_tile_scheduler.h"
 #include "moe/gather_loader.h"
 #include "rfops/chip/sync.h"
+#include "rfops/number/exp.h"
 #include "rfops/number/fp8_blockscale.h"
 #include "rfops/store/cshuffle_16x16.h"
 #include "rfops/tile/promotion.h"
@@ -43,16 +43,26 @@ constexpr u32 kHalf = kNTiles / 2 * kTileRows;  // columns of gate, and of up, p
 constexpr u32 kOutColumns = kStage == 1 ? kColumns / 2 : kColumns;
 static_assert(kNTiles == kGroup, "the tiles of 16 rows must be promoted together");
 
+// K-steps in LDS. Two are for row-major weights, because a load then brings more contiguous bytes
+// of a row; shuffled weights are contiguous, and with 128 rows a wave has no registers for a
+// second.
+constexpr u32 kLdsSteps =
+    kRows == 64 && !RFOPS_SHUFFLED && 2 * (kRows + kColumns) * kRowBytes < kLdsBytes ? 2 : 1;
+constexpr bool kLoadsPairs = kLdsSteps == 2;
 // K-steps that are loaded at a time, limited by registers.
 constexpr u32 kSets = kRows == 64 ? 2 : 1;
 using Out = __type_pack_element<kStage - 1, u8, Input>;
-using WeightLoader = GatherLoader<kColumns, kThreads, kSets, RFOPS_SHUFFLED>;
-using RowLoader = GatherLoader<kRows, kThreads, kSets>;
+template <u32 kLoaderRows, bool kShuffled>
+using Loader =
+    __type_pack_element<kLoadsPairs, GatherLoader<kLoaderRows, kThreads, kSets, kShuffled>,
+                        PairGatherLoader<kLoaderRows, kThreads>>;
+using WeightLoader = Loader<kColumns, RFOPS_SHUFFLED>;
+using RowLoader = Loader<kRows, false>;
 constexpr u32 kRowGranularity = kMWaves * kTileRows;  // an equal number of rows for each wave
 using Experts = ExpertTileScheduler<kRows, kExpertsPerLane, kRowGranularity>;
 
 struct Memory {
-  u8 x[kRows * kRowBytes], w[kColumns * kRowBytes];
+  u8 x[kLdsSteps][kRows * kRowBytes], w[kLdsSteps][kColumns * kRowBytes];
   u32 amax[kNWaves][kRows];
   LdsScheduler<Experts> experts;
 };
@@ -83,9 +93,10 @@ struct Wave {
   Fragment x[kRowTiles], w[kNTiles];
   f32 scale[kRowTiles][2];  // x's scale times that of the first and of the second matrix
 
-  __device__ void read(const WavePosition& wave_pos, const LdsFragmentOffsets& fragment_offsets) {
-    const LdsBytes* const w_tiles = (LdsBytes*)memory.w + wave_pos.n * kNTiles * kLdsTile;
-    const LdsBytes* const x_tiles = (LdsBytes*)memory.x + wave_pos.m * kLdsTile;
+  __device__ void read(const WavePosition& wave_pos, const LdsFragmentOffsets& fragment_offsets,
+                       u32 lds_step) {
+    const LdsBytes* const w_tiles = (LdsBytes*)memory.w[lds_step] + wave_pos.n * kNTiles * kLdsTile;
+    const LdsBytes* const x_tiles = (LdsBytes*)memory.x[lds_step] + wave_pos.m * kLdsTile;
 #pragma unroll
     for (u32 j = 0; j < kNTiles; ++j)
       w[j] = lds_load_fragment(w_tiles + j * kLdsTile, fragment_offsets);
@@ -117,9 +128,9 @@ struct Scales {
 template <u32 kSet>
 struct Set {};
 
-template <u32 kRowTiles, class IndexOf>
-__device__ inline void run_mainloop(Wave<kRowTiles>& wave, const WavePosition& wave_pos,
-                                    RowLoader& x, WeightLoader& w, const Scales& scales, u32 blocks,
+template <u32 kRowTiles, class Rows, class Weights, class IndexOf>
+__device__ inline void run_mainloop(Wave<kRowTiles>& wave, const WavePosition& wave_pos, Rows& x,
+                                    Weights& w, const Scales& scales, u32 blocks,
                                     IndexOf index_of) {
   const LdsFragmentOffsets fragment_offsets = lds_fragment_offsets(wave_pos.lane);
   GatheredScales<kRowTiles> x_scales(scales.x_scale, scales.row_bytes, blocks,
@@ -130,9 +141,9 @@ __device__ inline void run_mainloop(Wave<kRowTiles>& wave, const WavePosition& w
     w.issue(block * kTileK, blocks * kTileK);
     sched_barrier();
   };
-  const auto read = [&](u32 block) {
+  const auto read = [&](u32 block, u32 lds_step = 0) {
     if constexpr (kRowTiles > 0) {
-      wave.read(wave_pos, fragment_offsets);
+      wave.read(wave_pos, fragment_offsets, lds_step);
       if (block % GatheredScales<kRowTiles>::kSteps == 0) x_scales.use_next();
       const f32 w_first = scales.w_first[block], w_second = scales.w_second[block];
 #pragma unroll
@@ -144,24 +155,42 @@ __device__ inline void run_mainloop(Wave<kRowTiles>& wave, const WavePosition& w
     }
     wait_lgkmcnt();
   };
+  const auto multiply = [&] {
+    if constexpr (kRowTiles > 0) wave.multiply();
+  };
   u32 block = 0;
+  // Writes one K-step to LDS, or both of a pair, and reads the first of them.
   const auto step = [&]<u32 kSet>(Set<kSet>) {
-    s_barrier();  // all waves have read the previous K-step
-    x.template commit<kSet>((LdsBytes*)memory.x);
-    w.template commit<kSet>((LdsBytes*)memory.w);
-    if constexpr (kSet == kSets - 1) issue(block + 1);
-    if constexpr (kRowTiles > 0) {
-      if (block > 0) wave.multiply();
+    s_barrier();  // all waves have read the previous K-steps
+    if constexpr (kLoadsPairs) {
+      x.commit((LdsBytes*)memory.x);
+      w.commit((LdsBytes*)memory.w);
+      issue(block + 2);
+    } else {
+      x.template commit<kSet>((LdsBytes*)memory.x);
+      w.template commit<kSet>((LdsBytes*)memory.w);
+      if constexpr (kSet == kSets - 1) issue(block + 1);
     }
+    if (block > 0) multiply();
     wait_lgkmcnt();
     s_barrier();  // all waves have written
     read(block++);
   };
   issue(0);
-  step(Set<0>{});
-  while (block < blocks) {
-    step(Set<kSets - 1>{});
-    if (kSets > 1 && block < blocks) step(Set<0>{});
+  if constexpr (kLoadsPairs) {
+    while (block < blocks) {
+      step(Set<0>{});
+      if (block < blocks) {
+        multiply();
+        read(block++, 1);
+      }
+    }
+  } else {
+    step(Set<0>{});
+    while (block < blocks) {
+      step(Set<kSets - 1>{});
+      if (kSets > 1 && block < blocks) step(Set<0>{});
+    }
   }
   if constexpr (kRowTiles > 0) {
     wave.multiply();

@@ -12,9 +12,9 @@
 // same for stacked weights and tables. Out-of-range rows and columns are not accessed.
 // Requires: N and K multiples of 8; rows 16-byte aligned; x of stage 1, and an expert's weights,
 // below 2 GiB.
-#include "moe/exp.h"
 #include "moe/expert_tile_scheduler.h"
 #include "moe/pingpong.h"
+#include "rfops/number/exp.h"
 #include "rfops/wave/reduce_scatter.h"
 
 namespace {

@@ -7,16 +7,15 @@
 //
 // counts[e] is how many tokens e has.
 //
-// Layout. The first list_groups workgroups make the lists, one token per lane (token_lists.h). In
-// the others 16 lanes share a block of 128, 8 elements each.
+// Layout. The first list_groups workgroups make the lists, one token per lane (token_lists.h). The
+// others quantise (quantise_rows.h).
 //
 // Guarantees: q and scale equal those of quant_fp8_blockscale bit for bit. The order of a list is
 // arbitrary; no result depends on it.
 // Requires: counts are 0; x 16-byte aligned; K a multiple of 128.
+#include "moe/quantise_rows.h"
 #include "moe/token_lists.h"
 #include "rfops/chip/types.h"
-#include "rfops/number/fp8_blockscale.h"
-#include "rfops/wave/reduce.h"
 
 namespace {
 
@@ -26,9 +25,7 @@ using i64 = long long;
 using Input = RFOPS_IN;  // bf16 or f16
 using Id = RFOPS_ID;     // of topk_ids: i32 or i64
 constexpr u32 kTopK = RFOPS_TOP_K;
-constexpr u32 kThreads = 256, kBlock = 128, kElemsPerLane = 8;
-constexpr u32 kLanes = kBlock / kElemsPerLane;  // per block
-using InputVec = Input __attribute__((ext_vector_type(kElemsPerLane)));
+constexpr u32 kThreads = 256;
 
 __shared__ TokenListAllocator<kThreads> allocator;
 
@@ -50,20 +47,5 @@ moe_fp8_prepare(u32* __restrict__ counts,         // [E]; used with list_groups,
         [&](u32 token, u32 j, u32 list_idx) { list_indices[u64{token} * kTopK + j] = list_idx; });
     return;
   }
-  const u32 thread = thread_id(), lane = thread % kLanes;
-  const u64 index = u64{workgroup_id_x() - list_groups} * (kThreads / kLanes) + thread / kLanes;
-  if (index >= u64{m} * (k / kBlock)) return;  // uniform over the lanes of a block
-  const u64 offset = index * kBlock + lane * kElemsPerLane;
-  const InputVec values = *reinterpret_cast<const InputVec*>(x + offset);
-  f32 v[kElemsPerLane];
-  u32 amax = Fp8Block::kMinAmaxBits;
-#pragma unroll
-  for (u32 i = 0; i < kElemsPerLane; ++i) {
-    v[i] = static_cast<f32>(values[i]);
-    amax = Fp8Block::larger(amax, Fp8Block::magnitude(v[i]));
-  }
-  const Fp8Block block(reduce_lanes<kLanes>(amax, Fp8Block::larger));
-  *reinterpret_cast<U32x2*>(q + offset) =
-      U32x2{block.convert(v[0], v[1], v[2], v[3]), block.convert(v[4], v[5], v[6], v[7])};
-  if (lane == 0) scale[index] = block.scale();
+  quantise_rows<kThreads>(q, scale, x, m, k, workgroup_id_x() - list_groups);
 }

@@ -6,7 +6,8 @@
 // Layout. A workgroup has 16 tokens. Its eight waves split K in interleaved K-steps of 32: experts
 // are MFMA operand A, tokens operand B, both loaded directly into registers, 16 bytes per lane. The
 // eight partials are reduced in LDS, 64 experts at a time, in quads of experts of all 16 tokens; a
-// quad is padded so that writes and reads have no bank conflicts. Then 32 lanes route one token.
+// quad is padded so that writes and reads have no bank conflicts. Then each wave routes two tokens,
+// whose logits have taken the place of the partials.
 //
 // With kLists each token is also added to the lists of its experts, as in moe_lists.hip.
 //
@@ -46,7 +47,13 @@ constexpr u32 kTilesPerPass = kTiles < 4 ? kTiles : 4;  // tiles in LDS
 constexpr u32 kQuad = 4 * kTokens + 4;                  // floats of four experts, and padding
 static_assert(kLanes == 32, "a token has half a wave, and a lane one expert of each two tiles");
 
-__shared__ f32 partials[kWaves][kTilesPerPass * 4][kQuad];
+constexpr u32 kTokensPerWave = kTokens / kWaves;
+
+union Workspace {
+  f32 partials[kWaves][kTilesPerPass * 4][kQuad];
+  f32 logits[kTokens][kTiles * kTileRows];
+};
+__shared__ Workspace workspace;
 
 struct Accumulators {
   F32x4 tile[kTiles];
@@ -103,7 +110,7 @@ __device__ inline Logits reduce_partials(const Accumulators& acc) {
     if (tile_begin > 0) workgroup_barrier();
 #pragma unroll
     for (u32 t = 0; t < kTilesPerPass && tile_begin + t < kTiles; ++t) {
-      f32* quad = &partials[wave][t * 4 + lane / kTileRows][lane % kTileRows * 4];
+      f32* quad = &workspace.partials[wave][t * 4 + lane / kTileRows][lane % kTileRows * 4];
       *reinterpret_cast<F32x4*>(quad) = acc.tile[tile_begin + t];
     }
     workgroup_barrier();
@@ -114,12 +121,24 @@ __device__ inline Logits reduce_partials(const Accumulators& acc) {
       f32 sum = 0.0f;
 #pragma unroll
       for (u32 split = 0; split < kWaves; ++split) {
-        sum += partials[split][expert / 4][token * 4 + expert % 4];
+        sum += workspace.partials[split][expert / 4][token * 4 + expert % 4];
       }
       logits.value[tile_begin / 2 + i] = static_cast<Input>(sum);
     }
   }
   return logits;
+}
+
+// Puts all logits where the partials were.
+__device__ inline void write_logits(const Logits& logits) {
+  const u32 token = thread_id() / kLanes, token_lane = thread_id() % kLanes;
+  workgroup_barrier();
+#pragma unroll
+  for (u32 i = 0; i < kExpertsPerLane; ++i) {
+    const u32 expert = token_lane + kLanes * i;
+    if (expert < kTiles * kTileRows) workspace.logits[token][expert] = logits.value[i];
+  }
+  workgroup_barrier();
 }
 
 }  // namespace
@@ -140,27 +159,41 @@ moe_router(f32* __restrict__ weights,    // [M, top_k]
   const Buffer w_buffer = make_buffer(w, (experts - 1) * w_row + k_bytes);
   const Logits logits = reduce_partials(multiply(x_buffer, w_buffer, x_row, w_row, k));
 
-  const u32 lane = thread_id() % kLanes, row = thread_id() / kLanes;
-  const Token<kOptions, kLanes, kExpertsPerLane, Input> token(
-      lane, experts, 1.0f, [&](u32 i) { return logits.value[i]; }, [](u32) { return 0.0f; });
-  u32 id = 0;  // the expert of assignment `lane`
+  write_logits(logits);
+
+  const u32 lane = lane_id(), first_row = wave_id() * kTokensPerWave;
+  Choice choices[kTokensPerWave];
 #pragma unroll
-  for (u32 j = 0; j < kOptions.top_k; ++j) {
-    if (j != lane || row >= rows) continue;
-    id = token.id[j];
-    weights[u64{m0 + row} * kOptions.top_k + j] = token.weight[j];
-    ids[u64{m0 + row} * kOptions.top_k + j] = static_cast<i32>(id);
+  for (u32 t = 0; t < kTokensPerWave; ++t) {
+    const u32 row = first_row + t;
+    const auto logit_of = [&](u32 e, u32 i) {
+      return workspace.logits[row][e + i < experts ? e + i : experts - 1];
+    };
+    constexpr u32 kExpertsOfLane = (kTiles * kTileRows + kWaveSize - 1) / kWaveSize;
+    choices[t] = route_token<kOptions, kWaveSize, kExpertsOfLane, Input>(
+        lane, experts, 1.0f, workspace.logits[row], logit_of, [](u32, u32) { return 0.0f; });
+    if (row >= rows || lane >= kOptions.top_k) continue;
+    weights[u64{m0 + row} * kOptions.top_k + lane] = choices[t].weight;
+    ids[u64{m0 + row} * kOptions.top_k + lane] = static_cast<i32>(choices[t].id);
   }
   if constexpr (kLists) {
     __shared__ TokenListAllocator<kThreads> allocator;
-    const bool in_bounds = row < rows && lane < kOptions.top_k;
+    const auto is_listed = [&](u32 t) { return first_row + t < rows && lane < kOptions.top_k; };
+    u32 rank[kTokensPerWave];
     allocator.clear(experts);
-    const u32 rank = in_bounds ? allocator.take_rank(id) : 0;
+#pragma unroll
+    for (u32 t = 0; t < kTokensPerWave; ++t) {
+      rank[t] = is_listed(t) ? allocator.take_rank(choices[t].id) : 0;
+    }
     allocator.reserve(counts, experts);
-    if (!in_bounds) return;
-    const u32 list_idx = allocator.list_idx(id, rank);
-    const bool in_list = list_idx < m;  // counts may be arbitrary after an abort
-    if (in_list) lists[u64{id} * m + list_idx] = m0 + row;
-    list_indices[u64{m0 + row} * kOptions.top_k + lane] = in_list ? list_idx : ~0u;
+#pragma unroll
+    for (u32 t = 0; t < kTokensPerWave; ++t) {
+      if (!is_listed(t)) continue;
+      const u32 token = m0 + first_row + t, id = choices[t].id;
+      const u32 list_idx = allocator.list_idx(id, rank[t]);
+      const bool in_list = list_idx < m;  // counts may be arbitrary after an abort
+      if (in_list) lists[u64{id} * m + list_idx] = token;
+      list_indices[u64{token} * kOptions.top_k + lane] = in_list ? list_idx : ~0u;
+    }
   }
 }

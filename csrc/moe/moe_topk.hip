@@ -1,11 +1,11 @@
 // weights[t, j], ids[t, j] = score and id of the j-th best expert of token t
 //
-// Scores are the softmax or the sigmoid of a token's logits. With a bias the best experts have the
-// largest score + bias; with groups they are chosen from the best groups (top_k.h). Weights are the
-// scores, optionally normalised to a sum of 1, times a scale.
+// Scores are the softmax, the sigmoid or sqrt(softplus) of a token's logits. With a bias the best
+// experts have the largest score + bias; with groups they are chosen from the best groups
+// (top_k.h). Weights are the scores, optionally normalised to a sum of 1, times a scale.
 //
-// Layout. kLanes adjacent lanes share a token, each has every kLanes-th of its experts; a wave has
-// 64 / kLanes tokens. The routing of a token is replicated in its lanes, which share its stores.
+// Layout. A token has a wave, or up to 16 lanes for few experts; lane j has its j-th choice. Waves
+// without a token end at once: one token costs what one wave does.
 //
 // Guarantees: bitwise deterministic; equal scores are ordered by id. ids are different experts
 // below E for any logits: NaN counts as the lowest. logits may have any strides.
@@ -18,10 +18,10 @@ using namespace rfops;
 
 using Input = RFOPS_IN;                      // bf16, f16 or f32
 using Bias = RFOPS_BIAS;                     // likewise
-constexpr u32 kLanes = RFOPS_LANES;          // per token
-constexpr u32 kExpertsPerLane = RFOPS_EACH;  // the last of them may be out of range
+constexpr u32 kLanes = RFOPS_LANES;          // per token: 1 to 16, or a wave
+constexpr u32 kExpertsPerLane = RFOPS_EACH;  // the last of a group may be out of range
 constexpr TopKOptions kOptions = {
-    .scoring = RFOPS_SIGMOID ? Scoring::kSigmoid : Scoring::kSoftmax,
+    .scoring = Scoring::RFOPS_SCORING,
     .rounds = RFOPS_ROUNDS,
     .has_bias = RFOPS_HAS_BIAS,
     .renormalizes = RFOPS_RENORMALIZES,
@@ -29,7 +29,15 @@ constexpr TopKOptions kOptions = {
     .groups = RFOPS_GROUPS,
     .groups_taken = RFOPS_GROUPS_TAKEN,
 };
-constexpr u32 kThreads = 256, kTokens = kThreads / kLanes;  // per workgroup
+constexpr u32 kThreads = RFOPS_THREADS, kTokens = kThreads / kLanes;  // per workgroup
+
+// Loads values[idx], or of what lies behind it the last one; by a 32-bit offset from a scalar.
+template <class T>
+__device__ inline f32 load(const T* values, u32 idx, u32 last_idx) {
+  const u32 offset = (idx < last_idx ? idx : last_idx) * sizeof(T);
+  return static_cast<f32>(
+      *reinterpret_cast<const T*>(reinterpret_cast<const u8*>(values) + offset));
+}
 
 }  // namespace
 
@@ -38,20 +46,22 @@ moe_topk(f32* __restrict__ weights,         // [M, top_k]
          i32* __restrict__ ids,             // [M, top_k]
          const Input* __restrict__ logits,  // [M, E], strides row_stride, column_stride
          const Bias* __restrict__ bias,     // [E] or null
-         u32 m, u32 experts, u64 row_stride, u64 column_stride, f32 scale) {
-  const u32 lane = thread_id() % kLanes;
-  const u32 row = workgroup_id_x() * kTokens + thread_id() / kLanes;
-  const bool in_bounds = row < m;  // all lanes stay active; out-of-range ones read the last token
-  const Input* token_logits = logits + (in_bounds ? row : m - 1) * row_stride;
-  const Token<kOptions, kLanes, kExpertsPerLane, Input> token(
-      lane, experts, scale,
-      [&](u32 i) { return static_cast<f32>(token_logits[(lane + kLanes * i) * column_stride]); },
-      [&](u32 i) { return static_cast<f32>(bias[lane + kLanes * i]); });
-  if (!in_bounds) return;
-#pragma unroll
-  for (u32 k = 0; k < kOptions.top_k; ++k) {
-    if (k % kLanes != lane) continue;
-    weights[u64{row} * kOptions.top_k + k] = token.weight[k];
-    ids[u64{row} * kOptions.top_k + k] = static_cast<i32>(token.id[k]);
-  }
+         u32 m, u32 experts, u64 row_stride, u32 column_stride, f32 scale) {
+  __shared__ f32 scores[kTokens][kLanes * kExpertsPerLane];
+  const u32 lane = thread_id() % kLanes, tile_row = thread_id() / kLanes;
+  const u32 row = workgroup_id_x() * kTokens + tile_row, wave_row = readfirstlane(row);
+  if (wave_row >= m) return;
+  // All lanes of a wave stay active; those without a token read the last one.
+  const u32 token = kLanes == kWaveSize ? wave_row : row < m ? row : m - 1;
+  const Input* token_logits = logits + token * row_stride;
+  const u32 last_idx = experts - 1;
+  const Choice choice = route_token<kOptions, kLanes, kExpertsPerLane, Input>(
+      lane, experts, scale, scores[tile_row],
+      [&](u32 e, u32 i) {
+        return load(token_logits, e * column_stride + i * column_stride, last_idx * column_stride);
+      },
+      [&](u32 e, u32 i) { return load(bias, e + i, last_idx); });
+  if (row >= m || lane >= kOptions.top_k) return;
+  weights[u64{row} * kOptions.top_k + lane] = choice.weight;
+  ids[u64{row} * kOptions.top_k + lane] = static_cast<i32>(choice.id);
 }

@@ -2,10 +2,10 @@
 // accumulators (gfx950).
 #pragma once
 
-#include "moe/exp.h"
 #include "moe/mx_format.h"
 #include "rfops/chip/sync.h"
 #include "rfops/matrix/mfma_fp8.h"
+#include "rfops/number/exp.h"
 #include "rfops/wave/reduce.h"
 
 namespace rfops {

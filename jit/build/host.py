@@ -56,7 +56,7 @@ def _object_commands(spec: ModuleSpec, toolchain: Toolchain) -> dict[str, Comman
 
 
 def _object_units(spec: ModuleSpec, toolchain: Toolchain) -> list[Unit]:
-    shelf = ArtifactCache("host", f"{spec.name}.objects", roots_of(spec))
+    shelf = ArtifactCache("host", f"{spec.objects_of or spec.name}.objects", roots_of(spec))
     commands = _object_commands(spec, toolchain)
     return [Unit(shelf, toolchain, (c,), f"{name}.d") for name, c in commands.items()]
 

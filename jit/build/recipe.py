@@ -21,7 +21,10 @@ Define = str | int | float | bool
 Defines = Mapping[str, Define]
 
 _DEFINE = "-DRFOPS_"
-_DEVICE_FLAGS = ("-std=c++20", "-O3", "-Wall", "-Wextra")
+# Line tables cost no instruction (op_tests/compare_code.py) and tell the profiler, the checks and
+# the debugger each instruction's source line; the folder of the build is not named in them.
+_LINES = ("-gline-tables-only", "-fdebug-compilation-dir=.")
+_DEVICE_FLAGS = ("-std=c++20", "-O3", *_LINES, "-Wall", "-Wextra")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,10 +47,12 @@ class Unit:
 
     @property
     def output(self) -> str:
+        """The name of the artifact's file in the build folder."""
         return self.commands[-1].output
 
     @property
     def build_key(self) -> str:
+        """The hash of engine, commands and compiler version, without what the compiler read."""
         commands = [dataclasses.astuple(command) for command in self.commands]
         return digest([ENGINE_VERSION, commands, self.toolchain.version])[:40]
 

@@ -72,4 +72,5 @@ def jobs(requested: int = 0) -> int:
 
 
 def megabytes(size: int) -> str:
+    """Return a size in bytes as text in MB, with one decimal below 100 MB."""
     return f"{size / 1e6:.1f} MB" if size < 100e6 else f"{size / 1e6:.0f} MB"

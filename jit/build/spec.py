@@ -36,6 +36,8 @@ class Entry(records.WrittenRecord, frozen=True):
     # Host only: how many sources of one folder are compiled as one at most, because most of a small
     # source's time goes to headers. Their anonymous namespaces then are one.
     unity_batch: int = 1
+    # Host only: the module whose objects are taken where they are the same; empty: its own.
+    objects_of: str = ""
     output: str = "module.hsaco"
     title: str = ""  # what progress calls it; empty: the name
     # Device only: names that each build must define, without RFOPS_ (null: any); how many of a

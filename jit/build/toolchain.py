@@ -41,6 +41,10 @@ def install_clang() -> str:
     return "pip install ziglang"
 
 
+# Of the hipcc that `rfops run` puts on PATH: it calls our own compilers, so it is none of them.
+HIPCC_FOLDER = "rfops-hipcc"
+
+
 def _advice(kind: str) -> str:
     if kind == "device":
         return (
@@ -94,7 +98,7 @@ def host_candidates() -> Iterator[tuple[str, tuple[str, ...] | None, str]]:
 
 def _executable(name: str) -> tuple[str, ...] | None:
     path = shutil.which(name)
-    return (path,) if path else None
+    return (path,) if path and Path(path).parent.name != HIPCC_FOLDER else None
 
 
 def _zig(tool: str) -> tuple[str, ...] | None:

@@ -97,6 +97,7 @@ class Metadata(Record, frozen=True):
 
     @property
     def arch(self) -> str:
+        """The architecture of the target, without its features: "gfx950"."""
         return self.target.split("--")[-1].split(":")[0]
 
 

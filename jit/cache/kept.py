@@ -17,6 +17,7 @@ from .files import cache_root
 
 
 def kept_root() -> Path:
+    """Return the folder of these libraries, beside the cache's own."""
     return cache_root().parent / "entries"
 
 

@@ -24,6 +24,7 @@ class Record(msgspec.Struct, frozen=True):
     """What the engine writes. A field more is no damage: a later version may have one."""
 
     def as_dict(self) -> dict[str, Any]:
+        """Return the fields as JSON-ready builtins, nested records included."""
         return dict(msgspec.to_builtins(self))
 
 

@@ -159,6 +159,7 @@ class Artifact:
 
     @property
     def file(self) -> Path:
+        """The path of the code object or shared library."""
         return self.folder / self.meta.output
 
 

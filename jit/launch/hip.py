@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 from ctypes import POINTER, byref, c_char_p, c_int, c_uint, c_void_p
 from pathlib import Path
 from typing import Any
@@ -56,8 +57,14 @@ class Hip:
 
     @property
     def is_virtual(self) -> bool:
-        """Whether this runtime is the virtual GPU's."""
+        """Whether kernels run on the virtual GPU: this runtime is its own, or AMD's on its HSA
+        runtime, whose functions are found through AMD's library."""
         return self._detail is not None
+
+    @property
+    def is_on_hsa(self) -> bool:
+        """Whether this runtime is AMD's, which uses an HSA runtime."""
+        return hasattr(self._library, "hsa_init")
 
     def address(self, name: str) -> int:
         """Of a HIP function, for native code."""
@@ -108,8 +115,16 @@ def runtime(device: torch.device) -> Hip:
     """The HIP runtime that serves the device's tensors."""
     library = settings.path("RFOPS_HIP_LIBRARY")
     if library is not None:
+        if device.type == "cpu":
+            _wait_for_launches()
         return _open(library)
     return _open(vgpu_library() if device.type == "cpu" else _torch_library())
+
+
+def _wait_for_launches() -> None:
+    """AMD's runtime on the virtual GPU's HSA runtime launches asynchronously, and torch reads and
+    frees CPU tensors without asking a stream. Read by the runtime when it is loaded."""
+    os.environ.setdefault("HIP_LAUNCH_BLOCKING", "1")
 
 
 def _torch_library() -> Path:

@@ -7,12 +7,15 @@ fakes, transforms or differentiates.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch.autograd import forward_ad
+from torch.utils._python_dispatch import _disable_current_modes
 
 # Each is true while something of its kind is active.
 MODES = (
@@ -50,13 +53,19 @@ def gradients() -> tuple[Any, ...]:
     return torch.is_grad_enabled, attribute, names, _LEVEL, *_metadata()
 
 
+@contextlib.contextmanager
+def _unseen() -> Iterator[None]:
+    """Whatever the caller has switched on: no mode of theirs sees what is done here."""
+    with torch._C.DisableTorchFunction(), _disable_current_modes():
+        yield
+
+
 def _metadata() -> tuple[int, int]:
     """Byte offsets: in a Tensor of its TensorImpl's address, in that of the address of autograd's
     metadata, null where it has none: the one word that tells tensors with and without apart.
     (0, 0), and all tensors are asked, where no word or several do."""
     make_ones = functools.partial(torch.ones, device="cpu")
-    # Whatever the caller has switched on: a mode of theirs does not see this.
-    with torch._C.DisableTorchFunction(), torch.inference_mode(False), torch.enable_grad():
+    with _unseen(), torch.inference_mode(False), torch.enable_grad():
         leaf = make_ones(2, requires_grad=True)
         with_metadata = leaf, leaf + 1, torch.nn.Parameter(make_ones(2, 3))
         without_metadata = make_ones(2), make_ones(2, 3), make_ones(2, dtype=torch.int32)
@@ -79,7 +88,7 @@ def negative_bit() -> tuple[int, int]:
     """The byte offset of the dispatch keys in a TensorImpl, and the bit of them that tells torch's
     lazy negation (torch._neg_view); (0, 0) if that cannot be found, and every tensor is asked."""
     get_keys = torch._C._dispatch_keys
-    with torch._C.DisableTorchFunction(), torch.inference_mode(False), torch.no_grad():
+    with _unseen(), torch.inference_mode(False), torch.no_grad():
         tensors = torch.ones(2, device="cpu"), torch.ones(2, 3, dtype=torch.int32, device="cpu")
         pairs = [(tensor, torch._neg_view(tensor)) for tensor in tensors]
         keys = [(t, get_keys(t).raw_repr()) for pair in pairs for t in pair]

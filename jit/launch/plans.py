@@ -129,10 +129,12 @@ class Plans:
 
     @property
     def hits(self) -> int:
+        """How many calls found a plan, in Python and in the native table."""
         return self._hits + (self._native.hits if self._native is not None else 0)
 
     @property
     def misses(self) -> int:
+        """How many calls found no plan, in Python and in the native table."""
         return self._misses + (self._native.misses if self._native is not None else 0)
 
     def __len__(self) -> int:

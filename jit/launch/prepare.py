@@ -22,6 +22,8 @@ class NamedLaunch:
     def launch(
         self, grid: Dim3, block: Dim3, args: Sequence[Any], lds: int = 0, stream: int | None = None
     ) -> None:
+        """Launch on `args`, one value per parameter in order; `lds` is dynamic LDS in bytes, `grid`
+        counts workgroups. `stream` None is the current stream."""
         raise NotImplementedError
 
     def prepare(

@@ -64,12 +64,15 @@ class Parameter:
 
     @property
     def layout(self) -> Scalar:
+        """How the value is packed into the kernel arguments: a scalar, a table of pointers or one
+        pointer."""
         if self.count:
             return Scalar(f"{self.count}Q", 8 * self.count)
         return self.scalar or _POINTER
 
     @property
     def is_by_value(self) -> bool:
+        """Whether the kernel takes the value itself: a scalar or a table of pointers."""
         return self.scalar is not None or self.count > 0
 
     @property

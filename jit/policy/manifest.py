@@ -70,10 +70,12 @@ class TritonBuildRequest:
         return f"{self.kernel} {self.arch} (Triton)"
 
     def as_dict(self) -> dict[str, Any]:
+        """Return the request as an entry of a manifest file."""
         return {"triton": self.kernel, "arch": self.arch, "data": json.loads(self.data)}
 
 
 def defines_of(defines: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
+    """Return defines sorted by name and hashable, as BuildRequest keeps them."""
     return tuple(sorted(defines.items()))
 
 

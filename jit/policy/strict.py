@@ -48,6 +48,7 @@ def may_build() -> bool:
 
 
 def is_frozen() -> bool:
+    """Return whether `freeze` is in force, as a warning or as an error."""
     return _mode != "off"
 
 

@@ -9,11 +9,12 @@ import pytest
 import torch
 
 import rfops
-from rfops.attention.mla_decode import D_V, OP, mla_decode, mla_decode_ref
+from rfops.attention.mla_decode import OP, mla_decode, mla_decode_ref
 from rfops.attention.mla_decode_flow import LEAST, FlowConfig
+from rfops.attention.mla_terms import D_V
 from rfops.dispatch.compare import assert_within, tolerance
 from rfops.jit.launch import hip
-from support.mla_problems import BF16, Problem, assert_correct, exact, needle, problem, run
+from support.mla_problems import BF16, Problem, assert_correct, call, exact, needle, problem, run
 
 pytestmark = pytest.mark.usefixtures("_arch")
 KERNELS = [("gfx950", "torch"), ("gfx942", "flow"), ("gfx950", "flow"), ("gfx950", "triton")]
@@ -57,13 +58,19 @@ SHAPES: dict[str, dict[str, Any]] = {
     "wide_scores": {"lens": [257], "spread": 6.0},
     "fp8": {"lens": [100, 0, 33], "fp8": True},
     "fp8_pages": {"lens": [100, 33], "fp8": True, "page": 64},
-    "fp8_table": {"lens": [100, 33], "fp8": True, "page": 16, "table": True, "qo_len": 2,
-                  "heads": 8},
+    "fp8_table": {
+        "lens": [100, 33],
+        "fp8": True,
+        "page": 16,
+        "table": True,
+        "qo_len": 2,
+        "heads": 8,
+    },
     "fp8_q": {"lens": [90, 31], "fp8": True, "q_fp8": True},
     "fp8_q_alone": {"lens": [90, 31], "q_fp8": True},
     "many_heads": {"lens": [40, 7], "heads": 128},
     "columns": {"lens": [40, 7], "heads": 12, "qo_len": 4},
-}  # fmt: skip
+}
 
 
 @pytest.mark.thin(8)
@@ -96,8 +103,9 @@ CUTS = sorted({0, 1, 15, 16, 17, 31, 32, 33, 47, 48, 63, 64, 65, 127, 128, 129, 
 
 
 @pytest.mark.thin(3)
-@pytest.mark.parametrize("form", [{}, {"fp8": True}, {"page": 16}, {"fp8": True, "page": 64}],
-                         ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "form", [{}, {"fp8": True}, {"page": 16}, {"fp8": True, "page": 64}], ids=str
+)
 def test_needles(kernel: str, arch: str, form: dict[str, Any]) -> None:
     """One token in each sequence, at every cut of tiles, pages and waves: its value, every bit."""
     p = problem([200] * len(CUTS), arch=arch, **form)
@@ -137,8 +145,13 @@ def test_queries_one_by_one(kernel: str, arch: str) -> None:
         first = [int(a) for a in p.kv_indptr[:-1]]
         own = [p.kv_indices[a : a + n] for a, n in zip(first, seen, strict=True)]
         bounds = torch.tensor([0, *torch.tensor(seen).cumsum(0).tolist()], dtype=torch.int32)
-        one = p.with_(q=p.q[t::qo_len].contiguous(), kv_indptr=bounds, kv_indices=torch.cat(own),
-                      lens=seen, qo_len=1)  # fmt: skip
+        one = p.with_(
+            q=p.q[t::qo_len].contiguous(),
+            kv_indptr=bounds,
+            kv_indices=torch.cat(own),
+            lens=seen,
+            qo_len=1,
+        )
         alone, alone_lse = run(kernel, one)
         assert torch.allclose(out[t::qo_len].float(), alone.float(), rtol=2**-7, atol=2e-3)
         assert torch.allclose(lse[t::qo_len], alone_lse, rtol=2e-5)
@@ -180,13 +193,6 @@ def test_weights_that_kernels_lose(arch: str) -> None:
 # ---------------------------------------------------------------- the op
 
 
-def call(p: Problem, **more: Any) -> torch.Tensor:
-    return mla_decode(
-        p.q, p.kv, p.kv_indptr, p.kv_indices, p.sm_scale, qo_len=p.qo_len, causal=p.causal,
-        kv_lens=p.kv_lens, kv_scale=p.kv_scale, q_scale=p.q_scale, **more,
-    )  # fmt: skip
-
-
 @pytest.mark.thin(3)
 @pytest.mark.parametrize("shape", ["ragged", "four_queries", "table", "fp8_q", "columns"])
 def test_the_op(arch: str, shape: str) -> None:
@@ -204,8 +210,11 @@ def test_the_op(arch: str, shape: str) -> None:
     if p.q_scale is not None:
         return  # opcheck multiplies q, which torch cannot in FP8
     torch.library.opcheck(torch.ops.rfops.mla_decode.default, [*p.args(None, wanted)[:-1], ""])
-    torch.library.opcheck(torch.ops.rfops.mla_decode.default, [*p.args(lse, wanted)[:-1], ""],
-                          test_utils=("test_schema", "test_faketensor"))  # fmt: skip
+    torch.library.opcheck(
+        torch.ops.rfops.mla_decode.default,
+        [*p.args(lse, wanted)[:-1], ""],
+        test_utils=("test_schema", "test_faketensor"),
+    )
 
 
 @pytest.mark.requires_gfx950
@@ -286,9 +295,14 @@ TABLE = torch.zeros(4, 4, dtype=torch.int32)  # of more sequences than q has
 )
 def test_refusals(p: Problem, change: dict[str, Any], message: str) -> None:
     given = {
-        "q": p.q, "kv": p.kv, "kv_indptr": p.kv_indptr, "kv_indices": p.kv_indices,
-        "sm_scale": 1.0, "kv_lens": p.kv_lens, **change,
-    }  # fmt: skip
+        "q": p.q,
+        "kv": p.kv,
+        "kv_indptr": p.kv_indptr,
+        "kv_indices": p.kv_indices,
+        "sm_scale": 1.0,
+        "kv_lens": p.kv_lens,
+        **change,
+    }
     for _ in range(2):
         with pytest.raises(ValueError, match=f"^mla_decode: {message}"):
             mla_decode(**given)

@@ -10,8 +10,9 @@ import torch
 
 import rfops
 from rfops.attention import mla_decode_flow
-from rfops.attention.mla_decode import D_V, OP
+from rfops.attention.mla_decode import OP
 from rfops.attention.mla_decode_shared import LEAST, SharedConfig
+from rfops.attention.mla_terms import D_V
 from rfops.dispatch.heuristic import coarse
 from support.mla_problems import (
     ARCH_WAITS,
@@ -98,10 +99,12 @@ def test_shared_out(arch: str, lens: list[int], workers: int, monkeypatch: Any) 
 PARTS: list[Any] = [
     *(([n * LEAST], n) for n in (2, 3, 9, 33)),
     ([700, 40, 2000, 0, 900], 13),  # some go on to the next sequence
-    *(pytest.param([n * LEAST], n, marks=pytest.mark.sweep)
-      for n in (4, 5, 7, 8, 16, 17, 32, 39, 40, 41, 64, 65)),
+    *(
+        pytest.param([n * LEAST], n, marks=pytest.mark.sweep)
+        for n in (4, 5, 7, 8, 16, 17, 32, 39, 40, 41, 64, 65)
+    ),
     pytest.param([3000, 100, 5000, 1400], 70, marks=pytest.mark.sweep),
-]  # fmt: skip
+]
 
 
 @pytest.mark.thin(3)
@@ -137,8 +140,9 @@ def test_as_the_other_kernel(arch: str) -> None:
 CUTS = sorted({0, 1, 15, 16, 17, 31, 32, 33, 63, 64, 65, 95, 96, 97, 127, 128, 129, 199})
 
 
-@pytest.mark.parametrize("form", [{}, pytest.param({"fp8": True, "page": 64},
-                                                   marks=pytest.mark.sweep)], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "form", [{}, pytest.param({"fp8": True, "page": 64}, marks=pytest.mark.sweep)], ids=str
+)
 def test_needles(arch: str, form: dict[str, Any]) -> None:
     """One token in each sequence, at every cut of tiles, pages and slots: its value, every bit."""
     p = problem([200] * len(CUTS), 40, arch=arch, **form)
@@ -227,34 +231,50 @@ def test_parts_are_left_and_asked_for_once(arch: str) -> None:
 
 @pytest.mark.parametrize(
     ("change", "reason"),
-    [({"H": 32}, "32 columns: for one wave of four; flow takes up to 32"),
-     ({"H": 128, "page": 3}, "pages of 3 tokens, not a power of two")],
-)  # fmt: skip
+    [
+        ({"H": 32}, "32 columns: for one wave of four; flow takes up to 32"),
+        ({"H": 128, "page": 3}, "pages of 3 tokens, not a power of two"),
+    ],
+)
 def test_what_is_not_taken(arch: str, change: dict[str, Any], reason: str) -> None:
     c = OP.call_of(arch, **{"B": 2, "S": 32, **change})
     assert reason in str(OP.kernels["shared"].unsupported_reason(c))
 
 
 def test_who_takes_what(arch: str) -> None:
+    """Flow where one group of columns reads tokens, or few are there; shared of many. 4 sequences
+    of 8,192 tokens with 128 heads: shared 46 us, flow 61 (estimated, MI300X)."""
     for heads, qo_len, tokens, kernel in (
-        (16, 1, 2**20, "flow"), (12, 3, 2**20, "shared"), (128, 1, 2**18, "shared"),
-        (128, 1, 2**15, "flow"), (128, 1, 2**17, "shared"), (64, 1, 2**16, "flow"),
-        (64, 1, 2**19, "shared"), (128, 4, 2**12, "flow"), (128, 4, 2**16, "shared"),
-    ):  # fmt: skip
+        (16, 1, 2**20, "flow"),
+        (12, 3, 2**20, "shared"),
+        (128, 1, 2**18, "shared"),
+        (128, 1, 2**17, "shared"),
+        (128, 1, 2**11, "flow"),
+        (64, 1, 2**13, "flow"),
+        (64, 1, 2**19, "shared"),
+        (128, 4, 2**16, "shared"),
+    ):
         c = OP.call_of(arch, B=4, H=heads, S=tokens // 16, page=16, qo_len=qo_len)
         assert OP.route(c).backend == kernel, (heads, qo_len, tokens)
         config = OP.kernels[kernel].default(c)
         assert OP.config_of(OP.config_text(config)) == config
     for tokens, kernel in ((2**13, "flow"), (2**19, "shared")):  # that their makers share out
         assert OP.route(OP.call_of(arch, B=16, H=128, S=tokens)).backend == kernel, tokens
-    c = OP.call_of(arch, B=4, H=128, S=400)
-    assert OP.kernels["shared"].default(c).workers == c.cu_num
+
+
+def test_a_kernel_that_no_call_chooses_has_a_default(arch: str) -> None:
+    """Shared is not chosen for few tokens, and runs where it is asked for by name."""
+    c = OP.call_of(arch, B=1, H=128, S=400)
+    assert "shared" not in OP.time_model.rank(c) and OP.kernels["shared"].space(c) is None
+    assert OP.kernels["shared"].default(c) == SharedConfig(c.cu_num, LEAST)
+    with pytest.raises(ValueError, match="shared: no variant takes B=1"):
+        OP.kernels["shared"].default(OP.call_of(arch, B=1, H=16, S=400))
 
 
 def test_a_plan_holds_for_all_of_its_tokens(arch: str) -> None:
     """New tokens in each step: between two counts at which plans end all get the same kernel."""
-    made = {s: OP.order(OP.call_of(arch, B=4, H=128, S=s))[0] for s in range(30_000, 100_000, 77)}
-    assert set(made.values()) >= {"flow", "shared_fp8"}
+    made = {s: OP.order(OP.call_of(arch, B=4, H=128, S=s))[0] for s in range(5_000, 100_000, 77)}
+    assert set(made.values()) == {"flow", "shared"}
     for s, kernel in made.items():
         assert OP.order(OP.call_of(arch, B=4, H=128, S=coarse(s, 1)))[0] == kernel, s
 

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 import rfops
-from rfops.attention.mla_decode import D_V, OP
+from rfops.attention.mla_decode import OP
 from rfops.attention.mla_decode_shared import LEAST, SharedConfig, SharedFp8Config
+from rfops.attention.mla_terms import D_V
 from support.mla_problems import BF16, Problem, exact, needle, problem, run
 
 # Each weight is rounded by 2^-4 of it at most, 2.5e-2 in the mean. Of few tokens that is the error

@@ -24,7 +24,7 @@ CONFIGS = [
 ]
 
 
-@pytest.mark.thin(2)
+@pytest.mark.thin(5)
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda s: str(s["lens"]))
 @pytest.mark.parametrize("arch", ["gfx942", "gfx950"])

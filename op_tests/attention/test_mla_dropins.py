@@ -40,14 +40,20 @@ def test_aiter(page: int, fp8: bool, qo_len: int) -> None:
     p = problem([33, 0, 16, 100], 8, page=page, fp8=fp8, q_fp8=fp8, qo_len=qo_len)
     o = result(p)
     got = compat.mla_decode_fwd(
-        *aiter_args(p, o), page_size=page, sm_scale=p.sm_scale, q_scale=p.q_scale,
-        kv_scale=p.kv_scale, return_lse=True, g_kv_indptr=None,
-    )  # fmt: skip
+        *aiter_args(p, o),
+        page_size=page,
+        sm_scale=p.sm_scale,
+        q_scale=p.q_scale,
+        kv_scale=p.kv_scale,
+        return_lse=True,
+        g_kv_indptr=None,
+    )
     assert got[0] is None and got[1] is not None
     assert_correct((o, got[1]), p)
     o = result(p)
-    again = compat.mla_decode_fwd(*aiter_args(p, o), sm_scale=p.sm_scale, q_scale=p.q_scale,
-                                  kv_scale=p.kv_scale)  # fmt: skip
+    again = compat.mla_decode_fwd(
+        *aiter_args(p, o), sm_scale=p.sm_scale, q_scale=p.q_scale, kv_scale=p.kv_scale
+    )
     assert again == (None, None)
     assert_correct((o, got[1]), p)
 
@@ -63,13 +69,23 @@ def test_aiters_metadata_is_ignored_and_that_is_said_once(
     assert len(buffers) == 6
     o = result(p)
     args = aiter_args(p, o)
-    names = ("work_meta_data", "work_indptr", "work_info_set", "reduce_indptr",
-             "reduce_final_map", "reduce_partial_map")  # fmt: skip
+    names = (
+        "work_meta_data",
+        "work_indptr",
+        "work_info_set",
+        "reduce_indptr",
+        "reduce_final_map",
+        "reduce_partial_map",
+    )
     with caplog.at_level(logging.INFO, "rfops"):
         assert compat.get_mla_metadata_v1(*args[3:5], args[6], 16, 1, True, *buffers) is None
         for _ in range(2):
-            compat.mla_decode_fwd(*args, sm_scale=p.sm_scale, num_kv_splits=8,
-                                  **dict(zip(names, buffers, strict=True)))  # fmt: skip
+            compat.mla_decode_fwd(
+                *args,
+                sm_scale=p.sm_scale,
+                num_kv_splits=8,
+                **dict(zip(names, buffers, strict=True)),
+            )
     said = [r.getMessage() for r in caplog.records if "metadata" in r.getMessage()]
     assert len(said) == 2 and said[1].startswith("mla_decode_fwd: metadata and splits are ignored")
     lse = compat.mla_decode_fwd(*args, sm_scale=p.sm_scale, return_lse=True)[1]
@@ -114,17 +130,29 @@ def test_aiters_neutral_values() -> None:
     args = aiter_args(p, o)
     last = args[4][-1:]
     args[3:7] = [
-        args[3].long(), torch.cat([args[4], last, last]).long(), args[5].long(),
+        args[3].long(),
+        torch.cat([args[4], last, last]).long(),
+        args[5].long(),
         torch.cat([args[6], last]).long(),
-    ]  # fmt: skip
+    ]
     _, lse = compat.mla_decode_fwd(
-        *args, page_size=16, sm_scale=p.sm_scale, return_lse=True, intra_batch_mode=True,
-        logit_cap=-1.0, cp_world_size=1, cp_rank=0, g_kv_indptr=None, return_logits=False,
-    )  # fmt: skip
+        *args,
+        page_size=16,
+        sm_scale=p.sm_scale,
+        return_lse=True,
+        intra_batch_mode=True,
+        logit_cap=-1.0,
+        cp_world_size=1,
+        cp_rank=0,
+        g_kv_indptr=None,
+        return_logits=False,
+    )
     assert lse is not None
     assert_correct((o, lse), p)
-    for at, message in ((4, r"kv_indptr must be \[5\] or longer, got \[4\]"),
-                        (6, r"kv_last_page_lens must be \[4\] or longer, got \[1\]")):  # fmt: skip
+    for at, message in (
+        (4, r"kv_indptr must be \[5\] or longer, got \[4\]"),
+        (6, r"kv_last_page_lens must be \[4\] or longer, got \[1\]"),
+    ):
         short = [*args]
         short[at] = args[at][: 4 if at == 4 else 1]
         with pytest.raises(ValueError, match=message):
@@ -171,11 +199,13 @@ def test_vllm(fp8: bool) -> None:
     assert given is None
     assert_correct((o, lse), p)
     with pytest.raises(ValueError, match="k_buffer must be of one head of 576"):
-        compat.decode_attention_fwd(p.q, cache[..., :512], cache, o, lse, p.kv_indices, p.kv_lens,
-                                    None, 4, 1.0, 16)  # fmt: skip
+        compat.decode_attention_fwd(
+            p.q, cache[..., :512], cache, o, lse, p.kv_indices, p.kv_lens, None, 4, 1.0, 16
+        )
     with pytest.raises(ValueError, match="logit_cap must be 0 or less, got 5"):
-        compat.decode_attention_fwd(p.q, cache, cache, o, lse, p.kv_indices, p.kv_lens, None, 4,
-                                    1.0, 16, 5.0)  # fmt: skip
+        compat.decode_attention_fwd(
+            p.q, cache, cache, o, lse, p.kv_indices, p.kv_lens, None, 4, 1.0, 16, 5.0
+        )
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -191,8 +221,9 @@ def test_flash_mla(causal: bool) -> None:
     with pytest.raises(ValueError, match="head_dim_v must be 512, got 576"):
         compat.flash_mla_with_kvcache(q, p.kv, p.kv_indices, p.kv_lens, 576)
     with pytest.raises(ValueError, match="indices must be None, got"):
-        compat.flash_mla_with_kvcache(q, p.kv, p.kv_indices, p.kv_lens, 512, is_fp8_kvcache=False,
-                                      indices=p.kv_indices)  # fmt: skip
+        compat.flash_mla_with_kvcache(
+            q, p.kv, p.kv_indices, p.kv_lens, 512, is_fp8_kvcache=False, indices=p.kv_indices
+        )
     with pytest.raises(ValueError, match="kv_indices must be of batch = 3 rows, got 1"):
         compat.flash_mla_with_kvcache(q, p.kv, p.kv_indices[:1], p.kv_lens, 512)
     with pytest.raises(ValueError, match=r"q must be \[batch, seq, heads, 576\]"):

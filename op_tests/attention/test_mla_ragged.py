@@ -9,23 +9,30 @@ import pytest
 import torch
 
 import rfops
-from rfops.attention.mla_decode import D_V, OP, mla_decode, mla_decode_ref
-from rfops.attention.mla_decode_flow import LEAST, FlowConfig
+from rfops.attention.mla_decode import OP, mla_decode, mla_decode_ref
+from rfops.attention.mla_decode_flow import SHORT, FlowConfig
 from rfops.attention.mla_decode_shared import LEAST as LEAST_SHARED
 from rfops.attention.mla_decode_shared import SharedConfig, SharedFp8Config
 from rfops.attention.mla_decode_triton import MlaTritonConfig
-from support.mla_problems import BF16, Problem, assert_correct, exact, problem, run
+from rfops.attention.mla_terms import D_V
+from support.mla_problems import BF16, Problem, assert_correct, call, exact, problem, run
 
 # Several workers for an item, several items for a worker.
 CONFIGS: dict[str, Any] = {
     "torch": None,
     "triton": MlaTritonConfig(32, 3),
-    "flow": FlowConfig(5, LEAST),
+    "flow": FlowConfig(5, SHORT),
     "shared": SharedConfig(5, LEAST_SHARED),
     "shared_fp8": SharedFp8Config(5, LEAST_SHARED),
 }
-KERNELS = [("gfx950", "torch"), ("gfx950", "triton"), ("gfx942", "flow"), ("gfx950", "flow"),
-           ("gfx942", "shared"), ("gfx950", "shared")]  # fmt: skip
+KERNELS = [
+    ("gfx950", "torch"),
+    ("gfx950", "triton"),
+    ("gfx942", "flow"),
+    ("gfx950", "flow"),
+    ("gfx942", "shared"),
+    ("gfx950", "shared"),
+]
 
 
 @pytest.fixture(params=KERNELS, ids="-".join)
@@ -106,13 +113,6 @@ def test_as_calls_of_single_queries(arch: str, name: str, monkeypatch: pytest.Mo
     assert all(torch.equal(a, b) for a, b in zip(got, again, strict=True))
 
 
-def call(p: Problem, **more: Any) -> torch.Tensor:
-    return mla_decode(
-        p.q, p.kv, p.kv_indptr, p.kv_indices, p.sm_scale, causal=p.causal, kv_lens=p.kv_lens,
-        kv_scale=p.kv_scale, q_scale=p.q_scale, qo_indptr=p.qo_indptr, **more,
-    )  # fmt: skip
-
-
 @pytest.mark.requires_gfx950
 @pytest.mark.thin(2)
 @pytest.mark.parametrize("form", ["list", "fp8_table"])
@@ -181,9 +181,15 @@ T = problem([20, 3], 4, qo_lens=[2, 1], page=16, table=True)
 )
 def test_refusals(p: Problem, change: dict[str, Any], message: str) -> None:
     given = {
-        "q": p.q, "kv": p.kv, "kv_indptr": p.kv_indptr, "kv_indices": p.kv_indices,
-        "sm_scale": 1.0, "kv_lens": p.kv_lens, "qo_indptr": p.qo_indptr, **change,
-    }  # fmt: skip
+        "q": p.q,
+        "kv": p.kv,
+        "kv_indptr": p.kv_indptr,
+        "kv_indices": p.kv_indices,
+        "sm_scale": 1.0,
+        "kv_lens": p.kv_lens,
+        "qo_indptr": p.qo_indptr,
+        **change,
+    }
     with pytest.raises(ValueError, match=f"^mla_decode: {message}"):
         mla_decode(**given)
 

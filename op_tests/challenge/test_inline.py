@@ -12,6 +12,7 @@ import pytest
 
 from rfops.challenge import inline
 from rfops.challenge.inline import CannotBuild
+from rfops.jit.build import hip_source
 from support.vgpu.hip import bundle
 
 # Without torch's headers, which take most of the time.
@@ -172,7 +173,7 @@ def test_names_of_cuda_and_flags_of_hipcc() -> None:
 
 def test_a_bundle_is_as_the_loader_reads_it() -> None:
     images = [("host-x86_64-unknown-linux-gnu-", b""), ("hipv4-amdgcn--gfx942", b"x" * 5000)]
-    assert inline._bundle(images) == bundle(images)
+    assert hip_source.bundle(images) == bundle(images)
 
 
 def test_what_the_compiler_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,14 +18,14 @@ import torch
 
 from rfops.challenge import inline, problem
 from rfops.challenge.entries import ROWS
-from rfops.challenge.evaluate import Limits, evaluate, refusal_of
+from rfops.challenge.evaluate import evaluate, refusal_of
 from rfops.challenge.problem import Case, Problem, case_of
 from rfops.challenge.record import ArgPlace, _Names, recording, unreal
 from rfops.challenge.submit import FORBIDDEN, _code_text, _reworded, generate
+from rfops.challenge.verdict import Limits
 from rfops.cli import main
 from rfops.jit import vgpu_library_folder
 from rfops.jit.launch import bind
-from rfops.vgpu.program import environment
 
 KNOWN = {
     "base64",
@@ -171,11 +171,9 @@ def test_the_evaluator_passes_each_form(name: str, form: str, tmp_path: Path) ->
     of = problem(name)
     cases = [small(of), of.shrink(of.benchmarks[-1])]
     file = entry(tmp_path, of, form, cases)
-    site = tmp_path / "site"
-    site.mkdir()
-    for verdict in evaluate(of, file, cases, Limits(), environment(of.arch, site)):
+    for verdict in evaluate(of, file, cases, Limits(is_trusted=True)):
         assert verdict.passes and not verdict.strict and not verdict.named, verdict
-        assert all(us > 1 for us in verdict.us)
+        assert verdict.us and all(us > 1 for us in verdict.us), verdict
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -293,8 +291,6 @@ def test_an_op_without_a_hip_kernel_is_refused() -> None:
 def test_an_entry_that_imports_rfops(tmp_path: Path) -> None:
     file = tmp_path / "entry.py"
     file.write_text("def custom_kernel(data):\n    from rfops.gemm import x\n", encoding="utf-8")
-    site = tmp_path / "site"
-    site.mkdir()
     of = problem("fp8-mm")
-    (verdict,) = evaluate(of, file, [small(of)], Limits(), environment(of.arch, site))
+    (verdict,) = evaluate(of, file, [small(of)], Limits(is_trusted=True))
     assert "imports rfops, which the competition's machine has not" in verdict.error

@@ -278,10 +278,10 @@ def test_a_reference_that_cannot_be_checked_by_says_so(reference: Any, message: 
 @pytest.mark.parametrize(
     ("words", "kernel"),
     [
-        ("gemm_mxfp8 --m 2 --n 32 --k 64", "mxfp8_gemv"),
+        ("gemm_mxfp8 --m 20 --n 32 --k 64", "mxfp8_mfma"),
         ("grouped_gemm_mxfp8 --m 4 --n 16 --k 64 --e 4 --mul-weight-by", "mxfp8_moe"),
         ("moe_align_block_size --rows 20 --e 4 --arch gfx942", "moe_align_place"),
-        ("batched_gemm_a16w8_blockscale --b 2 --m 1 --n 64 --k 128", "rows"),
+        ("batched_gemm_a16w8_blockscale --b 2 --m 1 --n 64 --k 128", "one_block"),
     ],
 )
 def test_profile(words: str, kernel: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -409,8 +409,10 @@ def test_on_a_gpu_every_set_is_timed_and_the_first_checked(
         return Timing(2.0, 1.9, 2.1, 25)
 
     monkeypatch.setattr(cost, "time_graph", time_graph)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "MI300X")
     done = cost.measure(sets, "gemv", route=True)
     assert (done.us, done.kind, done.spread) == (2.0, "measured", pytest.approx(0.1))
+    assert (done.low, done.high, done.gpu) == (1.9, 2.1, "MI300X")
     for one, result in zip(sets, timed, strict=True):
         one.check([result])
     sets[0].expected[0][0][1, 2] += 1e9
@@ -464,7 +466,7 @@ def test_bench_fails_for_a_wrong_result_and_goes_on(
     shapes = ["--shape", "3", "48", "256", "--shape", "4", "48", "256"]
     assert cli.main(["bench", "gemm_mxfp8", *shapes]) == 1
     said = capsys.readouterr()
-    assert "gemm_mxfp8 m=3 n=48 k=256: gemv is WRONG: out: 1 of 144 elements" in said.err
+    assert "gemm_mxfp8 m=3 n=48 k=256: mfma is WRONG: out: 1 of 144 elements" in said.err
     assert "worst at (1, 7)" in said.err and "m=4" not in said.err
     assert "of 1 (estimated)" in said.out  # the right one
 

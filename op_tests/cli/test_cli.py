@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 import shlex
@@ -70,7 +71,7 @@ def test_profile(capsys: CaptureFixture) -> None:
     assert "not measured" in table
     assert cli.main(["profile", "gemm_mxfp8", *sizes, "--json"]) == 0
     record = json.loads(capsys.readouterr().out)
-    assert record["kernel"] == "mxfp8_gemv" and record["global_write"]["bytes"] == 3 * 40 * 2
+    assert record["kernel"] == "mxfp8_mfma" and record["global_write"]["bytes"] == 3 * 40 * 2
     assert cli.main(["profile", "gemm_mxfp8", "--m", "3", "--n", "40", "--k", "33"]) == 1
     assert "K" in capsys.readouterr().err
 
@@ -81,7 +82,7 @@ def test_profile_timing(tmp_path: Path, capsys: CaptureFixture) -> None:
     assert cli.main([*asked, "--timing"]) == 0
     table = capsys.readouterr().out
     for row in (
-        r"kernel +mxfp8_gemv on MI355X \(gfx950\)",
+        r"kernel +mxfp8_mfma on MI355X \(gfx950\)",
         r"time .* us \(.* to .*\), estimated",
         r"clock +2\.\d+ GHz",
         "bound +launch",
@@ -100,7 +101,7 @@ def test_profile_timing(tmp_path: Path, capsys: CaptureFixture) -> None:
         r"^  > +0x\w+ +\d+ +\d+ +[\d.]+%  s_waitcnt vmcnt\(\d+\) .* vmcnt \d+", message.out, re.M
     )
     (launch,) = json.loads(trace.read_text())["otherData"]["launches"]
-    assert (launch["kernel"], launch["part"], launch["capped"]) == ("mxfp8_gemv", "MI350X", False)
+    assert (launch["kernel"], launch["part"], launch["capped"]) == ("mxfp8_mfma", "MI350X", False)
     assert cli.main([*asked, "--timing", "--json"]) == 0
     record = json.loads(capsys.readouterr().out)
     assert record["low"] < record["us"] < record["high"] and record["pcs"][0]["text"]
@@ -185,8 +186,13 @@ rfops.grouped_gemm_mxfp8(a, a_scale, w, w_scale, *layout, 4, 2, 16, torch.bfloat
 def test_why_tells_of_a_calls_variant(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: CaptureFixture, vgpu_path: Path
 ) -> None:
-    """Before a call, after it, and of a call that differs in one define."""
+    """Before a call, after it, and of a call that differs in one define. A row makes up to 3 rows
+    take the GEMV."""
     monkeypatch.setenv("RFOPS_CACHE_DIR", str(tmp_path))
+    head = "arch,cu_num,m,n,k,kernel,config,us,figures,origin,source"
+    row = "gfx950,256,3,256,512,gemv,,,,estimated,a test"
+    (tmp_path / "gemm_mxfp8.csv").write_text(f"{head}\n{row}\n")
+    monkeypatch.setenv("RFOPS_CONFIGS", str(tmp_path))
     sizes = ("--n", "256", "--k", "512")
     asked = {
         "mxfp8_gemv": ("gemm_mxfp8", "--m", "3", *sizes),
@@ -245,6 +251,36 @@ def test_doctor_of_two_gpus(
     monkeypatch.setenv("RFOPS_HIP_LIBRARY", str(tmp_path / "absent.so"))
     assert cli.main(["doctor"]) == 1
     assert f"RFOPS_HIP_LIBRARY={tmp_path / 'absent.so'}: no such file" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("has_triton", [True, False])
+def test_doctor_of_an_nvidia_gpu(
+    has_triton: bool, monkeypatch: pytest.MonkeyPatch, capsys: CaptureFixture, tmp_path: Path
+) -> None:
+    """Without a compiler ops run there by Triton's kernels, and the record says why by no other."""
+    gpu = SimpleNamespace(name="NVIDIA H100 80GB HBM3", major=9, minor=0)
+    monkeypatch.setattr(torch.version, "hip", None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: gpu)
+    known = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util,
+        "find_spec",
+        lambda name: None if name == "triton" and not has_triton else known(name),
+    )
+    for name in ("RFOPS_HIPCC", "CXX"):
+        monkeypatch.setenv(name, "/absent")
+    monkeypatch.setenv("RFOPS_CACHE_DIR", str(tmp_path))
+    assert cli.main(["doctor"]) == (0 if has_triton else 1)
+    out = capsys.readouterr().out
+    assert "devices: 0: NVIDIA H100 80GB HBM3 (sm_90), by Triton; virtual GPU" in out
+    missing = "no compiler for AMD GPUs, and nothing is cached"
+    if has_triton:
+        assert f"no HIP kernels: {missing}" in out and "problem" not in out
+        assert out.rstrip().endswith("ops can run; on this GPU by Triton")
+    else:
+        assert f"problem: {missing}" in out and "ops can NOT run" in out
 
 
 def test_doctor_and_the_settings_agree(
@@ -483,9 +519,9 @@ def test_a_failed_build_is_told_in_short(
     asked = ("profile", "gemm_mxfp8", "--m", "1", "--n", "32", "--k", "32")
     completed = rfops(*asked, **env)
     lines = [line for line in completed.stderr.splitlines() if "virtual GPU" not in line]
-    (log,) = (tmp_path / "cache").glob("v1/gfx950/mxfp8_gemv/failed/*.log")
+    (log,) = (tmp_path / "cache").glob("v1/gfx950/mxfp8_mfma/failed/*.log")
     assert completed.returncode == 1 and lines == [
-        "rfops: BuildError: mxfp8_gemv: build failed",
+        "rfops: BuildError: mxfp8_mfma: build failed",
         f"log: {log}",
         "rfops_test/scale.h:7:3: error: use of undeclared identifier 'nothing'",
         "    7 |   nothing;",

@@ -14,6 +14,7 @@ from rfops.dispatch.kernel import Kernel
 from rfops.dispatch.op import Op, ops
 
 TAKE_0 = {
+    "even",
     "lines",
     "x_first",
     "x_left",
@@ -32,7 +33,7 @@ NO_END = {"group_m", "group_n", "warps", "stages", "least", "rows", "steps", "ti
           "batches", "panels", "split_k", "warps_k", "workspace_mib", "block_m", "block_n",
           "block_k"}  # fmt: skip
 GIVEN = {
-    "M": 64,
+    "M": 16,
     "N": 4096,
     "K": 4096,
     "B": 4,
@@ -40,6 +41,8 @@ GIVEN = {
     "S": 512,
     "start": 0,
     "D": 2048,
+    "T": 16,
+    "G": 8,
     "I": 1024,
     "E": 8,
     "rows": 64,
@@ -56,6 +59,10 @@ def _call(op: Op, kernel: Kernel) -> Any:
             for arg in op.declaration.tensors
             if any(d.itemsize == 1 for d in arg.dtypes) and len(arg.dtypes) > 1
         }
+    if kernel.name.startswith("shared"):
+        given["H"] = 128  # more columns than a wave of flow's takes
+    if kernel.name == "shared_fp8":
+        given |= {"q_dtype": "fp8", "kv_dtype": "fp8"}
     nvidia = op.name == "batched_gemm_a16w8_blockscale" and kernel.name in ("rows", "staged")
     return op.call_of("sm_90" if nvidia else "gfx950", **given)
 

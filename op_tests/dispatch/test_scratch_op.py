@@ -1,5 +1,6 @@
 """An op declared outside the tree, a kernel, one declaration and a reference, has all that the
-engine derives: guards, plans, torch's op, `why`, `profile`, `build`, `ls`, `bench` and `tune`."""
+engine derives: guards, plans, torch's op, `why`, `profile`, `build`, `ls`, `bench` and `tune`. One
+with a model of its times has `tune --model` and `bench --regret` too."""
 
 from __future__ import annotations
 
@@ -35,8 +36,10 @@ from pathlib import Path
 
 import torch
 
+from rfops.dispatch.heuristic import Columns
 from rfops.dispatch.kernel import Kernel
 from rfops.dispatch.op import Op
+from rfops.dispatch.time_model import TimedKernel, TimeModel, Work
 from rfops.jit import compile_ops, u32
 
 CONFIG = Path(__file__).parent / "compiler_config.json"
@@ -86,6 +89,46 @@ OP = Op(
     reference=reference,
     shapes={"published": [{"M": m, "N": 64} for m in (1, 2, 3, 4)]},
 )
+
+
+class Timed(TimedKernel):
+    name, module, config, Config = "timed", "scratch", CONFIG, Config
+    defines, variant = Hip.defines, Hip.variant
+    variants = Columns([Config(64), Config(128), Config(256)])
+
+    def space(self, c):
+        return self.variants
+
+    def traits(self, config, c):
+        return (config.threads,)
+
+
+class Model(TimeModel):
+    units = {"launch": "us", "wave": "us a wave", "group": "us a workgroup of a CU"}
+    terms, logs, traits = tuple(units), ("one",), ("threads",)
+
+    def work(self, v, c):
+        elements = c.M * c.N
+        return Work((1.0, elements / 64, elements / v.threads / c.cu_num), (1.0,))
+
+
+class Drawn(Op):
+    def draw(self, rng):
+        return {"M": rng.randint(1, 64), "N": rng.choice((64, 128, 256))}
+
+
+TIMED = Drawn(
+    "scratch_timed",
+    """
+    x: f32[M, N] @16
+    scale: f32[M]
+    -> out: f32[M, N]
+    """,
+    kernels=(Timed(),),
+    table="M+ N",
+    reference=reference,
+    time_model=Model,
+)
 '''
 CONFIG = {"scratch": {"srcs": ["scratch.hip"]}}
 
@@ -102,8 +145,9 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModuleType]:
     sys.modules["scratch"] = module  # dataclasses look there
     spec.loader.exec_module(module)
     yield module
-    del sys.modules["scratch"], registry._OPS["scratch_scale"]
-    del tuned_table.TABLES["scratch_scale"]
+    del sys.modules["scratch"]
+    for name in ("scratch_scale", "scratch_timed"):
+        del registry._OPS[name], tuned_table.TABLES[name]
 
 
 @pytest.fixture
@@ -162,7 +206,8 @@ def test_build_and_ls(op: Op, capsys: pytest.CaptureFixture[str]) -> None:
     assert "scratch gfx942 THREADS=64" in said and "2 of 2" in said
     rows = [line.split() for line in run("ls", capsys).splitlines()]
     (row,) = [row for row in rows if row[0] == "scratch" and row[2] == "gfx950"]
-    assert row[1] == "scratch_scale" and int(row[3]) >= 1 and row[4] == "scratch_scale"
+    assert row[1] == "scratch_scale" and int(row[3]) >= 1
+    assert row[4] == "scratch_scale,scratch_timed"
 
 
 def test_bench(op: Op, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -198,3 +243,71 @@ def test_tune(
     assert "exact row" in run("why scratch_scale --m 3 --n 64", capsys)
     x, scale = torch.randn(3, 64), torch.randn(3)
     torch.testing.assert_close(op.call(x, scale, None, None), x * scale[:, None])
+
+
+# ---------------------------------------------------------------- an op with a time model
+
+
+def test_tune_of_a_model(
+    op: Op,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Six calls of three variants each; a run of the first five fits what is there."""
+    command = f"tune scratch_timed --model --seed 3 --out {tmp_path}"
+    said = run(f"{command} --shapes 6", capsys)
+    assert "0 of 6 shapes were timed before" in said and "6 shapes, 18 times: regret" in said
+    times = tmp_path / "scratch_timed_timings.csv"
+    first = times.read_text()
+    assert "5 of 5 shapes were timed before" in run(f"{command} --shapes 5", capsys)
+    assert times.read_text() == first
+    with (tmp_path / "scratch_timed_model.csv").open(newline="") as stream:
+        rows = list(csv.DictReader(stream))
+    assert {row["kernel"] for row in rows} == {"timed"}
+    assert all(row["origin"] == "estimated" and "6 shapes" in row["source"] for row in rows)
+    monkeypatch.setenv("RFOPS_CONFIGS", str(tmp_path))
+    assert "predicted" in run("why scratch_timed --m 3 --n 64", capsys)
+    assert "at least 5 shapes with times on gfx950" in failed(
+        f"tune scratch_timed --model --shapes 2 --out {tmp_path / 'few'}", capsys
+    )
+
+
+def test_prune_drops_rows_that_are_no_quicker(
+    op: Op, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One that is the op's own choice, and one that is slower. A quicker one stays, one that does
+    not run, and rows of other chips and origins."""
+    file = tmp_path / "scratch_timed.csv"
+    head = "arch,cu_num,m,n,kernel,config,us,figures,origin,source\n"
+    kept = [
+        "gfx942,304,3,64,timed,threads=64,,,estimated,another chip\n",
+        "gfx950,256,5,64,timed,threads=64,,,measured,another origin\n",
+        "gfx950,256,6,64,timed,threads=2048,,,estimated,does not run\n",
+        "gfx950,256,3,64,timed,threads=64,,,estimated,quicker\n",
+    ]
+    needless = [
+        "gfx950,256,4,64,timed,threads=256,,,estimated,its own\n",
+        "gfx950,256,8,64,timed,threads=1024,,,estimated,slower\n",
+    ]
+    file.write_text(head + "".join(kept + needless))
+    said = run(f"tune scratch_timed --prune --out {tmp_path}", capsys)
+    assert "4 of 6 rows are estimated on gfx950 with 256 CUs" in said
+    assert "dropped  m=4 n=64: is the op's own choice" in said
+    assert "dropped  m=8 n=64" in said and "us by timed threads=256" in said
+    assert "kept  m=6 n=64" in said and "does not run" in said and "kept  m=3 n=64" in said
+    assert "2 of 4 rows dropped" in said
+    assert file.read_text() == head + "".join(kept)
+
+
+def test_bench_of_regret(op: Op, capsys: pytest.CaptureFixture[str]) -> None:
+    said = run("bench scratch_timed --regret 2 --seed 3", capsys).splitlines()
+    assert said[0] == "# 2 calls of seed 3" and "geometric mean" in said[3]
+    ratios = [float(line.split()[0]) for line in said[1:3]]
+    assert all(1 <= ratio < 2 for ratio in ratios) and all("us by timed" in s for s in said[1:3])
+    assert "--regret 0: expected 1 or more" in failed("bench scratch_timed --regret 0", capsys)
+
+
+def failed(text: str, capsys: pytest.CaptureFixture[str]) -> str:
+    assert cli.main(text.split()) != 0
+    return capsys.readouterr().err

@@ -217,6 +217,9 @@ def poison_places(
     out.copy_(old)
 
 
+IN_PLACE = {("rms_norm", "x")}  # whose result may be this argument, whole
+
+
 @pytest.mark.parametrize("case", WITH_OUT, ids=str)
 def test_a_result_in_an_input(case: Case, arch: str) -> None:
     """A result in memory that the op reads is refused, whole or by its last bytes."""
@@ -233,6 +236,8 @@ def test_a_result_in_an_input(case: Case, arch: str) -> None:
             inside.view(torch.uint8).copy_(tensor.contiguous().view(torch.uint8))
             last = -(-own // 64) * 64 - 64  # a boundary within its last 64 bytes
             for start in {first, first + last}:
+                if start == first and (op.name, arg.name) in IN_PLACE:
+                    continue
                 out = memory[start : start + size].view(want.dtype).view(want.shape)
                 given = args_of(op, replaced(args, offset, position, inside))
                 if getattr(arg, "written", False):

@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import rfops
 from rfops.dispatch.op import ops
+from rfops.dispatch.registration import transparent
 from rfops.jit import BoundKernel, compiled_ops
 from rfops.jit.launch import launcher
 from support.warm_ops import OPS
@@ -101,6 +102,17 @@ def test_a_dispatch_mode_sees_it(warm: Op) -> None:
         warm(out=warm.out)
     assert recorder.seen >= warm.registered
     assert torch.equal(actual, warm())
+
+
+def test_a_transparent_mode_sees_what_it_does_instead(warm: Op) -> None:
+    """Its result's memory, and not the op; outside again the op."""
+    with Recorder() as recorder, transparent():
+        actual = warm()
+    assert "aten.empty.memory_format" in recorder.seen and not recorder.seen & warm.registered
+    assert torch.equal(actual, warm())
+    with Recorder() as recorder:
+        warm()
+    assert recorder.seen & warm.registered
 
 
 def test_a_function_mode_sees_it(warm: Op) -> None:

@@ -16,11 +16,11 @@ import torch
 
 import rfops
 from rfops.dispatch.compare import assert_within
-from rfops.jit import CompiledOp, compile_ops, f32, f64, i8, i16, i32, i64, u8, u16, u32, u64
+from rfops.jit import CompiledOp, compile_ops, f32, i16, i32, i64, u32, u64
 from rfops.jit.arch import of_code_object
 from rfops.jit.cache.code_object import Argument
 from rfops.jit.launch import hip, signature
-from support.engine_project import EVERY_SCALAR, VALUES, Project, run_in
+from support.engine_project import EVERY_SCALAR, VALUES, Project, run_in, scalars
 
 
 def declare(project: Project, function: Callable[..., None]) -> CompiledOp:
@@ -124,23 +124,6 @@ def test_an_op_is_not_called(project: Project) -> None:
 @pytest.mark.parametrize("arch", ["gfx942", "gfx950"])
 def test_every_scalar(project: Project, arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sizes with padding between them, at their extremes; None is a null pointer."""
-
-    def scalars(
-        out: torch.Tensor,
-        a: i8,
-        b: u8,
-        c: i16,
-        d: u16,
-        e: i32,
-        f: u32,
-        g: i64,
-        h: u64,
-        i: f32,
-        j: f64,
-        k: i8,
-        last: torch.Tensor | None,
-    ) -> None: ...
-
     monkeypatch.setenv("RFOPS_VGPU_ARCH", arch)
     project.source.write_text(EVERY_SCALAR)
     bound = compile_ops("axpy", config=project.config)(scalars).bind("cpu")
@@ -160,8 +143,8 @@ def test_format_has_the_offsets_of_the_kernel() -> None:
         Argument(8, 8, "global_buffer"),
         Argument(20, 4, "by_value"),
     ]
-    scalars = [signature.Scalar("b", 1), None, signature.Scalar("I", 4)]
-    parameters = [signature.Parameter("p", scalar) for scalar in scalars]
+    kinds = [signature.Scalar("b", 1), None, signature.Scalar("I", 4)]
+    parameters = [signature.Parameter("p", kind) for kind in kinds]
     assert signature.struct_format(args, parameters) == "<0xb7xQ4xI"
 
 

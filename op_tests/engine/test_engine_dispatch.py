@@ -26,30 +26,12 @@ import pytest
 import torch
 
 import rfops
-from rfops.jit import Plans, compile_ops, f32, f64, i8, i16, i32, i64, u8, u16, u32, u64
+from rfops.jit import Plans, compile_ops
 from rfops.jit.build import host
 from rfops.jit.launch import hip, launcher
-from support.engine_project import EVERY_SCALAR, VALUES, Project
+from support.engine_project import EVERY_SCALAR, VALUES, Project, scalars
 from support.launchers import is_native
 from support.null_hip import NullHip
-
-
-def scalars(
-    out: torch.Tensor,
-    a: i8,
-    b: u8,
-    c: i16,
-    d: u16,
-    e: i32,
-    f: u32,
-    g: i64,
-    h: u64,
-    i: f32,
-    j: f64,
-    k: i8,
-    last: torch.Tensor | None,
-) -> None: ...
-
 
 # ---------------------------------------------------------------- the same as through ctypes
 

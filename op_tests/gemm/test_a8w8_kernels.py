@@ -241,8 +241,9 @@ def test_shuffled_weights(variant: Variant) -> None:
         got = run(variant.kernel, shuffled, variant.config, w_layout="16x16")
     assert torch.equal(got, run(variant.kernel, problem, variant.config))
     assert not c.findings, "\n".join(str(finding) for finding in c.findings)
-    op = gemm_a8w8_blockscale(problem.x, shuffle_weight(problem.w), *problem.args[2:],
-                              config=variant.config)  # fmt: skip
+    op = gemm_a8w8_blockscale(
+        problem.x, shuffle_weight(problem.w), *problem.args[2:], config=variant.config
+    )
     assert torch.equal(got, op)
 
 
@@ -325,8 +326,12 @@ def test_other_layouts_are_refused(variant: Variant) -> None:
 
 def test_a_split_beyond_k_is_refused(variant: Variant) -> None:
     if variant.config.split == 1:
-        assert OP.kernels[variant.kernel].unsupported_config_reason(call_for(problem_of(variant),
-            torch.bfloat16), variant.config) is None  # fmt: skip
+        assert (
+            OP.kernels[variant.kernel].unsupported_config_reason(
+                call_for(problem_of(variant), torch.bfloat16), variant.config
+            )
+            is None
+        )
         return
     problem = random_problem(8, 64, 128, variant.arch)
     with pytest.raises(ValueError, match="K=128 has fewer than"):

@@ -57,9 +57,12 @@ CASES = [*QUICK, *(pytest.param(v, marks=pytest.mark.sweep) for v in VARIANTS if
 QUICK_MIXED = [v for v in QUICK if v.kernel not in PREPARED]  # of gemm_a8wfp4
 MIXED = [
     *QUICK_MIXED,
-    *(pytest.param(v, marks=pytest.mark.sweep)
-      for v in VARIANTS if v not in QUICK and v.kernel not in PREPARED),
-]  # fmt: skip
+    *(
+        pytest.param(v, marks=pytest.mark.sweep)
+        for v in VARIANTS
+        if v not in QUICK and v.kernel not in PREPARED
+    ),
+]
 
 
 @pytest.fixture(params=CASES, ids=lambda v: f"{v.kernel}-{v.config}".replace(" ", ""))

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 import rfops
-from rfops.gemm.kernels.mxfp8.mfma import Mfma, MfmaConfig, mxfp8_mfma
+from rfops.gemm.kernels.mxfp8.mfma import MfmaConfig, mxfp8_mfma
+from rfops.gemm.mxfp8 import OP as DENSE
 from rfops.jit import paths
 from rfops.jit.build.spec import module_spec
 from support.calls import default_config, dense_call, prepare
@@ -187,13 +188,13 @@ def test_the_op_takes_a_config(gfx950: torch.device) -> None:
     ],
 )
 def test_refuses(m: int, n: int, k: int, more: dict[str, object], reason: str) -> None:
-    assert reason in str(Mfma().unsupported_reason(dense_call(m, n, k, **more)))  # type: ignore[arg-type]
+    assert reason in str(DENSE.kernels["mfma"].unsupported_reason(dense_call(m, n, k, **more)))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_takes(dtype: torch.dtype) -> None:
     for m, n, k in [(1, 1, 32), (64, 2304, 6144), (100_000, 50_000, 6176), (1, 2**21, 2**12)]:
-        assert Mfma().unsupported_reason(dense_call(m, n, k, dtype)) is None
+        assert DENSE.kernels["mfma"].unsupported_reason(dense_call(m, n, k, dtype)) is None
 
 
 @pytest.mark.parametrize(

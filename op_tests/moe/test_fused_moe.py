@@ -439,7 +439,7 @@ def test_tiles_of_another_kernel_are_refused(arch: str) -> None:
 @pytest.mark.parametrize("is_table", [False, True])
 @pytest.mark.parametrize("shape", [(40, 128, 64, 6, 2, 1), (17, 264, 40, 33, 4, 0)])
 def test_a_layer(shape: tuple[int, ...], is_table: bool, arch: str) -> None:
-    """The router's choice, and its experts; by HIP in four launches, the same in any order."""
+    """The router's choice in two launches, and its experts in four, the same in any order."""
     m, d, i, e, k, shared = shape
     problem = random_problem(m, d, i, e, k, F16, shared)
     generator = torch.Generator().manual_seed(7)
@@ -449,7 +449,8 @@ def test_a_layer(shape: tuple[int, ...], is_table: bool, arch: str) -> None:
     with rfops.vgpu.check() as checked, rfops.vgpu.profile() as p:
         got = rfops.moe_layer(problem.x, router, *weights, k, num_shared=shared)
     assert not checked.findings, "\n".join(map(str, checked.findings))
-    assert len(p.launches) == 4 and p.launches[0].kernel == "moe_router"
+    names = [launch.kernel for launch in p.launches]
+    assert len(names) == 6 and names[:3] == ["a16w16_stream", "moe_topk", "moe_lists"]
     chosen_p, ids = rfops.moe_router(problem.x, router, k)
     chosen = problem.with_(topk_weights=chosen_p, topk_ids=ids)
     assert_correct(got, chosen)
@@ -457,6 +458,37 @@ def test_a_layer(shape: tuple[int, ...], is_table: bool, arch: str) -> None:
     assert torch.equal(got, by_ids)
     config = rfops.moe_layer(problem.x, router, *weights, k, num_shared=shared, config=SMALL)
     assert_correct(config, chosen)
+
+
+def test_a_layer_whose_router_makes_the_lists(arch: str) -> None:
+    """Many tokens of few experts: one launch chooses and lists."""
+    problem = random_problem(520, 64, 32, 4, 2, F16, 0)
+    router = (torch.randn(4, 64, generator=torch.Generator().manual_seed(7)) / 8).half()
+    with rfops.vgpu.profile() as p:
+        got = rfops.moe_layer(problem.x, router, problem.w1, problem.w2, 2)
+    assert len(p.launches) == 4 and p.launches[0].kernel == "moe_router"
+    chosen_p, ids = rfops.moe_router(problem.x, router, 2)
+    assert_correct(got, problem.with_(topk_weights=chosen_p, topk_ids=ids))
+
+
+@pytest.mark.parametrize("is_table", [False, True])
+def test_a_layer_with_a_model_s_router(is_table: bool, arch: str) -> None:
+    """DeepSeek-V3's scores, bias, groups and scale: the router's choice, and its experts."""
+    m, d, i, e, k, shared = 17, 264, 40, 33, 4, 1
+    problem = random_problem(m, d, i, e, k, F16, shared)
+    generator = torch.Generator().manual_seed(7)
+    router = (torch.randn(e - shared, d, generator=generator) / math.sqrt(d)).half()
+    gate, up, down = problem.tables
+    weights = ((gate, up), down) if is_table else (problem.w1, problem.w2)
+    options: dict[str, Any] = {"num_groups": 8, "topk_groups": 4, "score": "sigmoid", "scale": 2.5}
+    options |= {"renormalize": True, "round_scores": False}
+    options["bias"] = torch.randn(e - shared, generator=generator) / 8
+    got = rfops.moe_layer(problem.x, router, *weights, k, num_shared=shared, **options)
+    chosen_p, ids = rfops.moe_router(problem.x, router, k, **options)
+    assert torch.equal(chosen_p.sum(1).round(decimals=4), torch.full((m,), 2.5))
+    assert_correct(got, problem.with_(topk_weights=chosen_p, topk_ids=ids))
+    with pytest.raises(ValueError, match=r"^fused_moe: router_weight must be a \[R=33, D\] tensor"):
+        rfops.moe_layer(problem.x, router, *weights, k, **options)
 
 
 def test_refusals_of_a_layer() -> None:

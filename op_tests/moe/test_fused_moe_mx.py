@@ -491,27 +491,12 @@ def test_raw_rows_with_a_tail_spill_nothing(fmt: Format, case: tuple[int, ...]) 
     assert used["sgpr_spills"] == used["vgpr_spills"] == used["scratch"] == 0, used
 
 
-@pytest.mark.parametrize("i", [256, 512, 2048])
+@pytest.mark.parametrize("i", [256, 512])
 def test_three_launches_for_few_tokens(i: int) -> None:
     for fmt in (MXFP4, MXFP8):
         for m in (1, 8):
-            if fmt is MXFP8 and i > 1536:
-                continue  # its columns do not fit in registers
-            c = call_of(random_problem(fmt, m, 256, i, 2, 1))
+            c = call_of(random_problem(fmt, m, 256, i, 2, 1)).with_sizes(D=7168, E=128, R=128)
             assert OPS[fmt.word].kernels["hip"].default(c).columns > 0
-
-
-def test_sums_for_many_rows_of_few_experts() -> None:
-    kernel = OPS["mxfp4"].kernels["hip"]
-    for m, i, e, slots in (
-        (512, 512, 33, 4),
-        (512, 2048, 33, 4),
-        (512, 2304, 33, 0),
-        (512, 512, 65, 0),
-        (3000, 512, 33, 0),
-    ):
-        c = call_of(random_problem(MXFP4, 1, 256, 256, 33, 8, 1)).with_sizes(M=m, I=i, E=e, R=e - 1)
-        assert kernel.default(c).slots == slots, (m, i, e)
 
 
 @pytest.mark.sweep

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from rfops.cli.model_fit import model_of
 from rfops.dispatch.dynamic_plan import DynamicShapePlan
 from rfops.dispatch.kernel import Call
 from rfops.jit import Plans
@@ -112,10 +113,10 @@ def test_refusals_of_a_familys_calls_are_those_of_the_first(
 # ---------------------------------------------------------------- routes
 
 
-def test_out_of_the_envelope_there_is_a_result(gfx950: torch.device) -> None:
-    """Triton, where it is installed."""
+def test_the_triton_route(gfx950: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(OP.kernels["moe"], "unsupported_reason", lambda _: "the test wants Triton")
+    monkeypatch.setattr(OP, "plans", OP.plans.new_table())
     problem = problem_of(spread(20, 2, 4), 4, 32, 256, gemm=2)
-    assert not grouped_route(40, 32, 256, 4, 2, 1, True).is_hip
     assert_correct(run(problem, gfx950), problem)
 
 
@@ -141,27 +142,20 @@ def test_a_row_is_for_the_block_m_that_its_config_takes(overlay: Write) -> None:
     selected = grouped_route(60, 32, 256, 4, 4, 4, block_m=8)
     assert (selected.rule, selected.backend) == ("exact row", "moe")
     selected = grouped_route(60, 32, 256, 4, 4, 4, block_m=16)
-    assert (selected.rule, selected.backend) == ("Triton", "triton")
-    assert "60 routed rows of gemm1" in selected.why
+    assert selected.rule == "envelope default"
 
 
 @pytest.mark.parametrize(
-    ("m", "e", "top_k", "a_div", "weighted", "is_hip"),
-    [
-        (16, 32, 4, 4, False, True),
-        (17, 127, 4, 4, False, False),
-        (64, 128, 4, 4, False, True),
-        (65, 128, 4, 4, False, False),
-        (8, 256, 4, 1, True, True),
-        (9, 256, 4, 1, True, False),
-        (9, 256, 4, 4, True, False),  # weighted: not the published gemm1
-    ],
+    ("m", "n", "k", "e", "backend"),
+    [(8, 112, 224, 8, "moe"), (88, 768, 5120, 160, "triton"), (1304, 640, 6144, 160, "triton")],
 )
-def test_envelope(m: int, e: int, top_k: int, a_div: int, weighted: bool, is_hip: bool) -> None:
-    """Of sizes that no table has, so that the rule decides."""
-    selected = grouped_route(m, 112, 224, e, top_k, a_div, weighted)
-    assert selected.is_hip == is_hip, selected
-    assert is_hip or "above" in selected.why
+def test_the_kernel_predicted_to_be_quickest(m: int, n: int, k: int, e: int, backend: str) -> None:
+    """Of sizes that no table has; in timing mode Triton takes 3 and 7 % less of the last two."""
+    c = grouped_call(m, n, k, e, 8, 8)
+    ranked = model_of(OP).rank(c)
+    assert list(ranked) == sorted(ranked, key=lambda name: ranked[name].us)
+    selected = grouped_route(m, n, k, e, 8, 8)
+    assert (selected.rule, selected.backend) == ("envelope default", backend)
 
 
 def test_other_architectures_do_without_hip() -> None:

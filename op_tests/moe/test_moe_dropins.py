@@ -147,6 +147,59 @@ def test_fused_moe_with_weights_on_the_input(experts: Problem) -> None:
     assert_correct(actual, own)
 
 
+def test_fused_moe_with_weights_on_the_input_of_several_experts(experts: Problem) -> None:
+    p = experts
+    expected = rfops.fused_moe(p.x, p.w1, p.w2, *p.choice, apply_router_weight_on_input=True)
+    assert torch.equal(vllm_fused_moe(p, p.w1, p.w2, p.topk_ids, doweight=True), expected)
+
+
+def test_fused_moe_whose_rows_are_not_combined(experts: Problem) -> None:
+    p = experts
+    rows = vllm_fused_moe(p, p.w1, p.w2, p.topk_ids, no_combine=True)
+    assert torch.equal(rows, rfops.fused_moe(p.x, p.w1, p.w2, *p.choice, combine=False))
+
+
+GATINGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "gelu": ({"activation": compat.ActivationType.Gelu}, {"activation": "gelu"}),
+    "swiglu": ({"activation": 2}, {"activation": "swiglu"}),
+    "swiglu of a limit": (
+        {"activation": 2, "swiglu_limit": 0.5},
+        {"activation": "swiglu", "limit": 0.5},
+    ),
+    "silu of a limit": (
+        {"swiglu_limit": 0.5},
+        {"activation": "swiglu", "alpha": 1.0, "limit": 0.5, "beta": 0.0},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", GATINGS)
+def test_fused_moe_of_other_activations_with_biases(case: str, experts: Problem) -> None:
+    p, (theirs, own) = experts, GATINGS[case]
+    (e, d, i), generator = p.w2.shape, torch.Generator().manual_seed(0)
+    biases = {
+        "bias1": torch.randn(e, 2 * i, generator=generator),
+        "bias2": torch.randn(e, d, generator=generator),
+    }
+    expected = rfops.fused_moe(p.x, p.w1, p.w2, *p.choice, **biases, **own)
+    actual = vllm_fused_moe(p, shuffled(p.w1), shuffled(p.w2), p.topk_ids, **biases, **theirs)
+    assert torch.equal(actual, expected) and expected.float().norm() > 1
+
+
+def test_fused_moe_of_padded_sizes(experts: Problem) -> None:
+    """Zeros of weights behind D - 16 and I - 8, NaN of x."""
+    p = experts
+    (d, i), x, w1, w2 = p.w2.shape[1:], p.x.clone(), p.w1.clone(), p.w2.clone()
+    w1[:, :, d - 16 :] = w1[:, i - 8 : i] = w1[:, 2 * i - 8 :] = 0
+    w2[:, d - 16 :] = w2[:, :, i - 8 :] = 0
+    own = p.with_(x=x.clone(), w1=w1, w2=w2)
+    x[:, d - 16 :] = math.nan
+    pads = {"hidden_pad": 16, "intermediate_pad": 8}
+    actual = vllm_fused_moe(p.with_(x=x), w1, w2, p.topk_ids, **pads)  # type: ignore[arg-type]
+    assert_correct(actual, own)
+    assert not actual[:, d - 16 :].any()
+
+
 def test_fused_moe_of_fp8_blocks_as_vllm_calls_it() -> None:
     """DeepSeek-V3: per_128x128, weights shuffled, scales of blocks."""
     p = random_fp8("gfx950", 20, 256, 128, 4, 2)
@@ -186,23 +239,27 @@ def test_the_rounding_is_the_installed_aiters(
 
 
 FUSED_REFUSALS: dict[str, tuple[dict[str, Any], str]] = {
-    "gelu": ({"activation": compat.ActivationType.Gelu}, "activation must be Silu, got .*Gelu"),
-    "swiglu": ({"activation": 2}, "activation must be Silu, got 2; call the original"),
-    "no activation": ({"activation": "silu"}, "activation must be Silu, got 'silu'"),
+    "situ": (
+        {"activation": 3},
+        "activation must be Silu, Gelu or Swiglu, got 3; call the original",
+    ),
+    "no activation": (
+        {"activation": "silu"},
+        "activation must be Silu, Gelu or Swiglu, got 'silu'",
+    ),
     "per token": ({"quant": 2}, "quant_type must be No, per_1x32, per_1x128 or per_128x128, got 2"),
-    "two experts": ({"doweight": True}, "doweight_stage1 must be False for several experts a tok"),
     "scales": ({"a1_scale": torch.ones(1)}, r"a1_scale must be None, got \[1\] float32"),
     "a2": ({"a2_scale": torch.ones(1)}, "a2_scale must be None"),
-    "bias": ({"bias1": torch.ones(1)}, "bias1 must be None"),
-    "bias2": ({"bias2": torch.ones(1)}, "bias2 must be None"),
-    "padding": ({"hidden_pad": 128}, "hidden_pad must be 0, got 128"),
-    "padding of I": ({"intermediate_pad": 64}, "intermediate_pad must be 0, got 64"),
-    "limit": ({"swiglu_limit": 7.0}, "swiglu_limit must be 0, got 7.0"),
+    "bias": ({"bias1": torch.ones(1)}, r"bias1 must be \[E="),
+    "bias2": ({"bias2": torch.ones(1)}, r"bias2 must be \[E="),
+    "padding": ({"hidden_pad": 4096}, r"hidden_pad must be from 0 to \d+, got 4096"),
+    "padding of I": ({"intermediate_pad": -1}, r"intermediate_pad must be from 0 to \d+, got -1"),
+    "limit": ({"activation": 1, "swiglu_limit": 7.0}, "swiglu_limit must be 0 for Gelu, got 7.0"),
     "interleaved": ({"gate_mode": "interleave"}, "gate_mode must be separated, got 'interleave'"),
     "beta": ({"beta": 1.0}, "beta must be None, got 1.0"),
     "shared": ({"shared_w1": torch.ones(1)}, "shared_w1 must be None"),
     "shared id": ({"shared_expert_id": 0}, "shared_expert_id must be -1, got 0"),
-    "combine": ({"no_combine": True}, "no_combine must be as if"),
+    "combine": ({"no_combine": 2}, "no_combine must be as if"),
     "unknown": ({"quant_dtype_a": "fp8"}, "quant_dtype_a must be as if it were not passed"),
 }
 
@@ -353,6 +410,22 @@ def test_moe_sorting(masked: bool, local: int | None) -> None:
     assert buffer.shape == (11, 40) and buffer.dtype == BF16 and (buffer == 0).all()
 
 
+def test_moe_sorting_of_weights_without_padding() -> None:
+    """ids are padded beyond num_local_tokens, as a test of aiter's pads them."""
+    generator = torch.Generator().manual_seed(3)
+    ids = torch.rand(11, 6, generator=generator).argsort(1)[:, :3].to(I32)
+    weights = torch.rand(7, 3, generator=generator)
+    words = {"num_experts": 6, "model_dim": 8, "moebuf_dtype": BF16, "block_size": 4}
+    count = torch.tensor([7], dtype=I32)
+    full = torch.cat([weights, torch.full((4, 3), float("nan"))])
+    expected = compat.moe_sorting(ids, full, num_local_tokens=count, **words)
+    for actual, other in zip(
+        compat.moe_sorting(ids, weights, num_local_tokens=count, **words), expected, strict=True
+    ):
+        used = slice(0, int(expected[3][0]))
+        assert torch.equal(actual[used], other[used])
+
+
 SORTING_REFUSALS: dict[str, tuple[dict[str, Any], str]] = {
     "weights": (
         {"topk_weights": torch.ones(3, 2)},
@@ -377,10 +450,27 @@ def test_what_moe_sorting_does_not_take(case: str) -> None:
 def test_defaults_that_rfops_does_not_compute() -> None:
     """aiter's, so that a caller who relies on them gets no other result."""
     weights, ids = torch.zeros(2, 2), torch.zeros(2, 2, dtype=I32)
-    with pytest.raises(ValueError, match="score_func must be softmax, got 'sqrtsoftplus'; call"):
-        compat.topk_gating(weights, ids, torch.randn(2, 8))
+    words: dict[str, Any] = {"score_func": "softmax"}
+    compat.topk_gating(weights, ids, torch.randn(2, 8), torch.empty(0), **words)  # no bias
+    assert torch.allclose(weights.sum(1), torch.ones(2))
     with pytest.raises(ValueError, match="quant_dtype must be an FP8 dtype, got torch"):
         compat.per_group_quant_hip(torch.randn(2, 128))
+
+
+@pytest.mark.parametrize("score", ["softmax", "sigmoid", "sqrtsoftplus"])
+def test_topk_gating_by_each_score(score: str) -> None:
+    """With a bias, a factor and a shared expert, whose column follows those of the routed."""
+    generator = torch.Generator().manual_seed(0)
+    logits, bias = (torch.randn(n, 33, generator=generator) for n in (5, 1))
+    weights, ids = torch.full((5, 5), math.nan), torch.full((5, 4), -7, dtype=I32)
+    compat.topk_gating(weights, ids, logits, bias[0, :32], True, 1.5, score, 1)
+    options: dict[str, Any] = {"renormalize": True, "score": score, "scale": 1.5}
+    wanted, wanted_ids = choose(logits[:, :32], bias[0, :32], 4, **options)
+    assert torch.equal(ids, wanted_ids)
+    torch.testing.assert_close(weights[:, :4], wanted, rtol=1e-5, atol=0)
+    torch.testing.assert_close(weights[:, 4], logits[:, 32].sigmoid(), rtol=1e-5, atol=0)
+    with pytest.raises(ValueError, match="score_func must be softmax or sigmoid or sqrtsoftplus"):
+        compat.topk_gating(weights, ids, logits, score_func="tanh")
 
 
 @pytest.mark.parametrize("ignore", [False, True])

@@ -9,10 +9,12 @@ import pytest
 import torch
 
 import rfops.vgpu
+from rfops.moe.grouped_topk import grouped_topk_ref
 from rfops.moe.router import OP, moe_router, moe_router_kernel, moe_router_ref
 
 ARCHS = ("gfx942", "gfx950")
 F16, BF16 = torch.float16, torch.bfloat16
+PLAIN = (None, 1, 1, "softmax", 1.0)  # no bias, no groups
 
 
 @pytest.fixture(params=ARCHS)
@@ -65,10 +67,17 @@ def test_exact_logits(
     """Bit by bit, with many equal experts; and so by the torch route."""
     x, w = exact_rows(m, d, e, dtype)
     expected, wanted_ids = challenge(x, w, k)
-    c = OP.check((x, w, k, False, True, None, None))[0]
-    by_torch = torch.empty(m, k), torch.empty(m, k, dtype=torch.int32)
-    OP.prepare("torch", c)(by_torch, x, w)
-    for weights, ids in (moe_router(x.to(device), w.to(device), k), by_torch):
+    x_there, w_there = x.to(device), w.to(device)
+    c = OP.check((x_there, w_there, k, False, True, *PLAIN, None, None))[0]
+    results = []
+    for backend in ("products", "hip", "torch"):
+        if OP.kernels[backend].unsupported_reason(c) is None:
+            weights = torch.full((m, k), math.nan, device=device)
+            ids = torch.full((m, k), -1, dtype=torch.int32, device=device)
+            OP.prepare(backend, c)((weights, ids), x_there, w_there, None)
+            results.append((weights, ids))
+    assert len(results) == 3
+    for weights, ids in (moe_router(x_there, w_there, k), *results):
         assert torch.equal(ids.cpu().long(), wanted_ids)
         assert torch.equal(weights.cpu(), expected)
 
@@ -80,9 +89,10 @@ def assert_same_choice(m: int, seed: int, device: torch.device) -> None:
     # The reference's top-k is not sorted, so sets count.
     differ = (ids.long().sort(1).values != wanted_ids.sort(1).values).any(1)
     assert not differ.any(), f"tokens {differ.nonzero().flatten().tolist()} of seed {seed}"
-    # A logit may be an ULP of fp16 off, and so its weight two.
+    # A logit may be an ULP of fp16 off, 2^-8 from 4 to 8, which the largest are; so may its weight,
+    # by e^(2^-8) and both roundings of 2^-11.
     sorted_pair = weights.sort(1).values, expected.sort(1).values
-    assert ((sorted_pair[0] - sorted_pair[1]).abs() <= 2.0**-9 * sorted_pair[1]).all()
+    assert ((sorted_pair[0] - sorted_pair[1]).abs() <= (2.0**-8 + 2.0**-9) * sorted_pair[1]).all()
 
 
 def test_experts_are_the_challenges(device: torch.device) -> None:
@@ -93,6 +103,64 @@ def test_experts_are_the_challenges(device: torch.device) -> None:
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_experts_are_the_challenges_for_8192_tokens(seed: int, device: torch.device) -> None:
     assert_same_choice(8192, seed, device)
+
+
+# D, E and the arguments of models' routers: DeepSeek-V3, Kimi K2, DeepSeek-V4, Qwen3, and the most
+# experts.
+MODELS: dict[str, tuple[int, int, dict[str, Any]]] = {
+    "deepseek v3": (
+        520,
+        256,
+        {"top_k": 8, "num_groups": 8, "topk_groups": 4, "score": "sigmoid", "scale": 2.5},
+    ),
+    "kimi k2": (264, 384, {"top_k": 8, "score": "sigmoid", "scale": 2.827}),
+    "deepseek v4": (264, 384, {"top_k": 6, "score": "sqrtsoftplus", "scale": 1.5}),
+    "qwen3": (264, 128, {"top_k": 8}),
+    "1,024 experts": (264, 1024, {"top_k": 16, "num_groups": 16, "topk_groups": 8}),
+}
+
+
+@pytest.mark.thin(2)
+@pytest.mark.parametrize("m", [1, 21])
+@pytest.mark.parametrize("model", MODELS)
+def test_routers_of_models(model: str, m: int, device: torch.device) -> None:
+    """Logits are exact, so that experts are those of grouped_topk_ref; some equal others."""
+    d, e, arguments = MODELS[model]
+    x, w = exact_rows(m, d, e, BF16)
+    arguments = {**arguments, "renormalize": True}
+    if model not in ("qwen3", "1,024 experts"):
+        arguments["bias"] = torch.linspace(-0.2, 0.3, e)[torch.randperm(e)]
+    expected, wanted_ids = moe_router_ref(x, w, round_scores=False, **arguments)
+    logits = (x.float() @ w.float().T).to(BF16)
+    by_logits = grouped_topk_ref(logits, **{"bias": None, "score": "softmax", **arguments})
+    assert torch.equal(by_logits[1], wanted_ids) and torch.equal(by_logits[0], expected)
+    there = {n: v.to(device) if isinstance(v, torch.Tensor) else v for n, v in arguments.items()}
+    weights = torch.full((m, arguments["top_k"]), math.nan, device=device)
+    _, ids = moe_router(x.to(device), w.to(device), round_scores=False, weights=weights, **there)
+    assert torch.equal(ids.cpu(), wanted_ids)
+    torch.testing.assert_close(weights.cpu(), expected, rtol=(2 * e + 32) * 2**-24, atol=0)
+
+
+def test_scores_are_rounded_as_torch_does(device: torch.device) -> None:
+    x, w = exact_rows(9, 264, 64, BF16)
+    expected, wanted_ids = moe_router_ref(x, w, 4, score="sigmoid")
+    weights, ids = moe_router(x.to(device), w.to(device), 4, score="sigmoid")
+    assert torch.equal(ids.cpu(), wanted_ids)
+    assert torch.equal(weights.cpu(), weights.cpu().to(BF16).float())
+    torch.testing.assert_close(weights.cpu(), expected, rtol=2**-8, atol=0)
+
+
+def test_which_kernel_runs() -> None:
+    """One launch where few experts make the products a small part; scores that it lacks, or more
+    experts, by the products."""
+
+    def backend(**sizes: Any) -> str:
+        return OP.route(OP.call_of(**{"M": 16, "D": 7168, "E": 256, "K": 8, **sizes})).backend
+
+    assert backend() == backend(M=8192) == backend(E=1024) == "products"
+    assert backend(M=8192, E=8) == "hip" and backend(M=16, E=8) == "products"
+    assert backend(M=8192, E=8, score="sigmoid") == backend(M=8192, E=8, bias=True) == "products"
+    assert backend(E=1040) == backend(D=7169) == "torch"
 
 
 @pytest.mark.parametrize("rounds", [False, True])
@@ -154,11 +222,13 @@ def test_other_sizes_of_a_family(device: torch.device) -> None:
 
 @pytest.mark.parametrize("arch", ARCHS)
 def test_what_it_does(arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No scratch; x from memory once; LDS without conflicts."""
+    """The kernel of one launch: no scratch; x from memory once; LDS without conflicts."""
     monkeypatch.setenv("RFOPS_VGPU_ARCH", arch)
     x, w = random_rows(64, 2048, 32)
+    results = torch.empty(64, 4), torch.empty(64, 4, dtype=torch.int32)
+    run = OP.prepare("hip", OP.check((x, w, 4, False, True, *PLAIN, *results))[0])
     with rfops.vgpu.profile() as p:
-        moe_router(x, w, 4)
+        run(results, x, w, None)
     (launch,) = p.launches
     assert launch.vgpr_spills == launch.sgpr_spills == launch.scratch_bytes_per_lane == 0
     assert launch.lds_conflict_cycles == 0
@@ -191,7 +261,7 @@ def test_writes_its_results_alone(device: torch.device) -> None:
 def test_empty_and_opcheck() -> None:
     x, w = exact_rows(4, 64, 8)
     assert moe_router(x[:0], w, 2)[1].shape == (0, 2)
-    torch.library.opcheck(torch.ops.rfops.moe_router.default, (x, w, 2, False, True))
+    torch.library.opcheck(torch.ops.rfops.moe_router.default, (x, w, 2, False, True, *PLAIN))
 
 
 ROWS, WEIGHT = torch.zeros(4, 64, dtype=F16), torch.zeros(8, 64, dtype=F16)
@@ -199,7 +269,20 @@ REFUSALS: dict[str, tuple[tuple[Any, ...], str]] = {
     "fp32": ((ROWS.float(), WEIGHT, 2), "x must be bfloat16 or float16, got .*; convert it"),
     "two dtypes": ((ROWS, WEIGHT.bfloat16(), 2), "router_weight must be torch.float16 as x is"),
     "another K": ((ROWS, WEIGHT[:, :32], 2), r"router_weight must be a \[E, D=64\] tensor"),
-    "more than E": ((ROWS, WEIGHT, 9), "top_k must be at most E=8, got 9; pass fewer"),
+    "more than E": (
+        (ROWS, WEIGHT, 9),
+        "top_k must be at most 8, the experts that may be chosen, got 9",
+    ),
+    "a bias of another size": (
+        (ROWS, WEIGHT, 2, False, {"bias": torch.zeros(7)}),
+        r"bias must be a \[E=8\] tensor",
+    ),
+    "groups": ((ROWS, WEIGHT, 2, False, {"num_groups": 3}), "num_groups must be a divisor of E=8"),
+    "best groups": (
+        (ROWS, WEIGHT, 2, False, {"num_groups": 2, "topk_groups": 3}),
+        "topk_groups must be at most num_groups=2",
+    ),
+    "another score": ((ROWS, WEIGHT, 2, False, {"score": "relu"}), "score must be"),
     "no experts": ((ROWS, WEIGHT[:0], 1), "E must be positive"),
     "top_k of 0": ((ROWS, WEIGHT, 0), "top_k must be an int from 1"),
 }
@@ -209,7 +292,7 @@ REFUSALS: dict[str, tuple[tuple[Any, ...], str]] = {
 def test_refusals(case: str) -> None:
     args, message = REFUSALS[case]
     with pytest.raises(ValueError, match=f"^moe_router: {message}"):
-        moe_router(*args)
+        moe_router(*args[:4], **(args[4] if len(args) > 4 else {}))
 
 
 def test_supports() -> None:

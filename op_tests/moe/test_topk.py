@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -24,6 +25,13 @@ NEAR = 40 * 2.0**-24  # fp32: exp, its sum, a division, a sum of weights and ano
 def device(request: pytest.FixtureRequest) -> torch.device:
     device: torch.device = request.getfixturevalue(request.param)
     return device
+
+
+EXACT_SCORES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "softmax": lambda row: row.softmax(0),
+    "sigmoid": torch.sigmoid,
+    "sqrtsoftplus": lambda row: row.exp().log1p().sqrt(),
+}
 
 
 def random_logits(
@@ -77,7 +85,7 @@ def exact_grouped(
     """Token by token, in fp64, with lists."""
     rows, selected = [], []
     for row in logits.cpu().double():
-        scores = row.softmax(0) if score == "softmax" else row.sigmoid()
+        scores = EXACT_SCORES[score](row)
         keys = scores if bias is None else scores + bias.cpu().double()
         each = len(keys) // groups
         best = [
@@ -110,6 +118,8 @@ def exact_grouped(
         (5, 256, 8, F32),
         (3, 385, 16, F32),
         (2, 512, 16, F32),
+        (3, 1024, 8, F32),
+        (3, 1000, 9, BF16),
     ],
 )
 def test_softmax(
@@ -124,10 +134,18 @@ def test_softmax(
 @pytest.mark.thin(7)
 @pytest.mark.parametrize(
     ("m", "e", "k", "groups", "taken"),
-    [(9, 256, 8, 8, 4), (5, 384, 8, 1, 1), (7, 60, 6, 4, 2), (3, 512, 16, 32, 8), (4, 8, 2, 8, 3)],
+    [
+        (9, 256, 8, 8, 4),
+        (5, 384, 8, 1, 1),
+        (7, 60, 6, 4, 2),
+        (3, 512, 16, 32, 8),
+        (4, 8, 2, 8, 3),
+        (5, 160, 6, 2, 1),
+        (3, 1023, 8, 3, 2),
+    ],
 )
 @pytest.mark.parametrize("with_bias", [False, True])
-@pytest.mark.parametrize("score", ["sigmoid", "softmax"])
+@pytest.mark.parametrize("score", ["sigmoid", "softmax", "sqrtsoftplus"])
 def test_groups(
     m: int,
     e: int,
@@ -145,6 +163,26 @@ def test_groups(
     options: dict[str, Any] = {"score": score, "scale": 2.5}
     assert_chosen(grouped_topk(logits.to(device), k, groups, taken, moved, **options), expected)
     assert_chosen(grouped_topk_ref(logits, bias, k, groups, taken, True, score, 2.5), expected)
+
+
+def test_runners_up_of_other_groups_are_not_chosen(device: torch.device) -> None:
+    """The groups that are not chosen have more large keys than the one that is."""
+    logits = random_logits(3, 256) / 8
+    logits[:, 32:40] = 4.5
+    logits[:, 77] = 5.0
+    actual = grouped_topk(logits.to(device), 8, 8, 1)
+    assert_chosen(actual, exact_grouped(logits, 8, 8, 1, None, True, "sigmoid", 1.0))
+
+
+@pytest.mark.parametrize("score", ["sigmoid", "sqrtsoftplus"])
+def test_scores_of_any_size(score: str, device: torch.device) -> None:
+    """Of logits from -80 to 80, where exp leaves nothing of 1 + x, or of 1; every expert chosen."""
+    logits = torch.tensor([[-80.0, -40.0, -17.0, -9.0, -1.0, -1e-3, 0.0, 1e-3, 1, 9, 17, 40, 80]])
+    actual = grouped_topk(logits.to(device), 13, renormalize=False, score=score)
+    exact = exact_grouped(logits, 13, 1, 1, None, False, score, 1.0)
+    order = exact[1].long().argsort(1), actual[1].cpu().long().argsort(1)  # fp32 has equal ones
+    weights = actual[0].cpu().gather(1, order[1]), exact[0].gather(1, order[0])
+    torch.testing.assert_close(weights[0].double(), weights[1], rtol=NEAR, atol=0)
 
 
 @pytest.mark.thin(5)
@@ -284,7 +322,7 @@ def test_checker_finds_nothing(arch: str, monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.thin(3)
 def test_resources(device: torch.device) -> None:
     for op, sizes in (
-        (softmax_module.OP, {"E": 512, "K": 16}),
+        (softmax_module.OP, {"E": 1024, "K": 16}),
         (softmax_module.OP, {"E": 32, "K": 4, "round_scores": True}),
         (grouped_module.OP, {"E": 256, "K": 8, "num_groups": 8, "topk_groups": 4, "bias": 1}),
         (grouped_module.OP, {"E": 512, "K": 16, "num_groups": 32, "topk_groups": 9, "bias": 1}),
@@ -298,7 +336,7 @@ def test_resources(device: torch.device) -> None:
 
 def test_routes() -> None:
     for arch in ARCHS:
-        for e, k, backend in ((512, 16, "hip"), (513, 16, "torch"), (512, 17, "torch")):
+        for e, k, backend in ((1024, 16, "hip"), (1025, 16, "torch"), (512, 17, "torch")):
             c = softmax_module.OP.call_of(arch, M=4, E=e, K=k)
             assert softmax_module.OP.route(c).backend == backend
         c = grouped_module.OP.call_of(arch, M=4, E=512, K=4, num_groups=64, topk_groups=4)
@@ -369,7 +407,11 @@ GROUPED_REFUSALS: dict[str, tuple[tuple[Any, ...], dict[str, Any], str]] = {
     "too many groups": ((LOGITS, 2, 3, 4), {}, "topk_groups must be at most num_groups=3, got 4"),
     "too few experts": ((LOGITS, 5, 6, 2), {}, "top_k must be at most 4, the experts that may"),
     "a short bias": ((LOGITS, 2, 1, 1, torch.zeros(3)), {}, r"bias must be a \[E=12\] tensor"),
-    "another score": ((LOGITS, 2), {"score": "relu"}, "score must be sigmoid or softmax, got 'r"),
+    "another score": (
+        (LOGITS, 2),
+        {"score": "relu"},
+        "score must be sigmoid, softmax or sqrtsoftplus, got 'r",
+    ),
     "no scale": ((LOGITS, 2), {"scale": "much"}, "scale must be a float, got 'much'"),
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import inspect
 import os
 import zipfile
@@ -11,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from rfops import compat
-from support.aiter_signatures import AITER, VLLM, parameters_of
+from rfops.compat.aiter import names
+from support.aiter_signatures import AITER, IMPORTABLE, VLLM, parameters_of
 
 # What a drop-in has behind those of e404860: arguments of other aiters.
 MORE = {
@@ -38,6 +40,17 @@ def test_parameters_and_defaults(name: str) -> None:
             getattr(compat, name)(unknown=1)
     if name not in UNORDERED:
         assert list(own) == [p.name for p in theirs] + MORE.get(name, [])
+
+
+@pytest.mark.parametrize("name", IMPORTABLE)
+def test_importable_names_have_aiters_parameters(name: str) -> None:
+    module, _, leaf = name.rpartition(".")
+    provider, _, own = names.SERVED[module][leaf].partition(":")
+    result = inspect.signature(getattr(importlib.import_module(provider), own)).parameters.values()
+    expected = parameters_of(name)
+    assert [(p.name, p.default, p.kind) for p in result] == [
+        (p.name, p.default, p.kind) for p in expected
+    ]
 
 
 def test_each_drop_in_of_a_recorded_library_is_recorded() -> None:

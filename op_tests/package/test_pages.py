@@ -7,8 +7,11 @@ A fenced block is one of
     console         commands after "$ ", run, and what they print: "..." stands for any lines, and
                     numbers are not compared
     sh              commands that install something or take long: their words are checked
-    csv FILE        written for commands below
-    cpp, json       part of "Write an op" (test_write_an_op.py), or rows of the virtual GPU's tables
+    csv, text FILE  written for commands below
+    cpp, json       part of "Write an op" (test_write_an_op.py) or of the tutorial, or rows of the
+                    virtual GPU's tables
+
+op_tests/tutorial/test_tutorial.py runs the tutorial's blocks and compares numbers too.
 """
 
 from __future__ import annotations
@@ -30,7 +33,9 @@ from support import ROOT
 LISTED = subprocess.run(["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True)
 PAGES = sorted(LISTED.stdout.split())
 FENCE = re.compile(r"^```(\S*) ?(\S*)\n(.*?)^```$", re.M | re.S)
+NUMBER = re.compile(r"0x[\da-f]+|\d+")
 WRITE_AN_OP = "rfops/dispatch/README.md"
+TUTORIAL = "op_tests/tutorial/README.md"
 
 
 def blocks(page: str) -> list[tuple[str, str, str]]:
@@ -40,11 +45,12 @@ def blocks(page: str) -> list[tuple[str, str, str]]:
 
 def test_each_block_is_of_a_kind_that_is_tested() -> None:
     results = {page: [language for language, _, _ in blocks(page)] for page in PAGES}
-    kinds = {"python", "output", "console", "sh", "csv", "cpp", "json"}
+    kinds = {"python", "output", "console", "sh", "csv", "text", "cpp", "json"}
     wrong = {p: set(languages) - kinds for p, languages in results.items()}
     assert not any(wrong.values()), wrong
     assert {p for p, languages in results.items() if {"cpp", "json"} & set(languages)} == {
         WRITE_AN_OP,
+        TUTORIAL,
         "csrc/vgpu/README.md",
     }
     for page in PAGES:  # a block by indentation would be none of these
@@ -56,9 +62,9 @@ def same(shown: str, printed: str) -> bool:
     """Whether lines are as shown; "..." is any number of lines, a number any number, and a file of
     Python is named without its folder."""
     printed = re.sub(r"/\S*/(?=\w+\.py)", "", printed)
-    parts = [re.sub(r"\d+", "0", part.strip("\n")) for part in shown.split("...\n")]
+    parts = [NUMBER.sub("0", part.strip("\n")) for part in shown.split("...\n")]
     pattern = r"(?s)" + ".*".join(re.escape(part) for part in parts) + r"\s*"
-    return re.fullmatch(pattern, re.sub(r"\d+", "0", printed)) is not None
+    return re.fullmatch(pattern, NUMBER.sub("0", printed)) is not None
 
 
 def test_what_is_shown_is_compared() -> None:
@@ -66,7 +72,9 @@ def test_what_is_shown_is_compared() -> None:
     assert not same("a 1\n...\nz\n", "a 25\nb\nc\n") and not same("a\n", "a\nb\n")
 
 
-@pytest.mark.parametrize("page", [p for p in PAGES if p != WRITE_AN_OP and blocks(p)])
+@pytest.mark.parametrize(
+    "page", [p for p in PAGES if p not in (WRITE_AN_OP, TUTORIAL) and blocks(p)]
+)
 def test_blocks_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In order, each python block by itself."""
     monkeypatch.chdir(tmp_path)

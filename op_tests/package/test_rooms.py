@@ -11,7 +11,19 @@ from pathlib import Path
 from rfops.jit import paths
 from support import OP_TESTS, ROOT
 
-ROOMS = ("base", "isa", "machine", "exec", "object", "watch", "timing", "run", "hip")
+ROOMS = (
+    "base",
+    "isa",
+    "machine",
+    "exec",
+    "object",
+    "watch",
+    "debug",
+    "timing",
+    "run",
+    "hip",
+    "hsa",
+)
 VGPU = paths.CSRC / "vgpu"
 
 
@@ -32,7 +44,7 @@ def test_a_room_includes_only_what_stands_before_it() -> None:
 
 # Rooms of shared device headers, and the families of kernels with the headers that they alone use.
 DEVICE_ROOMS = ("chip", "wave", "number", "matrix", "tile", "group", "store")
-FAMILIES = ("gemm", "moe", "attention", "quantization")
+FAMILIES = ("gemm", "moe", "attention", "quantization", "rowwise")
 
 
 def device_room(name: str) -> str:
@@ -103,12 +115,14 @@ PYTHON_ROOMS = (
     "dispatch",
     "triton",
     "quantization",
+    "rowwise",
     "gemm",
     "moe",
     "attention",
     "compat",
     "",  # rfops/__init__.py
     "plugins",
+    "engines",
     "challenge",
     "cli",
 )
@@ -208,6 +222,14 @@ def test_a_room_of_tests_hides_no_package() -> None:
     assert packages == {"support"}
     names = [file.name for file in OP_TESTS.rglob("test_*.py")]
     assert len(names) == len(set(names)), "two test modules of one name"
+
+
+def test_few_tables_are_left_unformatted() -> None:
+    """`fmt: skip` is for tables that lose their columns by ruff format; 473 were too many."""
+    listed = subprocess.run(["git", "ls-files", "*.py"], cwd=ROOT, capture_output=True, text=True)
+    files = {name: (ROOT / name).read_text(encoding="utf-8") for name in listed.stdout.split()}
+    counts = {name: len(re.findall(r"# fmt: skip$", text, re.M)) for name, text in files.items()}
+    assert sum(counts.values()) <= 60, {name: count for name, count in counts.items() if count}
 
 
 def test_files_that_sources_name_are_there() -> None:

@@ -166,7 +166,7 @@ def copy_of_checkout(tree: Path) -> Path:
     """Where `rfops.jit` is found without an installation."""
     for name in ("rfops", "jit", "configs", "csrc/gemm", "csrc/include", "op_tests/gemm"):
         shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("README.md", "vgpu", "launcher", "attention", "moe", "quantization"):
+    for name in ("README.md", "vgpu", "launcher", "attention", "moe", "quantization", "rowwise"):
         (tree / "csrc" / name).symlink_to(ROOT / "csrc" / name)
     for name in ("jit", "csrc", "configs"):
         (tree / "rfops" / name).symlink_to(tree / name)

@@ -15,6 +15,7 @@ import torch
 
 import rfops
 from rfops import compat
+from rfops.moe.kernels.topk.choosing import choose
 from rfops.plugins import binding, layouts, wrapper
 from rfops.plugins.wrapper import Callee
 from support.aiter_signatures import AITER, original_of
@@ -179,9 +180,11 @@ def test_the_originals_defaults_are_taken(engines: list[str]) -> None:
     check(callee.wrap(older)(*args))
     assert callee.engaged == 1 and not left
     newer = original_of("topk_gating", lambda words: left.append(words["score_func"]))
+    weights, _ids, logits = args
     callee.wrap(newer)(*args)
-    assert left == ["sqrtsoftplus"] and callee.engaged == 1
-    assert any("score_func must be softmax" in reason for reason in callee.left)
+    assert callee.engaged == 2 and not left
+    expected, _ = choose(logits, None, 4, renormalize=True, score="sqrtsoftplus")
+    torch.testing.assert_close(weights, expected, rtol=1e-5, atol=0)
 
 
 def test_what_the_original_does_not_take_is_its_own_error(noted: list[dict[str, Any]]) -> None:
@@ -230,8 +233,8 @@ def test_a_refused_value_is_of_its_call_alone(noted: list[dict[str, Any]]) -> No
     callee = BY_TARGET["aiter.fused_moe.fused_moe"]
     wrapped = callee.wrap(stand_in(callee.target, noted))
     args, kwargs, check = CALLS[callee.target]()
-    for value in (128, 0, 128, 0):
-        result = wrapped(*args, **{**kwargs, "hidden_pad": value})
+    for value in (7.0, 0.0, 7.0, 0.0):
+        result = wrapped(*args, **{**kwargs, "swiglu_limit": value})
         if not value:
             check(result)
     for scale in (torch.ones(1), None):

@@ -28,6 +28,9 @@ TARGETS = {callee.target: callee for callee in (*AITER, *VLLM)}
 ALIASES = {
     "aiter.topk_gating": "aiter.ops.topk.topk_gating",
     "aiter.ops.gemm_op_a4w4.gemm_a4w4": "aiter.gemm_a4w4",
+    "aiter.dynamic_per_token_scaled_quant": "aiter.ops.quant.dynamic_per_token_scaled_quant",
+    "aiter.dynamic_per_tensor_quant": "aiter.ops.quant.dynamic_per_tensor_quant",
+    "aiter.static_per_tensor_quant": "aiter.ops.quant.static_per_tensor_quant",
 }
 # By engine, the callees that each calls today: one that is called no more is seen, too.
 CALLED = {
@@ -47,6 +50,12 @@ CALLED = {
         "aiter.ops.triton.gemm_afp4wfp4.gemm_afp4wfp4",
         "aiter.ops.triton.gemm_afp4wfp4.gemm_afp4wfp4_preshuffle",
         "aiter.ops.triton.quant.dynamic_mxfp4_quant",
+        "aiter.rms_norm",
+        "aiter.ops.triton.fused_fp8_quant.fused_rms_fp8_group_quant",
+        "aiter.ops.triton.fusions.fused_clamp_act_mul.fused_clamp_act_mul",
+        "aiter.ops.quant.dynamic_per_token_scaled_quant",
+        "aiter.ops.quant.dynamic_per_tensor_quant",
+        "aiter.ops.quant.static_per_tensor_quant",
         "vllm.v1.attention.ops.triton_decode_attention.decode_attention_fwd",
         "vllm.model_executor.layers.fused_moe.moe_align_block_size.moe_align_block_size",
     },
@@ -62,6 +71,14 @@ CALLED = {
         "aiter.get_hip_quant",
         "aiter.ops.triton.gemm_afp4wfp4.gemm_afp4wfp4",
         "aiter.ops.triton.quant.dynamic_mxfp4_quant",
+        "aiter.rmsnorm2d_fwd",
+        "aiter.silu_and_mul",
+        "aiter.ops.triton.fused_fp8_quant.fused_rms_fp8_group_quant",
+        "aiter.ops.triton.fusions.fused_clamp_act_mul.fused_clamp_act_mul",
+        "aiter.ops.quant.dynamic_per_token_scaled_quant",
+        "aiter.ops.quant.dynamic_per_tensor_quant",
+        "aiter.ops.quant.static_per_tensor_quant",
+        "aiter.per_token_quant_hip",
     },
 }
 

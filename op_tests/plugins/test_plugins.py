@@ -173,7 +173,7 @@ def test_groups(engines: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     for target, callee in BY_TARGET.items():
         assert (function_of(target) is not previous[target]) == (callee.group in ("mla", "fp8"))
     monkeypatch.setenv("RFOPS_PLUGIN", "mla,moo")
-    message = "RFOPS_PLUGIN=mla,moo: expected off, or some of mla,moe,topk,fp8,mxfp4"
+    message = "RFOPS_PLUGIN=mla,moo: expected off, or some of mla,moe,topk,fp8,mxfp4,rows"
     with pytest.raises(ConfigError, match=message):
         vllm.register()
 

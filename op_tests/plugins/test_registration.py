@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from rfops import compat
 from rfops.cli import doctor
 from rfops.plugins import around, sglang, symbols, targets, vllm
 from support.plugin_calls import BY_TARGET
@@ -164,7 +165,10 @@ def test_sglangs_registry_and_a_reload(on_disk: Path, monkeypatch: pytest.Monkey
     monkeypatch.setitem(sys.modules, module.__name__, module)
     mla = importlib.import_module("aiter.mla")
     previous = mla.mla_decode_fwd
+    monkeypatch.setattr(BY_TARGET[MLA], "function", None)
     sglang.register()
+    # found before the registry, which replaces a function wherever it is, has wrapped it there too
+    assert BY_TARGET[MLA].function is compat.mla_decode_fwd
     assert mla.mla_decode_fwd is previous  # so that the registry finds its copies
     assert {MLA, "aiter.ops.shuffle.shuffle_weight"} <= {target for target, _ in hooks}
     importlib.reload(mla)
@@ -259,3 +263,116 @@ def test_vllms_experts_without_quantisation(case: str, monkeypatch: pytest.Monke
             assert torch.equal(result, expected)
     assert vllm_moe.MOE.engaged == (0 if reason else 2)
     assert all(why.startswith(reason) for why in vllm_moe.MOE.left)
+
+
+# ---------------------------------------------------------------- vLLM's quantised layers
+
+
+class QuantisedMethod(Method):
+    """Fp8MoEMethod and QuarkOCP_MX_MoEMethod, as far as the plugin looks at them."""
+
+    block_quant, moe_block_shape = True, [128, 128]
+    quant_config = SimpleNamespace(activation_scheme="dynamic")
+    fp8_backend = SimpleNamespace(name="TRITON")
+    mxfp4_backend = SimpleNamespace(name="EMULATION")
+    ocp_mx_scheme = "w_mxfp4_a_mxfp4"
+
+    def apply(
+        self,
+        layer: Any,
+        x: Any,
+        topk_weights: Any,
+        topk_ids: Any,
+        shared_experts: Any,
+        shared_experts_input: Any,
+    ) -> str:
+        return "original"
+
+
+def _fp8_layer(w1: torch.Tensor, w2: torch.Tensor) -> dict[str, Any]:
+    import rfops
+
+    (p1, s1), (p2, s2) = (rfops.quant_fp8_blockscale(w.flatten(0, 1), (128, 128)) for w in (w1, w2))
+    return {
+        "w13_weight": p1.view(w1.shape),
+        "w2_weight": p2.view(w2.shape),
+        "w13_weight_scale_inv": s1.view(len(w1), -1, w1.shape[2] // 128),
+        "w2_weight_scale_inv": s2.view(len(w2), -1, w2.shape[2] // 128),
+    }
+
+
+def _mxfp4_layer(w1: torch.Tensor, w2: torch.Tensor) -> dict[str, Any]:
+    import rfops
+
+    (p1, s1), (p2, s2) = (rfops.quant_mxfp4(w) for w in (w1, w2))
+    scales = {"w13_weight_scale": s1.view(torch.uint8), "w2_weight_scale": s2.view(torch.uint8)}
+    return {"w13_weight": p1, "w2_weight": p2, **scales}
+
+
+QUANTISED: dict[str, tuple[Any, str, dict[str, Any], str]] = {
+    "fp8": (_fp8_layer, "fp8_blockscale", {}, ""),
+    "fp8, other blocks": (_fp8_layer, "", {"moe_block_shape": [64, 128]}, "scales of another kind"),
+    "fp8, a scale each": (_fp8_layer, "", {"block_quant": False}, "scales of another kind"),
+    "fp8, static": (
+        _fp8_layer,
+        "",
+        {"quant_config": SimpleNamespace(activation_scheme="static")},
+        "activations quantised by static",
+    ),
+    "fp8, aiter": (_fp8_layer, "", {"fp8_backend": SimpleNamespace(name="AITER")}, "weights in"),
+    "mxfp4": (_mxfp4_layer, "mxfp4", {}, ""),
+    "mxfp4, bf16 inputs": (_mxfp4_layer, "", {"ocp_mx_scheme": "w_mxfp4"}, "formats w_mxfp4"),
+    "mxfp4, aiter": (_mxfp4_layer, "", {"mxfp4_backend": SimpleNamespace(name="A")}, "weights in"),
+}
+
+
+@pytest.mark.requires_gfx950
+@pytest.mark.parametrize("case", QUANTISED)
+def test_vllms_quantised_experts(case: str) -> None:
+    import rfops
+    from rfops.plugins import vllm_moe
+
+    make, quant, of_method, reason = QUANTISED[case]
+    callee = vllm_moe.FP8_MOE if case.startswith("fp8") else vllm_moe.MXFP4_MOE
+    torch.manual_seed(0)
+    w1, w2 = torch.randn(4, 256, 256).bfloat16() / 16, torch.randn(4, 256, 128).bfloat16() / 11
+    of_layer = make(w1, w2)
+    silu = SimpleNamespace(value="silu")
+    flags = {"activation": silu, "apply_router_weight_on_input": False, "expert_map": None}
+    layer, method = SimpleNamespace(**of_layer, **flags), QuantisedMethod()
+    vars(method).update(of_method)
+    x = torch.randn(3, 256).bfloat16()
+    weights, ids = rfops.topk_softmax(torch.randn(3, 4), 2, True)
+    callee.left.clear()
+    result = callee.call(QuantisedMethod.apply, method, layer, x, weights, ids, None, x)
+    if reason:
+        assert result == "original" and reason in next(iter(callee.left))
+        return
+    w13, w2_, *scales = of_layer.values()
+    words = {"quant": quant, "w1_scale": scales[0], "w2_scale": scales[1]}
+    assert not callee.left
+    assert torch.equal(result, rfops.fused_moe(x, w13, w2_, weights, ids, **words))
+
+
+@pytest.mark.requires_gfx950
+@pytest.mark.parametrize("block", [(128, 128), (64, 64)])
+def test_vllms_fp8_linear_layers(block: tuple[int, int]) -> None:
+    import rfops
+    from rfops.plugins import vllm_fp8
+
+    class Kernel:
+        weight_group_shape = block
+        config = SimpleNamespace(out_dtype=torch.bfloat16)
+
+        def apply_block_scaled_mm(self, A: Any, B: Any, As: Any, Bs: Any) -> Any:
+            return "original"
+
+    vllm_fp8.wrap(SimpleNamespace(TritonFp8BlockScaledMMKernel=Kernel))
+    torch.manual_seed(0)
+    x, x_scale = rfops.quant_fp8_blockscale(torch.randn(5, 256).bfloat16())
+    w, w_scale = rfops.quant_fp8_blockscale(torch.randn(384, 256).bfloat16(), (128, 128))
+    result = Kernel().apply_block_scaled_mm(A=x, B=w, As=x_scale, Bs=w_scale)
+    if block == (128, 128):
+        assert torch.equal(result, rfops.gemm_a8w8_blockscale(x, w, x_scale, w_scale))
+    else:
+        assert result == "original"

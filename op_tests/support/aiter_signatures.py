@@ -4,7 +4,9 @@ source of aiter e404860 and vLLM 0.33.0. None of their code is here."""
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -64,18 +66,25 @@ VLLM = {
     "moe_align_block_size": "topk_ids, block_size, num_experts, expert_map=None, "
     "pad_sorted_ids=False, ignore_invalid_experts=False, return_scatter_idx=False",
 }
+# Of aiter e404860 by dotted name; FP8 of the device, a default there, is None here.
+IMPORTABLE: dict[str, str] = json.loads(
+    Path(__file__).with_name("aiter_importable.json").read_text()
+)
 _WORDS = {
     "bfloat16": torch.bfloat16,
     "int8": torch.int8,
     "float32": torch.float32,
+    "float8_e4m3fn": torch.float8_e4m3fn,
     "ActivationType": ActivationType,
     "QuantType": QuantType,
 }
 
 
 def original_of(name: str, body: Callable[..., Any]) -> Callable[..., Any]:
-    """A function with the callee's signature, whose calls go to `body`."""
-    text = {**AITER, **VLLM}[name]
+    """A function with the callee's signature, whose calls go to `body`. name : a drop-in's, or of
+    IMPORTABLE a dotted one or its last word, of which the first counts."""
+    of_leaf = {key.rpartition(".")[2]: text for key, text in reversed(IMPORTABLE.items())}
+    text = {**of_leaf, **IMPORTABLE, **AITER, **VLLM}[name]
     space: dict[str, Any] = dict(_WORDS)
     exec(f"def original({text}): return body(dict(locals()))", {**space, "body": body}, space)
     result: Callable[..., Any] = space["original"]

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import torch
 
-from rfops.jit import CompiledOp, compile_ops, f32, i32
+from rfops.jit import CompiledOp, compile_ops, f32, f64, i8, i16, i32, i64, u8, u16, u32, u64
 from rfops.jit.build import failures
 from support import OP_TESTS
 from support.process import python
@@ -284,6 +284,24 @@ extern "C" __global__ void scalars(double* out, signed char a, unsigned char b, 
 }
 """
 VALUES = (-128, 255, -(2**15), 2**16 - 1, -(2**31), 2**32 - 1, -(2**53), 2**63, 0.1, 0.1, -7)
+
+
+def scalars(
+    out: torch.Tensor,
+    a: i8,
+    b: u8,
+    c: i16,
+    d: u16,
+    e: i32,
+    f: u32,
+    g: i64,
+    h: u64,
+    i: f32,
+    j: f64,
+    k: i8,
+    last: torch.Tensor | None,
+) -> None:
+    """EVERY_SCALAR's parameters, each of another kind; VALUES are its scalars' extremes."""
 
 
 # A hipcc that only copies: what is tested is ours, and there are a hundred builds.

@@ -47,10 +47,13 @@ __device__ inline int index() {
 """
 
 
-def build(source: str, archs: Sequence[str], folder: Path) -> Path:
-    """The executable. It finds the library where LD_LIBRARY_PATH says."""
+def build(source: str, archs: Sequence[str], folder: Path, *flags: str) -> Path:
+    """The executable. It finds the library where LD_LIBRARY_PATH says; the flags are for kernels,
+    -g for debug lines."""
     text = f'#line 1 "header"\n{HEADER}\n#line 1 "program.hip"\n{source}'
-    images = [(f"hipv4-amdgcn-amd-amdhsa--{a}", compile_hip(text, a, folder)) for a in archs]
+    images = [
+        (f"hipv4-amdgcn-amd-amdhsa--{a}", compile_hip(text, a, folder, *flags)) for a in archs
+    ]
     fat, file, host, program = (
         folder / name for name in ("program.hipfb", "program.hip", "host.o", "program")
     )

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 import torch
 
-from rfops.attention.mla_decode import D_QK, D_V, OP
+from rfops.attention.mla_decode import OP, mla_decode
+from rfops.attention.mla_terms import D_QK, D_V
 from rfops.dispatch.declare import fp8_of
 
 SM_SCALE = 1 / 24
@@ -142,10 +143,17 @@ def problem(
             indices[b, :count] = order[bounds[b] : bounds[b] + count]
     made = Problem(
         (q / 4 if q_fp8 else q).to(fp8_of(arch) if q_fp8 else BF16),
-        kv, None if table else bounds, indices, told, list(lens), qo_len, causal,
-        torch.tensor([0.03125]) if fp8 else None, torch.tensor([4.0]) if q_fp8 else None,
+        kv,
+        None if table else bounds,
+        indices,
+        told,
+        list(lens),
+        qo_len,
+        causal,
+        torch.tensor([0.03125]) if fp8 else None,
+        torch.tensor([4.0]) if q_fp8 else None,
         qo_indptr=starts,
-    )  # fmt: skip
+    )
     for b, length in enumerate(lens):
         rows = torch.randn(length, D_QK, generator=generator)
         where, place = made.rows(b)
@@ -178,6 +186,24 @@ def run(kernel: str, p: Problem, config: Any = None) -> tuple[torch.Tensor, torc
     values = [args[i] for i, _ in OP._tensors]
     OP.prepare(kernel, c, config)(out, *values)
     return out, lse
+
+
+def call(p: Problem, **options: Any) -> torch.Tensor:
+    """The result of the public op."""
+    queries = {"qo_len": p.qo_len} if p.qo_indptr is None else {"qo_indptr": p.qo_indptr}
+    return mla_decode(
+        p.q,
+        p.kv,
+        p.kv_indptr,
+        p.kv_indices,
+        p.sm_scale,
+        causal=p.causal,
+        kv_lens=p.kv_lens,
+        kv_scale=p.kv_scale,
+        q_scale=p.q_scale,
+        **queries,
+        **options,
+    )
 
 
 def assert_correct(

@@ -266,7 +266,54 @@ def group_quant() -> Made:
     return (x,), {"quant_dtype": FP8, "transpose_scale": True}, check
 
 
-CALLS = {
+def norm() -> Made:
+    """rocm_aiter_ops.rms_norm."""
+    x, w = torch.randn(4, 256).to(BF16), torch.randn(256).to(BF16)
+    return (x, w, 1e-6), {}, lambda out: close(out, rfops.rms_norm_ref(x, w))
+
+
+def norm_quant() -> Made:
+    """_rocm_aiter_rmsnorm_fp8_group_quant_impl."""
+    x, w = torch.randn(4, 256).to(BF16), torch.randn(256).to(BF16)
+    words = {"group_size": 128, "dtype_quant": FP8, "res1": None}
+
+    def check(made: Any) -> None:
+        (payload, scale), *others = made
+        assert others == [None, None, None]
+        expected = rfops.rms_norm_ref(x, w)
+        close(payload.float() * scale.repeat_interleave(128, 1), expected, 2**-4)
+
+    return (x, w, 1e-6, None, None, None), words, check
+
+
+def silu() -> Made:
+    """SiluAndMul.forward_aiter."""
+    x, out = torch.randn(4, 512).to(BF16), nan(4, 256)
+    return (out, x, 0.0), {}, lambda _: close(out, rfops.act_mul_ref(x, "silu"))
+
+
+def clamp() -> Made:
+    """DeepseekV2MLP.forward."""
+    x = torch.randn(4, 512).to(BF16)
+    expected = rfops.act_mul_ref(x, "swiglu", False, 1.0, 0.5, 0.0)
+    return (x,), {"swiglu_limit": 0.5, "activation": "silu"}, lambda out: close(out, expected)
+
+
+def row_quant(rows: int, static: bool = False) -> Made:
+    """_rocm_aiter_per_token_quant_impl and _rocm_aiter_per_tensor_quant_impl."""
+    x, out = torch.randn(4, 256).to(BF16), nan(4, 256, dtype=FP8)
+    scale = torch.full((1,), 0.02) if static else torch.zeros(rows).view(-1, *[1] * (rows > 1))
+    return (out, x, scale), {}, lambda _: close(out.float() * scale, x, 2**-4)
+
+
+def new_token_quant() -> Made:
+    """apply_fp8_ptpc_linear."""
+    x = torch.randn(4, 256).to(BF16)
+    check: Callable[[Any], None] = lambda made: close(made[0].float() * made[1], x, 2**-4)  # noqa: E731
+    return (x,), {"quant_dtype": FP8}, check
+
+
+CALLS: dict[str, Callable[[], Made]] = {
     "aiter.get_hip_quant": group_quant,
     "aiter.mla.mla_decode_fwd": mla,
     "aiter.fused_moe.fused_moe": moe,
@@ -282,6 +329,15 @@ CALLS = {
     "aiter.ops.triton.gemm_afp4wfp4.gemm_afp4wfp4": afp4,
     "aiter.ops.triton.gemm_afp4wfp4.gemm_afp4wfp4_preshuffle": afp4_shuffled,
     "aiter.ops.triton.quant.dynamic_mxfp4_quant": quant,
+    "aiter.rms_norm": norm,
+    "aiter.rmsnorm2d_fwd": norm,
+    "aiter.ops.triton.fused_fp8_quant.fused_rms_fp8_group_quant": norm_quant,
+    "aiter.silu_and_mul": silu,
+    "aiter.ops.triton.fusions.fused_clamp_act_mul.fused_clamp_act_mul": clamp,
+    "aiter.ops.quant.dynamic_per_token_scaled_quant": lambda: row_quant(4),
+    "aiter.ops.quant.dynamic_per_tensor_quant": lambda: row_quant(1),
+    "aiter.ops.quant.static_per_tensor_quant": lambda: row_quant(1, True),
+    "aiter.per_token_quant_hip": new_token_quant,
     "vllm.v1.attention.ops.triton_decode_attention.decode_attention_fwd": decode_attention,
     "vllm.model_executor.layers.fused_moe.moe_align_block_size.moe_align_block_size": align,
 }

@@ -115,6 +115,8 @@ _QUANT: Choices = {"M": (1, 2, 3, 5, 8), "K": (128, 256, 384)}
 # Of each op the sizes and ints that calls are made of: small, and of few kernel variants.
 SIZES: Mapping[str, Choices] = {
     "batched_gemm_a16w8_blockscale": {"B": (1, 2, 3), "M": (1, 2, 4), "N": (16, 32), "K": (128,)},
+    "gemm_a16w16": {"M": (1, 2, 17), "N": (16, 48), "K": (100, 128, 1024)},
+    "batched_gemm_a16w16": {"B": (1, 2, 3), "M": (1, 2, 17), "N": (16, 48), "K": (100, 128)},
     "gemm_mxfp8": _GEMM,
     "gemm_a8w8_blockscale": {**_GEMM, "M": (1, 4, 5, 16), "N": (16, 48, 128)},
     "gemm_a16wfp4": {**_GEMM, "M": (1, 4, 5), "N": (16, 32)},
@@ -131,7 +133,7 @@ SIZES: Mapping[str, Choices] = {
     },
     "grouped_topk": {**_CHOOSE, "num_groups": (1, 2, 4), "topk_groups": (1, 2)},
     "topk_softmax": _CHOOSE,
-    "moe_router": {**_CHOOSE, "D": (64, 128)},
+    "moe_router": {**_CHOOSE, "D": (64, 128), "num_groups": (1, 2, 4), "topk_groups": (1, 2)},
     "moe_align_block_size": {"rows": (1, 4, 7), "K": (2,), "E": (4, 8), "block_size": (4, 16)},
     "mla_decode": {
         "B": (1, 2, 3),

@@ -40,9 +40,16 @@ _EXPERTS = {"M": 5, "D": 256, "I": 128, "E": 4, "K": 2}
 _ROUTED = {**_EXPERTS, "router_weight": True, "R": 4, "routed": 4, "top_k": 2}
 _HALF = {"x_dtype": torch.float16}  # as test_fused_moe.py, whose builds take long
 _ONE_EXPERT = {**_EXPERTS, "M": 1, "E": 1, "K": 1}
-_SHUFFLED = {"M": 5, "N": 48, "K": 256, "w_layout": "16x16", "x_scale_layout": "32x8",
-             "w_scale_layout": "32x8"}  # fmt: skip
+_SHUFFLED = {
+    "M": 5,
+    "N": 48,
+    "K": 256,
+    "w_layout": "16x16",
+    "x_scale_layout": "32x8",
+    "w_scale_layout": "32x8",
+}
 _MLA = {"B": 2, "H": 16, "S": 48}
+_TINY = {"T": 1, "L": 2, "R": 2, "page": 1}
 # By op: the calls, by name. `one` has as many sizes of 1 as the op takes.
 SIZES: dict[str, dict[str, dict[str, Any]]] = {
     "quant_fp8_blockscale": {
@@ -50,6 +57,8 @@ SIZES: dict[str, dict[str, dict[str, Any]]] = {
         "blocks": {"M": 130, "K": 256, "block_rows": 128},
         "one": {"M": 1, "K": 128, "block_rows": 1},
     },
+    "rms_norm_quant": {"few": {"M": 5, "K": 256}, "one": {"M": 1, "K": 128}},
+    "act_mul_quant": {"few": {"M": 5, "N": 512}, "one": {"M": 1, "N": 256}},
     "quant_mxfp8": {"few": {"M": 5, "K": 256}, "one": {"M": 1, "K": 32}},
     "quant_mxfp4": {"few": {"M": 5, "K": 256}, "one": {"M": 1, "K": 32}},
     "gemm_a8w8_blockscale": {
@@ -58,6 +67,12 @@ SIZES: dict[str, dict[str, dict[str, Any]]] = {
         "one": {"M": 1, "N": 16, "K": 128},
         "shuffled": {"M": 5, "N": 144, "K": 256, "w_layout": "16x16"},
     },
+    "gemm_a16w16": {
+        "few": {"M": 5, "N": 144, "K": 256},
+        "long": {"M": 5, "N": 16, "K": 2048},
+        "one": {"M": 1, "N": 16, "K": 1024},
+    },
+    "batched_gemm_a16w16": {"few": {"B": 2, "M": 5, "N": 144, "K": 256}},
     "batched_gemm_a16w8_blockscale": {
         "few": {"B": 2, "M": 5, "N": 144, "K": 256},
         "one": {"B": 1, "M": 1, "N": 16, "K": 128},
@@ -109,6 +124,22 @@ SIZES: dict[str, dict[str, dict[str, Any]]] = {
         "few": _MLA,
         "lens": {**_MLA, "kv_lens": True, "kv_scale": True, "q_scale": True, "lse": True},
         "one": {"B": 1, "H": 16, "S": 1},
+    },
+    "rope": {"few": {"T": 5, "H": 3, "G": 1, "D": 64, "P": 9, "C": 32, "first": 16},
+             "tables": {"T": 5, "H": 3, "G": 1, "D": 64, "P": 9, "sin": True, "interleaved": True},
+             "one": {"T": 1, "H": 1, "G": 1, "D": 2, "P": 1}},
+    "mla_cache_write": {"few": {"T": 5, "L": 32, "R": 16, "page": 3}, "one": _TINY},
+    "mla_rope_cache_write": {"few": {"T": 5, "H": 3, "L": 32, "R": 16, "page": 3},
+                             "one": {**_TINY, "H": 1}},
+    "mla_rope_concat_cache_write": {
+        "few": {"T": 5, "H": 3, "L": 32, "R": 16, "page": 3, "k_pe_out": True},
+        "fp8": {"T": 5, "H": 3, "L": 32, "R": 16, "page": 3, "dtype": "fp8", "kv_dtype": "fp8"},
+        "one": {**_TINY, "H": 1},
+    },
+    "kv_cache_write": {"few": {"T": 5, "G": 2, "D": 32, "page": 3},
+                       "one": {"T": 1, "G": 1, "D": 2, "page": 1}},
+    "mla_layer_decode_fp8": {
+        "few": {"B": 2, "D": 128, "R": 128, "H": 16, "page": 16, "W": 2, "C": 64},
     },
     "mla_layer_decode": {"few": {"B": 1, "start": 3, "D": 256, "R": 256, "V": 2048, "L": 8}},
 }  # fmt: skip

@@ -4,8 +4,6 @@ missing."""
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,10 +15,11 @@ import triton
 import rfops.vgpu
 from rfops import BuildError, ConfigError, ToolchainNotFound
 from rfops.dispatch.compare import assert_within
+from rfops.jit.launch import hip
 from rfops.vgpu import triton_driver
 from support import OP_TESTS
 from support import triton_kernels as kernels
-from support.process import run
+from support.process import python, run
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +41,7 @@ def add(block: int = 64, **options: int) -> object:
 
 def test_import_does_not_import_triton() -> None:
     code = "import sys, rfops, rfops.vgpu; sys.exit('triton' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    assert python(code).returncode == 0
 
 
 def test_architectures_in_turn() -> None:
@@ -171,7 +170,7 @@ def test_new_enough_triton(monkeypatch: pytest.MonkeyPatch, version: str) -> Non
 
 def test_library_of_a_real_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     real = SimpleNamespace(is_virtual=False, path=Path("/opt/rocm/lib/libamdhip64.so"))
-    monkeypatch.setattr(rfops.vgpu.hip, "runtime", lambda _device: real)
+    monkeypatch.setattr(hip, "runtime", lambda _device: real)
     with pytest.raises(ConfigError, match="unset RFOPS_HIP_LIBRARY"):
         rfops.vgpu.activate_triton("gfx950")
 

@@ -48,6 +48,7 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> t
 # ---------------------------------------------------------------- dense
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize(
     ("m", "n", "k"), [(1, 37, 160), (13, 130, 96), (33, 5, 288), (70, 67, 160)]
 )
@@ -99,6 +100,7 @@ def test_empty(device: torch.device) -> None:
 # ---------------------------------------------------------------- NaN, extremes
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("m", [4, 70])
 @pytest.mark.parametrize("where", ["x", "w", "x_scale", "w_scale"])
 def test_nan_stays_in_its_row(where: str, m: int, device: torch.device) -> None:

@@ -20,14 +20,15 @@ import functools
 import itertools
 import math
 import operator
-from collections.abc import Callable, Mapping, Sequence
+import random
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch.compiler import is_dynamo_compiling
 
 from rfops.dispatch.guards import check_int
-from rfops.dispatch.heuristic import ceil, coarse
+from rfops.dispatch.heuristic import ceil
 from rfops.dispatch.kernel import Call, Kernel, RunOf
 from rfops.dispatch.op import Op
 from rfops.dispatch.problem import InputGenerator, grid
@@ -36,19 +37,18 @@ from rfops.jit.errors import show
 from .mla_decode_flow import COLUMNS, Flow, is_table
 from .mla_decode_shared import Shared, SharedFp8
 from .mla_decode_triton import TritonMla
+from .mla_terms import D_QK, D_V, MlaModel
 
 __all__ = ["mla_decode", "mla_decode_ref"]
 
-D_QK, D_V = 576, 512
 LEAST_WEIGHT = 2.0**-110  # times a kernel's error, 2^-8 to 2^-12, more than what it loses
 SCALE = 2.0**-6  # of FP8 whose largest value is 448: of kv, of q
-# Flow reads tokens once for 16 columns, the shared kernel for 128, whose parts take 15 us and more
-# to add up, longer where a sequence has more than its workgroups share out: up to that many tokens
-# by groups of 16 columns but two flow is quicker, by bytes of an element. 64 sequences of 512
-# tokens, 128 heads, bf16, estimated: MI300X 38 us (flow 66), MI355X 29 (35); 4 of 8,192 51 (31).
-FEW_TOKENS = {"gfx942": {2: 70_000, 1: 190_000}, "gfx950": {2: 270_000, 1: 300_000}}
-FEW_TOKENS_OF_LONG = {"gfx942": {2: 200_000, 1: 400_000}, "gfx950": {2: 500_000, 1: 500_000}}
-MOST_SHARED = 40  # parts of a sequence, of csrc/attention/mla_partials.h
+# Calls that a model is fitted to: sequences at most, tokens of each, heads of a GPU, and tokens at
+# most of all by groups of 16 columns, which flow reads: more tell nothing else.
+MOST_DRAWN_BATCH, DRAWN_TOKENS, MOST_DRAWN_TOKENS = 256, (128, 32768), 300_000
+LIGHT_ROWS = 4096  # of a cache that is timed alone
+HEADS = 16, 32, 64, 128, 128
+DRAWN_DTYPES = (torch.bfloat16, torch.bfloat16), (torch.bfloat16, "fp8"), ("fp8", "fp8")
 PAGES = "pass one row of pages per sequence"  # the fix of a refusal
 NO_INDPTR = "None where kv_indices is a block table [batch, width]"
 NO_LENS = "kv_lens", "given with a block table", "None", "pass the tokens of each sequence"
@@ -56,6 +56,7 @@ NO_LENS = "kv_lens", "given with a block table", "None", "pass the tokens of eac
 
 class Torch(Kernel):
     name = "torch"
+    is_capturable = False
     error = 2.0**-12  # exp and the sums of chunks, of the sum of |products|
 
     def variant(self, c: Call, config: Any) -> RunOf:
@@ -68,33 +69,31 @@ class _MlaDecode(Op):
         b, t, _h, s, _pages, page, ends, width = sizes
         is_ragged = c.has("qo_indptr")
         if is_ragged and ends != b + 1:
-            wanted = f"of batch + 1 = {b + 1} elements"
-            return "qo_indptr", wanted, f"{ends}", "pass the first row of each sequence, and T"
+            expected = f"of batch + 1 = {b + 1} elements"
+            return "qo_indptr", expected, f"{ends}", "pass the first row of each sequence, and T"
         if not is_ragged and b * c.qo_len != t:
-            wanted = f"of batch * qo_len = {b} * {c.qo_len} rows"
-            return "q", wanted, f"{t}", "pass qo_len rows of each sequence, or qo_indptr"
+            expected = f"of batch * qo_len = {b} * {c.qo_len} rows"
+            return "q", expected, f"{t}", "pass qo_len rows of each sequence, or qo_indptr"
         if c.tensors and c.is_table != is_table(c):
-            wanted = "a tensor where kv_indices is a list of pages" if c.is_table else NO_INDPTR
+            expected = "a tensor where kv_indices is a list of pages" if c.is_table else NO_INDPTR
             got = "None" if c.is_table else "a tensor"
-            return "kv_indptr", wanted, got, "pass one of the two forms"
+            return "kv_indptr", expected, got, "pass one of the two forms"
         if is_table(c):
             if not c.has("kv_lens"):
                 return NO_LENS
             if b * width != s:
                 return "kv_indices", f"of batch = {b} rows", f"{s // width}", PAGES
         elif ends != b + 1:
-            wanted = f"of batch + 1 = {b + 1} elements"
-            return "kv_indptr", wanted, f"{ends}", "pass where each sequence's pages begin and end"
+            expected = f"of batch + 1 = {b + 1} elements"
+            return (
+                "kv_indptr",
+                expected,
+                f"{ends}",
+                "pass where each sequence's pages begin and end",
+            )
         if page < 1:
             return "kv", "of pages of 1 token or more", f"{page}", "pass [pages, page_size, 1, 576]"
         return None
-
-    def order(self, c: Call) -> Sequence[str]:
-        """HIP's, but flow before those of many columns where there are few tokens."""
-        groups, tokens = ceil(c.H * c.qo_len, COLUMNS), coarse(c.S, 1) * c.page
-        bounds = FEW_TOKENS if coarse(c.B, 1) * MOST_SHARED >= c.cu_num else FEW_TOKENS_OF_LONG
-        is_few = (groups - 2) * tokens < bounds.get(c.arch, {}).get(c.kv_dtype.itemsize, 0)
-        return sorted(super().order(c), key=lambda name: is_few and name != "flow")
 
     def assume(self, sizes: dict[str, int], values: Mapping[str, Any]) -> None:
         """Of S pages in a list, one token each."""
@@ -107,6 +106,19 @@ class _MlaDecode(Op):
     def is_empty(self, c: Call) -> bool:
         """Also without sequences: then no row of the result belongs to one."""
         return c.B == 0 or super().is_empty(c)
+
+    def draw(self, rng: random.Random) -> dict[str, Any]:
+        """DeepSeek-V3's heads, whole or the share of a GPU; the logarithms of sequences and of
+        their tokens uniform."""
+        while True:
+            batch = round(math.exp(rng.uniform(0.0, math.log(MOST_DRAWN_BATCH))))
+            tokens = round(math.exp(rng.uniform(*map(math.log, DRAWN_TOKENS))))
+            heads, queries = rng.choice(HEADS), rng.choice((1, 1, 1, 1, 2, 4))
+            page, dtypes = rng.choice((1, 1, 16, 64)), rng.choice(DRAWN_DTYPES)
+            pages = batch * ceil(tokens, page)
+            if ceil(heads * queries, COLUMNS) * pages * page <= MOST_DRAWN_TOKENS:
+                sizes = {"B": batch, "H": heads, "S": pages, "page": page, "qo_len": queries}
+                return {**sizes, "q_dtype": dtypes[0], "kv_dtype": dtypes[1]}
 
     def flops(self, c: Call) -> int:
         return int(2 * c.H * c.qo_len * (D_QK + D_V) * c.S * c.page)
@@ -131,10 +143,9 @@ class _MlaDecode(Op):
         if c.has("qo_indptr"):
             rows = torch.arange(c.B + 1, dtype=torch.int32, device=c.device)
             fitted["qo_indptr"] = rows * c.qo_len
-        if c.kv_dtype.itemsize == 1 and not c.has("kv_scale"):
-            code = draw.ints((c.P, c.page, 1, D_QK), 0, 128, torch.uint8)
-            fitted["kv"] = (code & 63 | 1 | (code & 64) << 1).view(c.kv_dtype)
-        if c.q_dtype.itemsize == 1:
+        if draw.is_light or (c.kv_dtype.itemsize == 1 and not c.has("kv_scale")):
+            fitted["kv"] = _cache(c, draw)
+        if draw.is_light or c.q_dtype.itemsize == 1:
             q = draw.floats((c.T, c.H, D_QK)) / (SCALE if c.has("q_scale") else 1)
             fitted["q"] = q.to(c.q_dtype)
         return fitted
@@ -143,6 +154,21 @@ class _MlaDecode(Op):
         """Pages that are named, once."""
         named = min(c.S, c.P) * c.page * D_QK * c.kv_dtype.itemsize
         return int(super().traffic(c) - c.tensors["kv"].nbytes + named)
+
+
+def _cache(c: Call, draw: InputGenerator) -> torch.Tensor:
+    """Rows of a cache, FP8 below 2; to be timed alone, some again and again, not zeros: their
+    scores would never rise, and sums never be rescaled."""
+    rows = c.P * c.page
+    drawn = min(rows, LIGHT_ROWS) if draw.is_light else rows
+    if c.kv_dtype.itemsize == 1:
+        code = draw.ints((drawn, D_QK), 0, 128, torch.uint8)
+        codes = (code & 63 | 1 | (code & 64) << 1).view(c.kv_dtype)
+    else:
+        codes = draw.floats((drawn, D_QK), c.kv_dtype)
+    if drawn < rows:
+        codes = codes.view(torch.uint8)[torch.arange(rows) % drawn].view(c.kv_dtype)
+    return codes.view(c.P, c.page, 1, D_QK)
 
 
 OP = _MlaDecode(
@@ -168,6 +194,7 @@ OP = _MlaDecode(
     kernels=(SharedFp8(), Shared(), Flow(), TritonMla(), Torch()),
     coarse={"B": 1, "T": 1, "S": 1, "P": 0, "ends": 1, "W": 0},
     table="B~ H S~ page qo_len kv_scale?",
+    time_model=MlaModel,
     usual={"sm_scale": 1 / 24, "causal": True},
     shapes={
         "published": [
@@ -304,8 +331,8 @@ def _ragged(q: Any, qo_indptr: Any, qo_len: Any, max_qo_len: Any) -> tuple[int, 
         return 0, 1  # the checks will say what is wrong
     if batch < 0:
         OP.fail("qo_indptr", "of batch + 1 elements", "0", "pass the first row of each sequence")
-    most = rows if max_qo_len is None else check_int(OP.name, "max_qo_len", max_qo_len, 0)
-    return batch, max(most, 1)
+    max_rows = rows if max_qo_len is None else check_int(OP.name, "max_qo_len", max_qo_len, 0)
+    return batch, max(max_rows, 1)
 
 
 # ---------------------------------------------------------------- torch
@@ -333,38 +360,40 @@ def run_torch(
     synchronises with a GPU."""
     scale = sm_scale * _value(kv_scale) * _value(q_scale)
     pages = sequences(kv, kv_indptr, kv_indices, kv_lens)
-    for rows, (own, length) in zip(query_rows(len(pages), qo_len, qo_indptr), pages, strict=True):
+    for rows, (page_ids, length) in zip(
+        query_rows(len(pages), qo_len, qo_indptr), pages, strict=True
+    ):
         query = q[rows].to(dtype) * scale  # [queries, H, 576]
         if not len(query):
             continue
-        back = torch.arange(len(query) - 1, -1, -1, device=q.device) * causal
-        ends = (length - back)[:, None, None]
-        most = query.new_full(query.shape[:2], -math.inf)
-        total, sums = torch.zeros_like(most), query.new_zeros(*most.shape, D_V)
-        for first in range(0, length, _CHUNK):
-            place = torch.arange(first, min(length, first + _CHUNK), device=q.device)
-            key = kv[own[place // kv.shape[1]], place % kv.shape[1], 0].to(dtype)
-            seen = place < ends
-            score = (query @ key.T).masked_fill(~seen, -math.inf)
-            new = torch.maximum(most, score.amax(-1))
+        distance = torch.arange(len(query) - 1, -1, -1, device=q.device) * causal
+        ends = (length - distance)[:, None, None]
+        row_max = query.new_full(query.shape[:2], -math.inf)
+        total, sums = torch.zeros_like(row_max), query.new_zeros(*row_max.shape, D_V)
+        for begin in range(0, length, _CHUNK):
+            tokens = torch.arange(begin, min(length, begin + _CHUNK), device=q.device)
+            key = kv[page_ids[tokens // kv.shape[1]], tokens % kv.shape[1], 0].to(dtype)
+            is_visible = tokens < ends
+            score = (query @ key.T).masked_fill(~is_visible, -math.inf)
+            new = torch.maximum(row_max, score.amax(-1))
             base = torch.where(new == -math.inf, 0.0, new)  # none is seen yet
-            weight, decay = torch.exp(score - base[..., None]), torch.exp(most - base)
+            weight, decay = torch.exp(score - base[..., None]), torch.exp(row_max - base)
             total = total * decay + weight.sum(-1)
-            sums = sums * decay[..., None] + weight @ _masked_values(key[:, :D_V], seen)
-            most = new
+            sums = sums * decay[..., None] + weight @ _masked_values(key[:, :D_V], is_visible)
+            row_max = new
         none = total == 0
         out[rows] = (sums / torch.where(none, 1.0, total)[..., None] * _value(kv_scale)).to(
             out.dtype
         )
         if lse is not None:
-            lse[rows] = (most + torch.log(total)).to(lse.dtype).masked_fill(none, -math.inf)
+            lse[rows] = (row_max + torch.log(total)).to(lse.dtype).masked_fill(none, -math.inf)
 
 
-def _masked_values(value: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
+def _masked_values(value: torch.Tensor, is_visible: torch.Tensor) -> torch.Tensor:
     """Values [tokens, 512] that weights of 0 may be multiplied by: where some query does not see a
     token, its NaN and inf are zeros. A query that sees it has a weight of NaN, as the value is part
     of the key, or one of 0 where the score is -inf."""
-    is_masked = ~seen.flatten(0, -2).all(0)
+    is_masked = ~is_visible.flatten(0, -2).all(0)
     return torch.where(is_masked[:, None] & ~value.isfinite(), 0.0, value)
 
 
@@ -380,7 +409,7 @@ def _value(scale: torch.Tensor | None) -> torch.Tensor | float:
 
 def sequences(
     kv: torch.Tensor,
-    kv_indptr: torch.Tensor,
+    kv_indptr: torch.Tensor | None,
     kv_indices: torch.Tensor,
     kv_lens: torch.Tensor | None,
 ) -> list[tuple[torch.Tensor, int]]:
@@ -388,9 +417,10 @@ def sequences(
     lens = [] if kv_lens is None else kv_lens.tolist()
     if kv_indices.dim() == 2:
         return list(zip(kv_indices.long(), lens, strict=True))
+    assert kv_indptr is not None, "pages are a list"
     bounds = kv_indptr.tolist()
     lists = [kv_indices[a:b].long() for a, b in itertools.pairwise(bounds)]
-    lens = lens or [len(own) * kv.shape[1] for own in lists]
+    lens = lens or [len(page_ids) * kv.shape[1] for page_ids in lists]
     return list(zip(lists, lens, strict=True))
 
 
@@ -400,7 +430,7 @@ def sequences(
 def mla_decode_ref(
     q: torch.Tensor,
     kv: torch.Tensor,
-    kv_indptr: torch.Tensor,
+    kv_indptr: torch.Tensor | None,
     kv_indices: torch.Tensor,
     sm_scale: float,
     batch: int = 0,
@@ -415,23 +445,33 @@ def mla_decode_ref(
     dtype: torch.dtype = torch.float32,
     magnitude: bool = False,
 ) -> torch.Tensor:
-    """The formula of `mla_decode` in plain torch, all of a sequence at once, in `dtype`; on any
-    device. Writes lse where given; rows that no sequence has are zeros, and -inf. `magnitude`: the
-    sums of weighted |values| instead, of which an error is a share: kernels lose weights below
-    2^-126."""
+    """The formula of `mla_decode` in plain torch, one query at a time, in `dtype`, on any device.
+
+    Takes q [rows, heads, 576], kv [pages, page_size, 1, 576] and the others as the op does. Writes
+    lse [rows, heads] where given. magnitude : the sums of weighted |values| instead, of which an
+    error is a share: kernels lose weights below 2^-126. Returns [rows, heads, 512] of `dtype`,
+    float32 or float64; rows that no sequence has are zeros, and -inf. Raises IndexError for a page
+    that kv does not have, and torch's RuntimeError for sizes that do not fit each other.
+
+    Source: multi-head latent attention, DeepSeek-V2 (arXiv:2405.04434), 2.1.
+    """
     out = torch.zeros(*q.shape[:2], D_V, dtype=dtype, device=q.device)
     if lse is not None:
         lse.fill_(-math.inf)
     values = q.to(dtype) * _value(q_scale)
     pages = sequences(kv, kv_indptr, kv_indices, kv_lens)
-    for rows, (own, length) in zip(query_rows(len(pages), qo_len, qo_indptr), pages, strict=True):
-        place = torch.arange(length, device=q.device)
-        key = kv[own[place // kv.shape[1]], place % kv.shape[1], 0].to(dtype) * _value(kv_scale)
+    for rows, (page_ids, length) in zip(
+        query_rows(len(pages), qo_len, qo_indptr), pages, strict=True
+    ):
+        tokens = torch.arange(length, device=q.device)
+        key = kv[page_ids[tokens // kv.shape[1]], tokens % kv.shape[1], 0].to(dtype) * _value(
+            kv_scale
+        )
         for row in range(rows.start, rows.stop):
-            seen = length - (rows.stop - 1 - row) * causal
-            if seen > 0:
-                score = sm_scale * values[row] @ key[:seen].T
-                value = key[:seen, :D_V]
+            num_visible = length - (rows.stop - 1 - row) * causal
+            if num_visible > 0:
+                score = sm_scale * values[row] @ key[:num_visible].T
+                value = key[:num_visible, :D_V]
                 weight = torch.softmax(score, -1)
                 if magnitude:
                     weight, value = weight.clamp(min=LEAST_WEIGHT), value.abs()

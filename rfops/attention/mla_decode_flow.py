@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,14 +12,16 @@ import torch
 
 from rfops.dispatch.declare import fp8_of
 from rfops.dispatch.guards import check_config_ints
-from rfops.dispatch.heuristic import ceil, coarse
+from rfops.dispatch.heuristic import Columns, ceil
 from rfops.dispatch.kernel import Call, Kernel, Run, RunOf
+from rfops.dispatch.time_model import TimedKernel
 from rfops.dispatch.workspace import SPLIT, with_partials
 from rfops.jit import compile_ops, f32, u32
 from rfops.jit.arch import ARCH_SPECS
 
+from .mla_terms import D_V, Traits
+
 COLUMNS = 16  # of a workgroup
-D_V = 512
 CUT = 64  # tokens to which a worker's are rounded up, and a sequence's cost: kCut of the kernel
 LEAST = CUT  # tokens of a worker
 SHORT = 32  # the same, and CUT, where there are no LEAST for each CU: to read less takes less time
@@ -34,6 +37,7 @@ class FlowConfig:
 
     workers: int  # workgroups that share the tokens of all sequences, of each 16 columns
     least: int  # tokens of a worker at least, where there are fewer than for all
+    even: int = 0  # 1: all sequences are cut into as many parts, by fewer workers where need be
 
     def __post_init__(self) -> None:
         check_config_ints(self)
@@ -41,12 +45,20 @@ class FlowConfig:
             raise ValueError(f"{self}: workers is 1 to {_MOST_WORKERS}")
         if self.least < CUT and self.least != SHORT:
             raise ValueError(f"{self}: least is {SHORT}, or {CUT} or more")
+        if self.even not in (0, 1):
+            raise ValueError(f"{self}: even is 0 or 1")
+
+    def workers_of(self, batch: int, tokens: int) -> int:
+        """Of each 16 columns, in a call of so many sequences and tokens."""
+        if not self.even or not 0 < batch <= self.workers:
+            return self.workers
+        return max(min(self.workers, tokens // self.least) // batch, 1) * batch
 
 
 def _defines(
     kv: torch.dtype,
     q: torch.dtype,
-    least: int,
+    min_tokens: int,
     page: int = 1,
     rope: bool = False,
     ragged: bool = False,
@@ -58,12 +70,16 @@ def _defines(
         "ROPE": rope,
         "RAGGED": ragged,
     }
-    return {**{name: int(flag) for name, flag in flags.items()}, "LEAST": least, "TURNS": TURNS}
+    return {
+        **{name: int(flag) for name, flag in flags.items()},
+        "LEAST": min_tokens,
+        "TURNS": TURNS,
+    }
 
 
 def _variants(arch: str) -> list[dict[str, int]]:
     kinds = itertools.product((_BF16, fp8_of(arch)), (LEAST, SHORT))
-    return [_defines(kv, _BF16, least) for kv, least in kinds]
+    return [_defines(kv, _BF16, min_tokens) for kv, min_tokens in kinds]
 
 
 def arguments(
@@ -107,7 +123,7 @@ def is_table(c: Call) -> bool:
     return indices is not None and indices.dim() == 2
 
 
-class Flow(Kernel):
+class Flow(TimedKernel):
     name, module = "flow", "mla_decode_flow"
     limits = "B T S P W"
     turns = True  # keys by their places, where the call has `angles`: mla_layer_decode's
@@ -116,6 +132,10 @@ class Flow(Kernel):
     source: ClassVar[Any] = staticmethod(mla_decode_flow)  # the kernel
     columns, least, short = COLUMNS, LEAST, SHORT
     words = D_V + 8  # of a column of a part: its sums, and totals of four waves
+    # That a call chooses among; of equals the first, as SHORT has waited for parts twice as long.
+    leasts: ClassVar[tuple[int, ...]] = (LEAST, SHORT, 2 * LEAST, 4 * LEAST)
+    has_single = True  # each sequence has a worker, however few tokens there are
+    at_once = 32  # kMaxSplits of csrc/attention/mla_combine_all.h
 
     def unsupported_reason(self, c: Call) -> str | None:
         if reason := self.unsupported_arch_reason(c):
@@ -140,30 +160,71 @@ class Flow(Kernel):
 
     def most_cost(self, c: Call) -> int:
         """Of ragged queries: the most that a kernel may have to share out, in tokens."""
-        each, tokens = 1024, c.S * c.page  # each: more than what an item costs beside its tokens
-        of_longest = ceil(c.qo_len * c.H, self.columns) * (tokens + each * c.B)
-        return int(min(self.items(c) * (c.W * c.page + each), of_longest))
+        # item_tokens: more than what an item costs beside its tokens
+        item_tokens, tokens = 1024, c.S * c.page
+        of_longest = ceil(c.qo_len * c.H, self.columns) * (tokens + item_tokens * c.B)
+        return int(min(self.items(c) * (c.W * c.page + item_tokens), of_longest))
 
     def default(self, c: Call) -> FlowConfig:
-        """A worker for each CU; where several read the same tokens, on one die each."""
-        if c.has("qo_indptr"):
-            # Items of equal lengths are cut into equal parts.
-            items = c.B * ceil(c.T * c.H, self.columns * max(1, c.B))
-            workers = c.cu_num - c.cu_num % items if 0 < items <= c.cu_num else c.cu_num
-            is_short = c.S * c.page * ceil(items, max(1, c.B)) < workers * self.least
-            return self.Config(workers, self.short if is_short else self.least)
-        groups = max(1, ceil(c.H * c.qo_len, self.columns))
-        workers = c.cu_num // groups
-        xcds = ARCH_SPECS[c.arch].xcds
-        if groups > 1 and workers > xcds:
-            workers -= workers % xcds
-        is_short = coarse(c.S, 1) * c.page < workers * self.least  # as calls share a decision
-        return self.Config(max(1, workers), self.short if is_short else self.least)
+        """Of ragged queries a worker for each CU, as their model would have to know each sequence's
+        items; otherwise the quickest as predicted."""
+        if not c.has("qo_indptr"):
+            config: FlowConfig = super().default(c)
+            return config
+        # Items of equal lengths are cut into equal parts.
+        items = c.B * ceil(c.T * c.H, self.columns * max(1, c.B))
+        workers = c.cu_num - c.cu_num % items if 0 < items <= c.cu_num else c.cu_num
+        is_short = c.S * c.page * ceil(items, max(1, c.B)) < workers * self.least
+        return self.Config(workers, self.short if is_short else self.least)
 
-    def candidates(self, c: Call) -> list[FlowConfig]:
-        first = self.default(c)
-        others = [self.Config(first.workers, least) for least in (first.least * 2, first.least * 4)]
-        return [first, *others]
+    def space(self, c: Call) -> Columns[Any] | None:
+        if self.unsupported_arch_reason(c):
+            return None
+        workers = self.workers(self.groups(c), c.cu_num, ARCH_SPECS[c.arch].xcds)
+        # As many parts of each sequence may be had by fewer workers, which are missed where
+        # lengths differ more than in the calls that the model is fitted to: one of four at most.
+        return self._variants(workers, 0 < c.B <= workers and workers % c.B <= workers // 4)
+
+    def groups(self, c: Call) -> int:
+        """Of columns of a sequence; of ragged queries on average."""
+        columns = c.T * c.H / max(c.B, 1) if c.has("qo_indptr") else c.H * c.qo_len
+        return int(max(1, -(-columns // self.columns)))
+
+    def workers(self, groups: int, cus: int, xcds: int) -> int:
+        """One for each CU; where several read the same tokens, on one die each."""
+        workers = max(cus // groups, 1)
+        return workers - workers % xcds if groups > 1 and workers > xcds else workers
+
+    @functools.lru_cache(maxsize=256)  # noqa: B019 # kernels live as long as the process
+    def _variants(self, workers: int, with_even: bool) -> Columns[FlowConfig]:
+        pairs = itertools.product(self.leasts, (0, 1) if with_even else (0,))
+        return Columns([self.Config(workers, min_tokens, is_even) for min_tokens, is_even in pairs])
+
+    def family(self, config: FlowConfig, c: Call) -> str:
+        return f"kv{8 * c.kv_dtype.itemsize}"  # bits of an element
+
+    def traits(self, config: FlowConfig, c: Call) -> tuple[float, ...]:
+        return Traits(
+            config.workers,
+            config.least,
+            config.even,
+            self.has_single,
+            self.groups(c),
+            self.columns,
+            self.overhead(c.arch, config),
+            *self.tokens(c, config),
+            self.at_once,
+            4 * self.words,
+        )
+
+    def overhead(self, arch: str, config: FlowConfig) -> int:
+        """Tokens that a sequence costs beside its own: kCut of the kernel."""
+        return min(CUT, config.least)
+
+    def tokens(self, c: Call, config: FlowConfig) -> tuple[int, int]:
+        """What parts are multiples of, and what is multiplied at a time: by each of four waves 32
+        bytes of columns."""
+        return min(CUT, config.least), 128 // c.kv_dtype.itemsize
 
     def defines(self, c: Call, config: FlowConfig) -> Mapping[str, Any]:
         forms = c.has("angles"), c.has("qo_indptr")
@@ -176,8 +237,8 @@ class Flow(Kernel):
         launch = bound.prepare((256, 1, 1), (*self.arguments, *angles, *SPLIT))
 
         def run_of(*sizes: int) -> Run:
-            batch, rows, heads, _entries, _pages, page, _ends, width = sizes
-            workers = config.workers
+            batch, rows, heads, entries, _pages, page, _ends, width = sizes
+            workers = config.workers_of(batch, entries * page)
             columns = rows if is_ragged else c.qo_len * heads
             groups = 1 if is_ragged else ceil(columns, self.columns)
             shift = page.bit_length() - 1

@@ -7,10 +7,13 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from rfops.dispatch.declare import fp8_of
+from rfops.dispatch.heuristic import Columns
 from rfops.dispatch.kernel import Call
 from rfops.jit import compile_ops
+from rfops.jit.arch import ARCH_SPECS
 
-from .mla_decode_flow import _BF16, D_V, Flow, FlowConfig, _defines, arguments
+from .mla_decode_flow import _BF16, Flow, FlowConfig, _defines, arguments
+from .mla_terms import D_V
 
 WAVE_COLUMNS = 32
 LEAST = 128  # tokens of a worker: its part of the result is as large as 120 tokens of bf16
@@ -53,6 +56,10 @@ class Shared(Flow):
     source: ClassVar[Any] = staticmethod(mla_decode_shared)
     columns, least, short = 128, LEAST, LEAST
     words = D_V // 2 + D_V // 32 + 2  # sums in fp16, their units, totals
+    leasts = (LEAST, 2 * LEAST, 4 * LEAST)
+    has_single = False
+    at_once = 40  # kMaxShared of csrc/attention/mla_partials.h
+    stage_tokens: ClassVar[Mapping[str, int]] = {"gfx942": 16, "gfx950": 32}  # of a stage of LDS
 
     def unsupported_reason(self, c: Call) -> str | None:
         columns = c.H * c.qo_len
@@ -60,11 +67,34 @@ class Shared(Flow):
             return f"{columns} columns: for one wave of four; flow takes up to {WAVE_COLUMNS}"
         return super().unsupported_reason(c)
 
+    def space(self, c: Call) -> Columns[Any] | None:
+        """None where workgroups of the first of eight XCDs have little but a sequence's overhead:
+        timing mode, which looks at these alone, would give 3.5 us for 20. Flow is quicker there."""
+        table = self.full_space(c)
+        if table is None:
+            return None
+        overhead = self.overhead(c.arch, None)
+        is_few = c.S * c.page + c.B * overhead <= ARCH_SPECS[c.arch].xcds * overhead
+        return None if is_few else table
+
+    def full_space(self, c: Call) -> Columns[Any] | None:
+        is_wide = c.H * c.qo_len > WAVE_COLUMNS
+        return super().space(c) if is_wide and c.arch in self.stage_tokens else None
+
+    def overhead(self, arch: str, config: FlowConfig | None) -> int:
+        """kItemCost of csrc/attention/mla_decode_many_rows.h."""
+        tokens = self.stage_tokens[arch]
+        return (12 if tokens == 16 else 28) * tokens
+
+    def tokens(self, c: Call, config: FlowConfig) -> tuple[int, int]:
+        return self.stage_tokens[c.arch], self.stage_tokens[c.arch]
+
 
 class SharedFp8(Shared):
     name, module = "shared_fp8", "mla_decode_shared_fp8"
     turns = False
     archs = ("gfx950",)
+    stage_tokens: ClassVar[Mapping[str, int]] = {"gfx950": 64}
     Config = SharedFp8Config
     source: ClassVar[Any] = staticmethod(mla_decode_shared_fp8)
     error = 2.0**-4 * 2.14  # P in e4m3, in the sum above and the one below: 2 / (1 - 2^-4)
@@ -78,6 +108,10 @@ class SharedFp8(Shared):
             if getattr(c, f"{name}_dtype") == _BF16:
                 return f"{name} is bfloat16; where q and kv are FP8, P is"
         return "keys of FP8 are not turned" if c.has("angles") else None
+
+    def full_space(self, c: Call) -> Columns[Any] | None:
+        is_fp8 = _BF16 not in (c.q_dtype, c.kv_dtype)
+        return super().full_space(c) if is_fp8 and not c.has("angles") else None
 
     def defines(self, c: Call, config: FlowConfig) -> Mapping[str, Any]:
         return _fp8_defines(super().defines(c, config))

@@ -45,6 +45,8 @@ class MlaTritonConfig(TileConfig):
 
 
 class TritonMla(TritonKernel):
+    """MLA decode in Triton; splits of a sequence are combined by a second launch."""
+
     turns = True  # as flow's
     Config = MlaTritonConfig
     error = 2.0**-8  # P in bf16
@@ -75,15 +77,15 @@ class TritonMla(TritonKernel):
         return MlaTritonConfig(block_n, splits, block_m)
 
     def candidates(self, c: Call) -> list[MlaTritonConfig]:
-        first = self.default(c)
-        made = [
-            MlaTritonConfig(block_n, splits, first.block_m, warps, stages)
+        default = self.default(c)
+        configs = [
+            MlaTritonConfig(block_n, splits, default.block_m, warps, stages)
             for block_n in (32, 64)
-            for splits in sorted({1, 2, 4, 8, 16, 32, first.splits})
+            for splits in sorted({1, 2, 4, 8, 16, 32, default.splits})
             for warps in (4, 8)
             for stages in (2, 3)
         ]
-        return [first, *(config for config in made if config != first)]
+        return [default, *(config for config in configs if config != default)]
 
     def variant(self, c: Call, config: MlaTritonConfig) -> RunOf:
         constants = {
@@ -95,12 +97,14 @@ class TritonMla(TritonKernel):
             "Q_FP8": c.q_dtype != _BF16,
             "FNUZ": fp8_of(c.arch) == FNUZ,
         }
-        part = BoundTriton(_KERNELS, "part", c.device, constants, config.warps, config.stages)
+        partial_kernel = BoundTriton(
+            _KERNELS, "part", c.device, constants, config.warps, config.stages
+        )
         arguments = (*self.arguments, *(("angles",) if c.has("angles") else ()), "sums", "stats")
         sources = {} if c.has("angles") else {"angles": None}
-        launch_part = part.prepare(arguments, sources=sources)
-        most = 1 << (config.splits - 1).bit_length()
-        add = BoundTriton(_KERNELS, "add_splits", c.device, {"SPLITS": most})
+        launch_part = partial_kernel.prepare(arguments, sources=sources)
+        block_splits = 1 << (config.splits - 1).bit_length()
+        add = BoundTriton(_KERNELS, "add_splits", c.device, {"SPLITS": block_splits})
         launch_add = add.prepare(arguments)
         has_table = is_table(c)
 
@@ -122,9 +126,9 @@ class TritonMla(TritonKernel):
             count = rows * heads * splits
             scratch = Workspace(c.device, (count * D_V, torch.float32), (count * 2, torch.float32))
 
-            def run(out: Tensor, q: Tensor, kv: Tensor, *others: Tensor | None) -> None:
-                parts = scratch() if splits > 1 else (None, None)  # sums, stats
-                tensors = out, _bytes(q), _bytes(kv), *others, *parts
+            def run(out: Tensor, q: Tensor, kv: Tensor, *inputs: Tensor | None) -> None:
+                partials = scratch() if splits > 1 else (None, None)  # sums, stats
+                tensors = out, _bytes(q), _bytes(kv), *inputs, *partials
                 run_part(*tensors)
                 if splits > 1:
                     run_add(*tensors)

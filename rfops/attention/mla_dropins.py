@@ -19,7 +19,8 @@ from rfops.dispatch.guards import Guard
 from rfops.jit import log
 from rfops.jit.errors import show
 
-from .mla_decode import D_QK, D_V, mla_decode
+from .mla_decode import mla_decode
+from .mla_terms import D_QK, D_V
 
 
 @functools.cache

@@ -14,7 +14,8 @@ from torch import Tensor
 from rfops.dispatch.guards import Guard
 from rfops.jit.errors import show
 
-from .mla_decode import D_QK, D_V, mla_decode
+from .mla_decode import mla_decode
+from .mla_terms import D_QK, D_V
 
 _NAME = "BatchMLAPagedAttentionWrapper"
 _ROPE = D_QK - D_V

@@ -39,7 +39,10 @@ BF16 = torch.bfloat16
 
 
 class Torch(Kernel):
+    """The reference in plain torch, for every device and call."""
+
     name = "torch"
+    is_capturable = False
     error = 2.0**-6
 
     def variant(self, c: Call, config: Any) -> RunOf:
@@ -59,16 +62,16 @@ class _MlaLayerDecode(Op):
                 expected = f"of {rows_per_head} rows for each of o's {heads} heads, {num_rows}"
                 return name, expected, str(sizes_by_name[size]), "weights must have the same heads"
         if sizes_by_name["A"] < rows:
-            way = f"pass rope_angles({rows})"
+            fix = f"pass rope_angles({rows})"
             return (
                 "angles",
                 f"of a row for each of the cache's {rows}",
                 str(sizes_by_name["A"]),
-                way,
+                fix,
             )
         if start >= rows:
-            way = "the new token's row must be free"
-            return "start", f"below the cache's {rows} rows", str(start), way
+            fix = "the new token's row must be free"
+            return "start", f"below the cache's {rows} rows", str(start), fix
         return None
 
     def assume(self, sizes: dict[str, int], values: Mapping[str, Any]) -> None:
@@ -202,7 +205,14 @@ def rope_angles(
 ) -> Tensor:
     """[length, 64]: cos and sin of position * base^(-i / 32), i = 0..31, as a model computes them
     whose positions and frequencies have that dtype. DeepSeek's challenge of 2025 has bf16: from 256
-    on neighbours share an angle. vLLM's cos_sin_cache is made in float32, and converted."""
+    on neighbours share an angle. vLLM's cos_sin_cache is made in float32, and converted.
+
+    length : positions from 0 on. base : of the frequencies. dtype : in which angles are computed;
+    the result is bfloat16 in any case. device : of the result; None: torch's default. Raises
+    torch's RuntimeError for a negative length.
+
+    Source: RoFormer (arXiv:2104.09864), 3.2.2.
+    """
     frequency = base ** (-torch.arange(HALF, dtype=dtype, device=device) / HALF)
     angle = torch.arange(length, device=device).to(dtype)[:, None] * frequency
     return torch.cat((angle.cos(), angle.sin()), -1).to(BF16)
@@ -293,8 +303,14 @@ def mla_layer_decode_ref(
     positions: Tensor | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    """The formula of `mla_layer_decode` as models state it, k and v of every token and head, in
-    `dtype`; on any device. Writes the cache, whose rows are bf16."""
+    """The formula of `mla_layer_decode` as models state it: k and v of every token and head.
+
+    Takes x [B, D] or [B, 1, D], cache [B, L, 576] and the weights as the op does, on any device.
+    Writes the cache, whose rows are bf16. Returns a tensor of x's shape in `dtype`, float32 or
+    float64. Raises torch's RuntimeError for sizes that do not fit each other.
+
+    Source: multi-head latent attention, DeepSeek-V2 (arXiv:2405.04434), 2.1, without absorption.
+    """
     rows, lens = _appended(x, cache, start, kv_down, positions, dtype)
     nope, roped = _queries(rows, q_down, q_up, angles, lens, dtype)
     up = kv_up.view(-1, NOPE + V, LATENT)

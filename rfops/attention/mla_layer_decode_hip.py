@@ -57,6 +57,9 @@ _BF16, _F32, _I32 = torch.bfloat16, torch.float32, torch.int32
 
 
 class HipLayer(Kernel):
+    """The layer in HIP: the projections of csrc/attention/mla_layer_decode*.hip around mla_decode's
+    kernels."""
+
     name = "hip"
     module = "mla_layer_decode"
     more_modules = (
@@ -98,13 +101,13 @@ class HipLayer(Kernel):
 
     def launches(self, c: Call) -> Run:
         """The launches of one call."""
-        down, value, out = made = products(c)
+        down, value, out = steps = products(c)
         page = page_of(c)
         heads, pages, rows = c.V // V, c.L // page, ceil(c.B, TILE) * TILE
         query = query_defines(c.B, heads, c.R, c.cu_num)
-        sums = [p.sums(c.B, p.defines(c.B, c.cu_num)["SPLIT"]) for p in made]
+        sums = [p.sums(c.B, p.defines(c.B, c.cu_num)["SPLIT"]) for p in steps]
         sums.append(query_sums(c.B, heads, query))
-        tiles = [p.tiles(c.B) * (WAVES if p.stage in BY_WAVES else 1) for p in made]
+        tiles = [p.tiles(c.B) * (WAVES if p.stage in BY_WAVES else 1) for p in steps]
         tiles.append(query_groups(c.B, heads, query["M_TILES"]))
         return run_steps(
             c.device,

@@ -49,6 +49,8 @@ class LayerTritonConfig(TileConfig):
 
 
 class TritonLayer(TritonKernel):
+    """The layer in Triton: its projections around mla_decode's Triton kernel."""
+
     Config = LayerTritonConfig
     error = 2.0**-6  # five roundings to bf16, and P
 
@@ -70,34 +72,34 @@ class TritonLayer(TritonKernel):
         return LayerTritonConfig(32, 128, 4, 4)
 
     def candidates(self, c: Call) -> list[LayerTritonConfig]:
-        first = self.default(c)
-        made = [
+        default = self.default(c)
+        configs = [
             LayerTritonConfig(block_n, block_k, warps, stages)
             for block_n in (16, 32, 64)
             for block_k in (64, 128)
             for warps in (4, 8)
             for stages in (2, 3, 4)
         ]
-        fit = (config for config in made if self.unsupported_config_reason(c, config) is None)
-        return [first, *(config for config in fit if config != first)]
+        fit = (config for config in configs if self.unsupported_config_reason(c, config) is None)
+        return [default, *(config for config in fit if config != default)]
 
     def variant(self, c: Call, config: LayerTritonConfig) -> RunOf:
         def run_of(*sizes: int) -> Run:
-            of = c.with_sizes(**dict(zip(c.sizes, sizes, strict=True)))
-            heads = of.V // V
+            call = c.with_sizes(**dict(zip(c.sizes, sizes, strict=True)))
+            heads = call.V // V
             return run_steps(
-                of.device,
+                call.device,
                 self.arguments,
-                _steps(of, config),
-                arch=of.arch,
+                _steps(call, config),
+                arch=call.arch,
                 workspace={
-                    "lens": (of.B, _I32),
-                    "table": ((of.B, 1), _I32),
-                    "q_lora": ((of.B, of.R), _BF16),
-                    "nope": ((of.B, heads, NOPE), _BF16),
-                    "q": ((of.B, heads, CACHE_ROW), _BF16),
-                    "latent": ((of.B, heads, LATENT), _BF16),  # what attention gives
-                    "value": ((of.B, heads, V), _BF16),
+                    "lens": (call.B, _I32),
+                    "table": ((call.B, 1), _I32),
+                    "q_lora": ((call.B, call.R), _BF16),
+                    "nope": ((call.B, heads, NOPE), _BF16),
+                    "q": ((call.B, heads, CACHE_ROW), _BF16),
+                    "latent": ((call.B, heads, LATENT), _BF16),  # what attention gives
+                    "value": ((call.B, heads, V), _BF16),
                 },
                 outer=True,
             )
@@ -156,11 +158,11 @@ def _steps(c: Call, config: LayerTritonConfig) -> list[TritonStep | NestedRun]:
     absorb = product_of_heads(
         LATENT, NOPE, out="q", x="nope", w_first=0, w_n=1, w_k=LATENT, **q_strides
     )
-    first, strides = NOPE * LATENT, {"out_row": c.V, "out_head": V}
+    w_begin, strides = NOPE * LATENT, {"out_row": c.V, "out_head": V}
     values = product_of_heads(
-        V, LATENT, out="value", x="latent", w_first=first, w_n=LATENT, w_k=1, **strides
+        V, LATENT, out="value", x="latent", w_first=w_begin, w_n=LATENT, w_k=1, **strides
     )
-    last = TritonStep(
+    out_step = TritonStep(
         bound("product", tile),
         grid=(ceil(c.D, block_n), along_m, 1),
         arguments={
@@ -179,4 +181,4 @@ def _steps(c: Call, config: LayerTritonConfig) -> list[TritonStep | NestedRun]:
             "out_head": 0,
         },
     )
-    return [down, query, absorb, attention(c, c.L, hip=False), values, last]
+    return [down, query, absorb, attention(c, c.L, hip=False), values, out_step]

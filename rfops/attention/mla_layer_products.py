@@ -26,9 +26,9 @@ WIDE_ROWS = 128  # of x, of a workgroup of WIDE
 MOST_SPLIT = 8  # more sums to add than CUs bring: down of MI300X 22.2 us by 9, 19.4 by 7
 
 
-def _m_tiles(m: int, most: int) -> int:
+def _m_tiles(m: int, max_tiles: int) -> int:
     """Of 16 rows of x, of a workgroup."""
-    return min(most, 1 << (ceil(max(m, 1), TILE) - 1).bit_length())
+    return min(max_tiles, 1 << (ceil(max(m, 1), TILE) - 1).bit_length())
 
 
 @dataclass(frozen=True)
@@ -57,18 +57,19 @@ class Product:
         """K is split for as many workgroups as there are CUs, of two steps at least, or of one of
         each wave, or of a chunk; none is without a step."""
         steps = {OUT: WAVES, WIDE: self.chunk}.get(self.stage, 1)  # of a turn
-        turns, least = ceil(self.k, STEP * steps), 1 if self.stage in (OUT, WIDE) else 2
-        split = max(1, min(cus // self.tiles(m), turns // least, MOST_SPLIT))
-        made = {"M_TILES": _m_tiles(m, self.most_m), "SPLIT": ceil(turns, ceil(turns, split))}
+        turns, min_steps = ceil(self.k, STEP * steps), 1 if self.stage in (OUT, WIDE) else 2
+        split = max(1, min(cus // self.tiles(m), turns // min_steps, MOST_SPLIT))
+        defines = {"M_TILES": _m_tiles(m, self.most_m), "SPLIT": ceil(turns, ceil(turns, split))}
         if self.stage == DOWN_WIDE:
-            return {"SPLIT": made["SPLIT"], "N_TILES": self.columns // TILE}
+            return {"SPLIT": defines["SPLIT"], "N_TILES": self.columns // TILE}
         if self.stage == WIDE:
-            return {**made, "N_TILES": self.columns // TILE, "STEPS": self.chunk}
+            return {**defines, "N_TILES": self.columns // TILE, "STEPS": self.chunk}
         if self.stage == OUT:
-            return {**made, "N_TILES": self.columns // TILE}
-        return {**made, "N_TILES": self.columns // (TILE * WAVES), "STAGE": self.stage}
+            return {**defines, "N_TILES": self.columns // TILE}
+        return {**defines, "N_TILES": self.columns // (TILE * WAVES), "STAGE": self.stage}
 
     def groups(self, m: int, cus: int) -> int:
+        """Return the number of workgroups for M = `m` on `cus` CUs, splits of K included."""
         return self.tiles(m) * self.defines(m, cus)["SPLIT"]
 
     def sums(self, m: int, split: int) -> int:
@@ -88,10 +89,10 @@ def products(c: Call) -> tuple[Product, ...]:
     )
 
 
-def _busiest(c: Call, first: Product, *others: Product) -> Product:
+def _busiest(c: Call, product: Product, *alternatives: Product) -> Product:
     """The first, or one that has work for a tenth of CUs more."""
-    best = first
-    for p in others:
+    best = product
+    for p in alternatives:
         if p.groups(c.B, c.cu_num) > 1.1 * best.groups(c.B, c.cu_num):
             best = p
     return best
@@ -105,8 +106,8 @@ def down_product(c: Call) -> Product:
     if c.B > FEW_ROWS:  # two buffers of x and w
         room = ARCH_SPECS[c.arch].lds_bytes // (4 * STEP) - 64
         stage, widths = DOWN_WIDE, [n for n in (64, 96, 128) if n <= room]
-    made = (Product(stage, c.R, c.D, n, c.D, n_other=CACHE_ROW, most_m=4) for n in widths)
-    return _busiest(c, *made)
+    variants = (Product(stage, c.R, c.D, n, c.D, n_other=CACHE_ROW, most_m=4) for n in widths)
+    return _busiest(c, *variants)
 
 
 def out_product(c: Call) -> Product:
@@ -116,8 +117,8 @@ def out_product(c: Call) -> Product:
         return Product(OUT, c.D, c.V, 64)
     wide = (48, 64) if c.B <= WIDE_ROWS else (96, 112)
     lds = ARCH_SPECS[c.arch].lds_bytes
-    made = (Product(WIDE, c.D, c.V, n, chunk=2 if 4 * n * 2 * STEP <= lds else 1) for n in wide)
-    return _busiest(c, *made)
+    variants = (Product(WIDE, c.D, c.V, n, chunk=2 if 4 * n * 2 * STEP <= lds else 1) for n in wide)
+    return _busiest(c, *variants)
 
 
 def query_defines(m: int, heads: int, k: int, cus: int) -> Mapping[str, int]:
@@ -152,7 +153,7 @@ def query_sums(m: int, heads: int, defines: Mapping[str, int]) -> int:
 
 def _defines(arch: str) -> list[list[dict[str, int]]]:
     """DeepSeek-V3's, of one sequence and of 128."""
-    made = []
+    defines = []
     for m in (1, 128):
         c = Call(
             arch,
@@ -162,8 +163,8 @@ def _defines(arch: str) -> list[list[dict[str, int]]]:
             {},
             {},
         )
-        made.append([p.defines(m, c.cu_num) for p in products(c)])
-    return made
+        defines.append([p.defines(m, c.cu_num) for p in products(c)])
+    return defines
 
 
 @compile_ops(

@@ -1,19 +1,19 @@
-"""In the entry's process: make the inputs, call `custom_kernel`, write what it returned.
+"""In the entry's process: take a case's inputs, call `custom_kernel`, send what it returned.
 
-The parent judges: nothing that an entry changes here makes a wrong result right. Run as
-`python -m rfops.challenge.child JOB REPLIES`: a file of JSON, and a pipe for a line of JSON a call.
+The evaluator judges: nothing that an entry changes here makes a wrong result right, and no time is
+taken here but of a GPU of torch's. Run as `python -m rfops.challenge.child SOCKET`.
 """
 
 from __future__ import annotations
 
 import ast
-import ctypes
-import json
+import contextlib
+import importlib
+import math
 import os
-import signal
+import socket
 import statistics
 import sys
-import time
 import traceback
 import types
 from pathlib import Path
@@ -22,52 +22,149 @@ from typing import Any
 import torch
 
 from rfops.challenge import inline, problem
+from rfops.challenge.channel import Channel, Ended, Findings, Ready, Region, Reply
 from rfops.challenge.data import into, tensors_of, to_device
 from rfops.challenge.folder import HARNESS, problem_of
 from rfops.challenge.problem import Problem
-from rfops.jit import settings
+from rfops.challenge.recorder import Recorder
+from rfops.challenge.transport import bytes_of, new_storage, unpacked
+from rfops.compat.aiter.modules import Served
+from rfops.dispatch.registration import transparent
+from rfops.jit import settings, vgpu_library_folder
 
-_PR_SET_PDEATHSIG = 1
 _REPEATS = 20
 _FLUSHED = 1 << 30  # bytes, four times what MI300X's last cache holds
 
 
-def main(job: Path, replies: int) -> None:
-    """Run the calls of a job file and write one reply per step to `replies`."""
-    job_ = json.loads(job.read_text(encoding="utf-8"))
-    _end_with(job_["evaluator"])
-    root = job_["root"]
-    if root is None:
-        problem_ = problem(job_["problem"])
-        _put_harness(problem_)
-    else:
-        problem_ = problem_of(Path(root), settings.text("RFOPS_VGPU_ARCH"))
-    channel = os.fdopen(replies, "w", encoding="utf-8")
-    os.set_inheritable(replies, False)
-
-    def reply(**fields: Any) -> None:
-        channel.write(json.dumps(fields) + "\n")
-        channel.flush()
-
-    start = time.monotonic()
+def main(number: int) -> None:
+    """Do what the evaluator orders, until it hangs up."""
+    channel = Channel(socket.socket(fileno=number))
+    os.set_inheritable(number, False)
+    job = channel.order()
+    entry = None
     try:
-        if not job_["on_gpu"]:
-            inline.activate()
-        kernel = _entry(Path(job_["submission"]))
+        entry = _Entry(job)
+        channel.send(Ready())
     except BaseException as error:  # SystemExit too: an entry may call exit()
-        reply(step="import", error=_error_text(error))
-        return
-    reply(step="import", seconds=time.monotonic() - start)
-    for call in job_["calls"]:
-        _run_call(problem_, kernel, call, job_, reply)
-    reply(step="done")
+        channel.send(Ready(_error_text(error)))
+    with contextlib.suppress(Ended):
+        while True:
+            order = channel.order()
+            if "nonce" not in order:
+                data = _findings()
+                channel.send(Findings(len(data)), [data])
+            elif entry is not None:
+                reply, blobs = entry.answer(order, _storages(channel, order["sizes"]))
+                channel.send(reply, blobs)
 
 
-def _end_with(evaluator: int) -> None:
-    """Have the kernel end this process when the evaluator's has ended, however that came about."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != evaluator:  # before this
-        os._exit(1)
+def _storages(channel: Channel, sizes: list[int]) -> list[torch.UntypedStorage]:
+    """A case's memory, new to this process."""
+    storages = [new_storage(size) for size in sizes]
+    for storage in storages:
+        channel.read_into(bytes_of(storage))
+    return storages
+
+
+def _findings() -> bytes:
+    """What the virtual GPU's checks have written."""
+    folder = settings.path("RFOPS_VGPU_REPORT") or Path()
+    return b"".join(file.read_bytes() for file in sorted(folder.glob("*.jsonl")))
+
+
+class _Entry:
+    """An entry that is loaded, and its data as the calls left it."""
+
+    def __init__(self, job: dict[str, Any]) -> None:
+        self._on_gpu = bool(job["on_gpu"])
+        self._data: Any = None
+        self._kept: list[torch.UntypedStorage] = []  # of the data
+        root = job["root"]
+        if root is None:
+            problem_ = problem(job["problem"])
+            _put_harness(problem_)
+        else:
+            problem_ = problem_of(Path(root), settings.text("RFOPS_VGPU_ARCH"))
+        self._cold = problem_.cold
+        self._shuffled = problem_.shuffled
+        self._recorder: Any = contextlib.nullcontext()
+        if not self._on_gpu:
+            inline.activate()
+            self._recorder = Recorder(vgpu_library_folder() / "libamdhip64.so")
+        with self._recorder:
+            self._kernel = _entry(job["name"], job["text"])
+
+    def answer(
+        self, order: dict[str, Any], storages: list[torch.UntypedStorage]
+    ) -> tuple[Reply, list[Any]]:
+        """One call, on data in memory of the last one's or in memory of its own."""
+        reply = Reply(order["nonce"])
+        blobs: list[Any] = []
+        fresh = unpacked(order["skeleton"].encode("latin-1"), storages)
+        try:
+            if order["in_place"]:
+                into(self._data, to_device(fresh, "cuda") if self._on_gpu else fresh)
+            else:
+                self._data = to_device(fresh, "cuda") if self._on_gpu else fresh
+                self._kept = storages
+            for index in self._shuffled:
+                self._data[index].is_shuffled = True
+            result = self._call(reply, blobs)
+            if self._on_gpu and order["timed"]:
+                reply.us, result = self._measured(fresh)
+            reply.kind = "tensor" if isinstance(result, torch.Tensor) else type(result).__name__
+            results = [_sendable(t, order["most"]) for t in tensors_of(result)]
+        except BaseException as error:
+            return Reply(order["nonce"], error=_error_text(error)), []
+        reply.results = [_region(t) for t in tensors_of(result)]
+        return reply, [bytes_of(t.untyped_storage()) for t in results] + blobs
+
+    def _call(self, reply: Reply, blobs: list[Any]) -> Any:
+        if self._on_gpu:
+            return self._kernel(self._data)
+        self._recorder.begin(self._kept)
+        with self._recorder, transparent():  # an importable aiter's ops are rfops'
+            result = self._kernel(self._data)
+        reply.record, recorded = self._recorder.end()
+        blobs += recorded
+        reply.computed = dict(self._recorder.computed)
+        reply.beside = dict(self._recorder.beside)
+        return result
+
+    def _measured(self, fresh: Any) -> tuple[float, Any]:
+        """Return the median time in us of calls on a GPU, each with the values of `fresh`, and
+        what the last returned. An earlier call has done what the entry builds or tunes once."""
+        times: list[float] = []
+        result: Any = None
+        for _ in range(_REPEATS):
+            into(self._data, fresh)
+            if self._cold:
+                torch.empty(_FLUSHED, dtype=torch.uint8, device="cuda").zero_()
+            start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            torch.cuda.synchronize()
+            start.record()
+            result = self._kernel(self._data)
+            stop.record()
+            stop.synchronize()
+            times.append(1e3 * start.elapsed_time(stop))
+        return statistics.median(times), result
+
+
+def _sendable(tensor: torch.Tensor, most: int) -> torch.Tensor:
+    """A copy that is contiguous and alone in its memory. Raises ValueError."""
+    if tensor.layout != torch.strided or tensor.is_meta:
+        raise ValueError(f"returned a tensor of layout {tensor.layout} on {tensor.device}")
+    size = math.prod(tensor.shape) * tensor.itemsize
+    if size > most:
+        raise ValueError(f"returned a tensor of {size} bytes, at most {most} are taken")
+    copy = torch.empty(tensor.shape, dtype=tensor.dtype)
+    copy.copy_(tensor.detach())
+    return copy
+
+
+def _region(tensor: torch.Tensor) -> Region:
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return Region(dtype, list(tensor.shape), list(tensor.stride()), tensor.data_ptr())
 
 
 def _put_harness(problem_: Problem) -> None:
@@ -78,20 +175,32 @@ def _put_harness(problem_: Problem) -> None:
         sys.modules[name] = module
 
 
-def _entry(file: Path) -> Any:
+def _entry(name: str, text: str) -> Any:
     """The entry's custom_kernel."""
+    file = Path(name).absolute()
+    file.write_text(text, encoding="utf-8")  # Triton reads the source of its kernels
     sys.path.insert(0, str(file.parent))
     module = types.ModuleType("submission")
     module.__file__ = str(file)
     sys.modules["submission"] = module
-    text = file.read_text(encoding="utf-8")
     tree = ast.parse(text, str(file))
     if "rfops" in _imported(tree):
         raise ImportError(f"{file.name} imports rfops, which the competition's machine has not")
+    if "aiter" in _imported(tree):
+        _round_as_in_2026()
     exec(compile(tree, str(file), "exec"), vars(module))
     if not callable(getattr(module, "custom_kernel", None)):
         raise ValueError(f"{file.name}: expected a function custom_kernel(data)")
     return module.__dict__["custom_kernel"]
+
+
+def _round_as_in_2026() -> None:
+    """Let rfops, in aiter's place, round MXFP4 scales to even, as the competition's aiter did. The
+    newer e404860 rounds up, by which a layer of experts differs by 13 % (relative L2). A real aiter
+    is left as it is."""
+    mx_types = importlib.import_module("aiter.utility.mx_types")
+    if isinstance(mx_types, Served):
+        mx_types.MX_DEFAULT_ROUND_MODE = mx_types.MxScaleRoundMode.Even
 
 
 def _imported(tree: ast.AST) -> set[str]:
@@ -136,68 +245,10 @@ def _harness(problem_: Problem) -> dict[str, Any]:
     }
 
 
-def _run_call(
-    problem_: Problem, kernel: Any, call: dict[str, Any], job: dict[str, Any], reply: Any
-) -> None:
-    """One case: a call, and a second on the same tensors with other values in them."""
-    data = None
-    for input_idx, input_spec in enumerate(call["inputs"]):
-        fresh_input = _input(problem_, input_spec)
-        try:
-            if data is None:
-                data = to_device(fresh_input, "cuda") if job["on_gpu"] else fresh_input
-            else:
-                into(data, fresh_input)
-            us, result = _estimated(kernel, data) if not job["on_gpu"] else (0.0, kernel(data))
-            results = [t.detach().cpu().contiguous() for t in tensors_of(result)]
-            kind = "tensor" if isinstance(result, torch.Tensor) else type(result).__name__
-            if job["on_gpu"] and "probe" not in input_spec:
-                us = _measured(kernel, data, fresh_input, problem_.cold)
-        except BaseException as error:
-            reply(step="call", at=call["at"], turn=input_idx, error=_error_text(error))
-            return
-        torch.save(results, Path(job["folder"]) / f"{call['at']}-{input_idx}.pt")
-        reply(step="call", at=call["at"], turn=input_idx, us=us, kind=kind)
-
-
-def _input(problem_: Problem, input_spec: dict[str, Any]) -> Any:
-    if "probe" in input_spec:
-        return problem_.probes(input_spec["case"])[input_spec["probe"]].data
-    return problem_.generate(input_spec["case"])
-
-
-def _estimated(kernel: Any, data: Any) -> tuple[float, Any]:
-    """The modelled time of what the call launches, in us, and its result. Each first touch of a
-    call's tensors is cold on the model."""
-    from rfops.vgpu import modelled_ms
-
-    ms_before = modelled_ms()
-    result = kernel(data)
-    return 1e3 * (modelled_ms() - ms_before), result
-
-
-def _measured(kernel: Any, data: Any, fresh_input: Any, cold: bool) -> float:
-    """Return the median time in us of calls on a GPU, each with the values of `fresh_input`. An
-    earlier call has done what the entry builds or tunes once."""
-    times: list[float] = []
-    for _ in range(_REPEATS):
-        into(data, fresh_input)
-        if cold:
-            torch.empty(_FLUSHED, dtype=torch.uint8, device="cuda").zero_()
-        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda.synchronize()
-        start.record()
-        kernel(data)
-        stop.record()
-        stop.synchronize()
-        times.append(1e3 * start.elapsed_time(stop))
-    return statistics.median(times)
-
-
 def _error_text(error: BaseException) -> str:
     frames = traceback.format_exception(error)
     return f"{type(error).__name__}: {error}\n{''.join(frames[-4:])}"[:4000]
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    main(int(sys.argv[1]))

@@ -1,73 +1,49 @@
 """Run an entry on cases and judge what it returns: the official check, ours, and what it did wrong.
 
-Each case is two calls: the second finds other values in the same tensors, so that results kept by
-address or shape are seen. Probes (inputs whose result is known) follow. A process that ends, hangs
-or grows is ended, what is left of the cases goes to another one.
+A case is two calls or three. The first has the case's inputs; the second finds other values in the
+same tensors, so that results kept by address or shape are seen; some cases have a third, at other
+addresses. The values of the later calls come from a seed that no entry can know. Probes (inputs
+whose result is known) follow. A process that ends, hangs or grows is ended, and what is left of the
+cases goes to another one.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import select
-import signal
-import sys
-import tempfile
-import time
+import copy
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import msgspec
 import torch
 
+from rfops.challenge import retime, sandbox
 from rfops.challenge.data import to_device
-from rfops.challenge.problem import Case, Problem, Result, error_of, spec_of
-from rfops.challenge.sandbox import Sandbox
+from rfops.challenge.problem import Case, Problem, error_of, spec_of, worst_element
+from rfops.challenge.process import Entry, Failed, plain
+from rfops.challenge.report import counts
+from rfops.challenge.retime import Claim, NotTimed
+from rfops.challenge.sandbox import WallsMissing
+from rfops.challenge.transport import Packed, packed
+from rfops.challenge.verdict import Limits, Verdict
 
 FORBIDDEN_WORD = "stream"  # in any case, comments too
-SEED_STEP = 13  # between the calls of a case, as the harness's leaderboard mode has it
-IMPORT_SECONDS = 600.0  # builds included
-TWICE = "two processes answered: it forked and both went on"
-END_SECONDS = 10.0  # from the last answer to the process's end
+MOVED_EVERY = 4  # of so many cases one has a third call, at other addresses
+MOST_RESULT = 64 << 20  # bytes beyond twice what is expected: a wrong shape is told as such
+UNCOMPARABLE = "cannot be compared"
+SLOWER = 1.1  # more than this: a time depends on what the inputs are
 
 
-class Limits(NamedTuple):
-    seconds: float = 60.0  # a call
-    memory: int = 16 << 30
-    on_gpu: bool = False  # torch's, with times measured; else the virtual one
+class Turn(NamedTuple):
+    """A call: what went in, what it should return, what came."""
 
-
-class Verdict(msgspec.Struct):
-    """Of one case: why the checks refuse it (empty: they pass), and findings in words."""
-
-    spec: str
-    official: str = ""
-    strict: str = ""
-    us: list[float] = msgspec.field(default_factory=list)  # a call
-    measured: bool = False  # us; else they are estimated
-    named: list[str] = msgspec.field(default_factory=list)
-    error: str = ""  # of the entry, as it raised it
-
-    @property
-    def passes(self) -> bool:
-        return not (self.official or self.error)
-
-
-class Call(msgspec.Struct):
-    """What the process is asked for; `probe` is None for a case's own two calls."""
-
-    at: int
-    verdict: Verdict
     case: Case
-    probe: int | None = None
-
-    @property
-    def inputs(self) -> list[dict[str, Any]]:
-        if self.probe is not None:
-            return [{"case": self.case, "probe": self.probe}]
-        next_case = {**self.case, "seed": self.case["seed"] + SEED_STEP}
-        return [{"case": self.case}, {"case": next_case}]
+    data: Any
+    packed: Packed
+    expected: Any
+    result: Any
+    claim: Claim | None
+    us: float
 
 
 def evaluate(
@@ -75,30 +51,27 @@ def evaluate(
     submission: Path,
     cases: list[Case],
     limits: Limits,
-    env: dict[str, str],
     root: Path | None = None,
+    findings: list[bytes] | None = None,
 ) -> Iterator[Verdict]:
-    """A verdict a case, as they come. `env`: of the entry's process; `root`: a folder whose own
-    problem it is."""
-    calls: list[Call] = []
+    """A verdict a case, as they come. `root`: a folder whose own problem it is. `findings` gets
+    what the virtual GPU's checks found. Raises WallsMissing where the entry is not trusted."""
     refusal = refusal_of(submission.read_text(encoding="utf-8", errors="replace"))
-    for case in cases:
-        defects = [refusal] if refusal else []
-        verdict = Verdict(spec_of(case), named=defects, measured=limits.on_gpu)
-        probes = range(len(problem.probes(case)))
-        for probe in (None, *probes):
-            calls.append(Call(len(calls), verdict, case, probe))
-    with tempfile.TemporaryDirectory(prefix="rfops-eval-") as name:
-        runner = _Runner(problem, submission, limits, env, Path(name), root)
-        try:
-            for index, call in enumerate(calls):
-                if not call.verdict.error:
-                    runner.result_of(calls, index)
-                if index + 1 == len(calls) or calls[index + 1].verdict is not call.verdict:
-                    runner.finish(call.verdict, is_last=index + 1 == len(calls))
-                    yield call.verdict
-        finally:  # of an interrupted evaluation no process stays
-            runner.stop("")
+    entry = Entry(problem, submission, limits, root, _has_walls(limits))
+    try:
+        for index, case in enumerate(cases):
+            verdict = Verdict(spec_of(case), measured=limits.on_gpu)
+            verdict.named += [refusal] if refusal else []
+            try:
+                _Judge(entry, verdict).judge(case, moves=index % MOVED_EVERY == 0)
+            except Failed as failure:
+                verdict.error = str(failure)
+            if index + 1 == len(cases):
+                entry.finish(verdict, findings)
+            verdict.named = list(dict.fromkeys([*verdict.named, *entry.take_named()]))
+            yield verdict
+    finally:  # of an interrupted evaluation no process stays
+        entry.stop("the evaluation has ended")
 
 
 def refusal_of(text: str) -> str:
@@ -109,196 +82,183 @@ def refusal_of(text: str) -> str:
     return ""
 
 
-class _Runner:
-    """The entry's process, started when a call needs one, and the judging of its replies."""
+def _has_walls(limits: Limits) -> bool:
+    try:
+        sandbox.require_walls()
+    except WallsMissing:
+        if not limits.is_trusted:
+            raise
+        return False
+    return True
 
-    def __init__(
-        self,
-        problem: Problem,
-        submission: Path,
-        limits: Limits,
-        env: dict[str, str],
-        folder: Path,
-        root: Path | None,
-    ) -> None:
-        self.root = None if root is None else str(root.absolute())
-        self.problem, self.submission, self.limits, self.env = problem, submission, limits, env
-        self.folder = folder
-        self.sandbox: Sandbox | None = None
-        self.lines: Iterator[dict[str, Any]] = iter(())
-        self.broken = ""  # the import's error: no call can be made
-        self.named = ""  # what a process left
 
-    # ------------------------------------------------------------ the process
+class _Judge:
+    """Of one case."""
 
-    def start(self, calls: list[Call]) -> None:
-        job = {
-            "problem": self.problem.name,
-            "root": self.root,
-            "submission": str(self.submission.absolute()),
-            "folder": str(self.folder),
-            "on_gpu": self.limits.on_gpu,
-            "evaluator": os.getpid(),
-            "calls": [{"at": call.at, "inputs": call.inputs} for call in calls],
-        }
-        file = self.folder / "job.json"
-        file.write_text(json.dumps(job), encoding="utf-8")
-        reading, writing = os.pipe()
-        command = [sys.executable, "-m", "rfops.challenge.child", str(file), str(writing)]
-        output = self.folder / "output"
-        self.sandbox = Sandbox(command, self.env, output, self.limits.memory, (writing,))
-        os.close(writing)
-        self.lines = self.replies(reading)
-        first_reply = next(self.lines)
-        self.broken = str(first_reply.get("error", ""))
+    def __init__(self, entry: Entry, verdict: Verdict) -> None:
+        self.entry, self.verdict, self.problem = entry, verdict, entry.problem
+        self._distance = 0.0  # of the worst element
 
-    def replies(self, descriptor: int) -> Iterator[dict[str, Any]]:
-        """A line at a time; when there is no more to come, one that says why."""
-        buffered, limit = b"", IMPORT_SECONDS
-        with os.fdopen(descriptor, "rb", buffering=0) as stream:
-            while True:
-                line, newline, remainder = buffered.partition(b"\n")
-                if newline:
-                    buffered, limit = remainder, self.limits.seconds
-                    yield _decoded(line)
-                    continue
-                chunk = self.read_chunk(stream, time.monotonic() + limit)
-                if isinstance(chunk, str):
-                    yield {"step": "end", "error": chunk}
-                    return
-                buffered += chunk
-
-    def read_chunk(self, stream: Any, deadline: float) -> bytes | str:
-        """Bytes, or why none come any more."""
-        while time.monotonic() < deadline:
-            runs = self.sandbox is not None and self.sandbox.poll()
-            readable = select.select([stream], [], [], 0.05)[0]
-            if readable and (data := stream.read(65536)):
-                return bytes(data)
-            if readable or not runs:
-                return self.stop("")
-        return self.stop(f"no answer within {self.limits.seconds:g} s: it hangs")
-
-    def stop(self, reason: str) -> str:
-        """End the process; why there is no answer, in words."""
-        if self.sandbox is None:
-            return reason
-        outcome = self.sandbox.end()
-        self.sandbox = None
-        if outcome.left:
-            self.named = f"left {outcome.left} processes running"
-        if reason or outcome.why:
-            return reason or outcome.why
-        if outcome.status < 0:
-            return f"its process was ended by {_signal(-outcome.status)}"
-        return f"its process ended with status {outcome.status} before it answered"
-
-    # ------------------------------------------------------------ a call and its verdict
-
-    def result_of(self, calls: list[Call], index: int) -> None:
-        call = calls[index]
-        if not self.broken and self.sandbox is None:
-            self.start([c for c in calls[index:] if not c.verdict.error])
-        if self.broken:
-            call.verdict.error = f"at import: {self.broken}"
-            self.broken = self.broken.split("\n", 1)[0]  # once with its frames
-            return
-        results: list[Result | None] = []
-        for input_idx in range(len(call.inputs)):
-            line = next(self.lines)
-            if "error" in line:
-                call.verdict.error = line["error"].split("\n", 1)[0]
-                if line.get("step") != "call":
-                    self.stop("")
-                return
-            if (line.get("at"), line.get("turn")) != (call.at, input_idx):
-                call.verdict.error = TWICE
-                self.stop("")
-                return
-            results.append(self.loaded(line))
-            call.verdict.us += [line["us"]] if call.probe is None else []
-        self.judge(call, results)
-
-    def loaded(self, line: dict[str, Any]) -> Any:
-        """What the call returned; None where it is no tensor."""
-        file = self.folder / f"{line['at']}-{line['turn']}.pt"
-        try:
-            tensors = torch.load(file, weights_only=True)
-        except Exception:
-            return None
-        finally:
-            file.unlink(missing_ok=True)
-        if line["kind"] == "tensor" and len(tensors) == 1:
-            return tensors[0]
-        return tuple(tensors) if tensors else None
-
-    def judge(self, call: Call, results: list[Any]) -> None:
-        verdict = call.verdict
-        if any(result is None for result in results):
-            verdict.official = verdict.official or "custom_kernel returned no tensor"
-            return
-        if call.probe is not None:
-            self.judge_probe(call, results[0])
-            return
-        officials = []
-        for input_spec, got in zip(call.inputs, results, strict=True):
-            data = self.problem.generate(input_spec["case"])
-            if self.root:  # its own check makes what it expects, where its data lies
-                result_on_device = to_device(got, "cuda") if self.limits.on_gpu else got
-                officials.append(self.problem.official((), result_on_device, data))
-                continue
-            expected = self.problem.reference(data)
-            officials.append(self.problem.official(expected, got))
-            verdict.strict = verdict.strict or self.problem.strict(data, got, expected)
+    def judge(self, case: Case, *, moves: bool) -> None:
+        """Fill in the verdict. Raises Failed."""
+        verdict = self.verdict
+        first = self.turn(case, in_place=False)
+        second = self.turn(self.unknown(case), in_place=True)
+        turns = [first, second]
+        if moves:
+            turns.append(self.turn(self.unknown(case), in_place=False))
+        officials = [self.official(turn) for turn in turns]
         verdict.official = next(filter(None, officials), "")
         if verdict.official:
-            self.name_failure(verdict, not officials[0], results)
+            self.name_failure(not officials[0], turns)
         elif verdict.strict:
             verdict.named.append(f"passes the official check, but by luck: {verdict.strict}")
+        if not verdict.official:
+            self.time(first, second)
+        for number in range(len(self.problem.probes(case))):
+            self.probe(case, number)
 
-    def name_failure(self, verdict: Verdict, is_first_right: bool, results: list[Any]) -> None:
-        first_result, second_result = (r if isinstance(r, torch.Tensor) else r[0] for r in results)
-        if not (first_result.any() or second_result.any()):
-            verdict.named.append("returns zeros")
-        elif (
-            is_first_right
-            and first_result.shape == second_result.shape
-            and torch.equal(first_result, second_result)
-        ):
-            verdict.named.append("returned the first call's output again: it keeps outputs")
+    def unknown(self, case: Case) -> Case:
+        """The case with a seed that the entry cannot know."""
+        if "seed" not in case:
+            return case
+        seed = self.entry.limits.seed
+        return {**case, "seed": secrets.randbits(31) if seed is None else seed}
 
-    def judge_probe(self, call: Call, result_: Any) -> None:
-        probe = self.problem.probes(call.case)[call.probe or 0]
-        result = result_ if isinstance(result_, torch.Tensor) else result_[0]
-        error = error_of(probe.expected, result)
+    # ------------------------------------------------------------ calls
+
+    def turn(self, case: Case, *, in_place: bool) -> Turn:
+        """A call of the entry's. Raises Failed."""
+        data = self.problem.generate(case)
+        changes = self.entry.root or self.problem.in_place(data)  # also by the reference
+        inputs = packed(copy.deepcopy(data) if changes else data)
+        expected: Any = ()
+        if self.entry.root:  # its own check makes what it expects, where its data lies
+            most = self.entry.limits.memory // 4
+        else:
+            expected = self.problem.reference(data)
+            most = 2 * _bytes_of(expected) + MOST_RESULT
+        timed = self.entry.limits.on_gpu
+        reply, blobs, results = self.entry.call(inputs, most, in_place=in_place, timed=timed)
+        result = results[0] if reply.kind == "tensor" and len(results) == 1 else tuple(results)
+        claim = None
+        if reply.record is not None:
+            claim = Claim(reply.record, blobs, reply.results, reply.kind)
+        self.verdict.computed |= {plain(n): count for n, count in reply.computed.items()}
+        self.verdict.beside |= {plain(n): count for n, count in reply.beside.items()}
+        return Turn(case, data, inputs, expected, result, claim, reply.us)
+
+    def official(self, turn: Turn) -> str:
+        """What the official check says of it; the strict one's word goes to the verdict."""
+        if _is_nothing(turn.result):
+            return "custom_kernel returned no tensor"
+        said = self.checked(turn, turn.result)
+        if self.entry.root or said.startswith(UNCOMPARABLE):
+            return said
+        verdict = self.verdict
+        distance, worst = worst_element(turn.expected, turn.result)
+        if distance >= self._distance:
+            self._distance, verdict.worst = distance, worst
+        if not verdict.strict:
+            verdict.strict = self.problem.strict(turn.data, turn.result, turn.expected)
+        return said
+
+    def checked(self, turn: Turn, result: Any) -> str:
+        """The official check alone. A result may be of a kind that it does not foresee."""
+        try:
+            if not self.entry.root:
+                return self.problem.official(turn.expected, result)
+            if self.entry.limits.on_gpu:
+                result = to_device(result, "cuda")
+            return self.problem.official((), result, copy.deepcopy(turn.data))
+        except Exception as error:
+            return plain(f"{UNCOMPARABLE}: {type(error).__name__}: {error}")
+
+    def probe(self, case: Case, number: int) -> None:
+        probe = self.problem.probes(case)[number]
+        most = 2 * _bytes_of(probe.expected) + MOST_RESULT
+        _, _, results = self.entry.call(packed(probe.data), most, in_place=False, timed=False)
+        error = error_of(probe.expected, results[0]) if results else float("inf")
         if error > probe.bound:
             defect = f"misses {probe.label} (relative L2 {error:.2g}, bound {probe.bound:g})"
-            call.verdict.strict = call.verdict.strict or defect
-            call.verdict.named.append(defect)
+            self.verdict.strict = self.verdict.strict or defect
+            self.verdict.named.append(defect)
 
-    def finish(self, verdict: Verdict, is_last: bool) -> None:
-        if is_last and self.sandbox is not None:
-            if next(self.lines).get("step") == "done":
-                self.sandbox.wait(END_SECONDS)
-            self.stop("")
-            if any(line.get("step") == "call" for line in self.lines):
-                verdict.error = verdict.error or TWICE
-        if self.named:
-            verdict.named.append(self.named)
-            self.named = ""
-        verdict.named = list(dict.fromkeys(verdict.named))
+    def name_failure(self, is_first_right: bool, turns: list[Turn]) -> None:
+        results = [turn.result for turn in turns if not _is_nothing(turn.result)]
+        firsts = [r if isinstance(r, torch.Tensor) else r[0] for r in results]
+        if firsts and not any(first.any() for first in firsts):
+            self.verdict.named.append("returns zeros")
+        elif (
+            is_first_right
+            and len(firsts) > 1
+            and firsts[0].shape == firsts[1].shape
+            and torch.equal(firsts[0], firsts[1])
+        ):
+            self.verdict.named.append("returned the first call's output again: it keeps outputs")
+
+    # ------------------------------------------------------------ times
+
+    def time(self, first: Turn, second: Turn) -> None:
+        """Of the first call's launches, with its own inputs and with the second's."""
+        verdict = self.verdict
+        if verdict.measured:
+            verdict.us = [us for us in (first.us, second.us) if 0 < us < float("inf")]
+            verdict.untimed = "" if len(verdict.us) == 2 else "its process told no time"
+            return
+        try:
+            verdict.us = self.times(first, second)
+        except NotTimed as reason:
+            verdict.untimed = str(reason)
+
+    def times(self, first: Turn, second: Turn) -> list[float]:
+        claim = first.claim
+        if self.verdict.computed:
+            names = counts(self.verdict.computed)
+            raise NotTimed(f"torch computed, which has no time here: {names}")
+        if claim is None or not claim.record.launches:
+            raise NotTimed("no kernel was launched on the virtual GPU")
+        if claim.record.flaw:
+            raise NotTimed(f"its launches could not be recorded: {plain(claim.record.flaw)}")
+        if first.case == second.case:
+            raise NotTimed("its case has no seed: there are no inputs that it cannot know")
+        us, result = self.replayed(claim, second)
+        if said := self.checked(second, result):
+            raise NotTimed(
+                "what it launched does not compute the result: on inputs that it had not seen, "
+                f"{len(us)} launches give {said}"
+            )
+        retime.check_least(us, result)
+        for launch, time_us in zip(claim.record.launches, us, strict=True):
+            name = plain(launch.kernel)
+            self.verdict.kernels[name] = self.verdict.kernels.get(name, 0.0) + time_us
+        own_us, result = self.replayed(claim, first)
+        if said := self.checked(first, result):
+            raise NotTimed(f"what it launched gives another result again: {said}")
+        retime.check_least(own_us, result)
+        own, unseen = sum(own_us), sum(us)
+        if unseen > SLOWER * own:
+            text = f"{own:.2f} us on the case's own inputs, {unseen:.2f} on others, which count"
+            self.verdict.named.append(text)
+            return [unseen]
+        return [own, unseen]
+
+    def replayed(self, claim: Claim, turn: Turn) -> tuple[list[float], Any]:
+        limits = self.entry.limits
+        return retime.replay(
+            claim,
+            turn.packed.storages,
+            self.problem.arch,
+            limits.memory,
+            limits.seconds,
+            self.entry.walls,
+        )
 
 
-def _decoded(line: bytes) -> dict[str, Any]:
-    try:
-        reply = json.loads(line)
-    except ValueError:
-        return {"step": "end", "error": "its process wrote over the evaluator's replies"}
-    return reply if isinstance(reply, dict) else {"step": "end", "error": "a reply of no meaning"}
+def _is_nothing(result: Any) -> bool:
+    return isinstance(result, tuple) and not result
 
 
-def _signal(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
+def _bytes_of(result: Any) -> int:
+    tensors = [result] if isinstance(result, torch.Tensor) else result
+    return sum(t.numel() * t.itemsize for t in tensors)

@@ -40,6 +40,12 @@ class FolderProblem(Problem):
         return ""
 
 
+def sources(folder: Path) -> list[Path]:
+    """The folder, and files of task.yml beside it."""
+    named = [folder / str(row.get("source")) for row in _sections(folder)["files"]]
+    return [folder.resolve(), *(file.resolve() for file in named if file.is_file())]
+
+
 def problem_of(folder: Path, arch: str) -> FolderProblem:
     """Raises ValueError where something of it is missing."""
     rows = _sections(folder)

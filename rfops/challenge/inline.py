@@ -1,9 +1,7 @@
 """torch's `load_inline` for entries, against the virtual GPU: no ROCm is needed.
 
-A HIP source is compiled as hipcc does: for the device, whose code object goes into the host's
-object; and for the host, where `kernel<<<...>>>` is a call of libamdhip64's. The compiler is
-ziglang's clang, HIP's headers are those that Triton brings, what both lack is in csrc/hip_shim/.
-What was built is kept in the cache by its content.
+A HIP source is compiled as hipcc does (rfops.jit.build.hip_source). What was built is kept in the
+cache by its content.
 """
 
 from __future__ import annotations
@@ -15,8 +13,6 @@ import hashlib
 import importlib.util
 import re
 import shlex
-import struct
-import subprocess
 import sys
 import sysconfig
 from collections.abc import Iterable, Sequence
@@ -25,13 +21,11 @@ from typing import Any
 
 import torch
 
-from rfops.jit import paths, settings, vgpu_library_folder
-from rfops.jit.build import toolchain
+from rfops.jit import settings, vgpu_library_folder
+from rfops.jit.build import hip_source, toolchain
+from rfops.jit.build.hip_source import CannotBuild
 from rfops.jit.cache import kept
 
-SHIM = paths.CSRC / "hip_shim"
-_HOST_ENTRY = "host-x86_64-unknown-linux-gnu-"
-_PAGE = 4096
 _UNSUPPORTED_LIBRARIES = {
     "hipblas": "hipBLAS",
     "rocblas": "rocBLAS",
@@ -42,10 +36,6 @@ _UNSUPPORTED_LIBRARIES = {
     "rocprim": "rocPRIM",
     "miopen": "MIOpen",
 }
-
-
-class CannotBuild(RuntimeError):
-    """An entry's sources: why they cannot be built here."""
 
 
 def activate() -> None:
@@ -124,8 +114,8 @@ def _library(name: str, texts: tuple[str, str], flags: tuple[list[str], list[str
     """The shared library of a host's and a HIP text, each with its flags, from the cache or built
     now."""
     arch = settings.text("RFOPS_VGPU_ARCH")
-    shim = [file.read_text(encoding="utf-8") for file in sorted(SHIM.rglob("*.h"))]
-    versions = torch.__version__, sys.version, _zig("version").strip()
+    shim = [file.read_text(encoding="utf-8") for file in sorted(hip_source.SHIM.rglob("*.h"))]
+    versions = torch.__version__, sys.version, hip_source.zig("version").strip()
     key_parts = [name, *texts, arch, *flags[0], "-", *flags[1], *shim, *versions]
     key = hashlib.sha256("\0".join(key_parts).encode()).hexdigest()[:40]
     return kept.library(key, f"{name}.so", lambda folder: _build(name, texts, flags, arch, folder))
@@ -145,7 +135,7 @@ def _build(
     output = folder / f"{name}.so"
     hip = vgpu_library_folder() / "libamdhip64.so"
     libraries = [str(hip), f"-L{torch_lib}", "-ltorch", "-ltorch_cpu", "-lc10", "-ltorch_python"]
-    _run(
+    hip_source.run(
         [
             *_host_compiler(),
             "-shared",
@@ -174,72 +164,39 @@ def _host_object(name: str, text: str, flags: list[str], folder: Path) -> Path:
         "-o",
         str(output),
         "-fPIC",
-        *_CXX,
+        *hip_source.CXX,
         *_defines(name),
     ]
-    _run([*command, *_include_flags(), *flags, "-O0", "-w"])
+    hip_source.run([*command, *_include_flags(), *flags, "-O0", "-w"])
     return output
 
 
 def _hip_object(name: str, text: str, flags: list[str], arch: str, folder: Path) -> Path:
-    source, assembly, code = (folder / f"kernels.{end}" for end in ("hip", "s", "hsaco"))
-    elf, fat, output = (folder / f"kernels.{end}" for end in ("elf.o", "hipfb", "o"))
+    source, code = folder / "kernels.hip", folder / "kernels.hsaco"
+    fat, output = folder / "kernels.hipfb", folder / "kernels.o"
     source.write_text(text, encoding="utf-8")
-    common = [*_clang_for(arch), *_defines(name), *_include_flags()]
-    _zig(*common, "-O3", *flags, "--cuda-device-only", *_bitcode(), "-S", source, "-o", assembly)
-    _zig("clang", "--target=amdgcn-amd-amdhsa", f"-mcpu={arch}", "-c", assembly, "-o", elf)
-    _zig("ld.lld", "-shared", elf, "-o", code)
-    fat.write_bytes(
-        _bundle([(_HOST_ENTRY, b""), (f"hipv4-amdgcn-amd-amdhsa--{arch}", code.read_bytes())])
-    )
-    holds = ("-Xclang", "-fcuda-include-gpubinary", "-Xclang", fat)
-    _zig(*common, *flags, *_FOR_HOST, "-O1", "-fPIC", *holds, "-c", source, "-o", output)
+    all_flags = [*_QUIET, *_defines(name), *_include_flags(), *flags]
+    hip_source.code_object(source, all_flags, arch, code)
+    fat.write_bytes(hip_source.bundle_of([(arch, code)]))
+    hip_source.host_object(source, [*all_flags, "-O1"], arch, fat, output)
     return output
 
 
 def check_for_host(source: Path, flags: list[str], arch: str) -> None:
     """What the host's half of a HIP source has to say, in a second: without torch's headers, and
     nothing is made of it."""
-    _zig(
-        *_clang_for(arch),
-        f"-I{SHIM}",
-        f"-I{_amd() / 'include'}",
-        *flags,
-        *_FOR_HOST,
-        "-fsyntax-only",
-        source,
-    )
+    clang = hip_source.clang_for(arch)
+    hip_source.zig(*clang, *_QUIET, *flags, *hip_source.FOR_HOST, "-fsyntax-only", source)
 
 
-def _clang_for(arch: str) -> list[str]:
-    return [
-        "clang",
-        "-x",
-        "hip",
-        f"--offload-arch={arch}",
-        "-nogpuinc",
-        "-nogpulib",
-        *_CXX,
-        "-w",
-        "-resource-dir",
-        str(_zig_folder() / "lib"),
-        "-include",
-        str(SHIM / "wrapper.h"),
-        "-ferror-limit=5",
-    ]
-
-
-_FOR_HOST = ("--target=x86_64-linux-gnu", "--cuda-host-only")
-
-
-_CXX = ("-std=c++20", "-D_GLIBCXX_USE_CXX11_ABI=1")
+_QUIET = ("-w", "-ferror-limit=5")
 
 
 def _defines(name: str) -> list[str]:
     return [
         f"-DTORCH_EXTENSION_NAME={name}",
         "-DTORCH_API_INCLUDE_EXTENSION_H",
-        "-D__HIP_PLATFORM_AMD__=1",
+        *hip_source.HIP_DEFINES,
         "-DUSE_ROCM=1",
     ]
 
@@ -251,63 +208,8 @@ def _include_flags() -> list[str]:
         torch_include / "torch/csrc/api/include",
         Path(sysconfig.get_paths()["include"]),
     ]
-    return [f"-I{SHIM}", f"-I{_amd() / 'include'}", *(f"-isystem{folder}" for folder in system)]
-
-
-def _amd() -> Path:
-    """Triton's folder of AMD's headers and device library."""
-    spec = importlib.util.find_spec("triton")
-    folder = Path(spec.origin).parent / "backends" / "amd" if spec and spec.origin else Path()
-    if not (folder / "include" / "hip" / "hip_runtime.h").is_file():
-        raise CannotBuild("HIP's headers are not here: pip install triton, which brings them")
-    return folder
-
-
-def _bitcode() -> list[str]:
-    files = [str(_amd() / "lib" / name) for name in ("ocml.bc", "ockl.bc")]
-    return [w for f in files for w in ("-Xclang", "-mlink-builtin-bitcode", "-Xclang", f)]
-
-
-def _zig_folder() -> Path:
-    spec = importlib.util.find_spec("ziglang")
-    if spec is None or spec.origin is None:
-        raise CannotBuild("a clang that knows HIP is not here: pip install ziglang")
-    return Path(spec.origin).parent
-
-
-def _zig(*arguments: str | Path) -> str:
-    return _run([str(_zig_folder() / "zig"), *map(str, arguments)])
-
-
-def _run(command: list[str]) -> str:
-    completed = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        errors="replace",
-        check=False,
-        stdin=subprocess.DEVNULL,
-        env=toolchain.environment(),
-    )
-    output = completed.stdout + completed.stderr
-    if completed.returncode != 0:
-        errors = [line for line in output.splitlines() if "error" in line or "undefined" in line]
-        summary = (
-            "; ".join(errors[:5]) or f"{command[0]}: status {completed.returncode}: {output[-500:]}"
-        )
-        raise CannotBuild(summary)
-    return output
-
-
-def _bundle(images: Sequence[tuple[str, bytes]]) -> bytes:
-    """clang's offload bundle: a head, then each entry's bytes on a page of their own."""
-    head = b"__CLANG_OFFLOAD_BUNDLE__" + struct.pack("<Q", len(images))
-    size = len(head) + sum(24 + len(name) for name, _ in images)
-    offset, body = -(-size // _PAGE) * _PAGE, b""
-    for name, data in images:
-        head += struct.pack("<QQQ", offset + len(body), len(data), len(name)) + name.encode()
-        body += data + b"\0" * (-len(data) % _PAGE)
-    return head.ljust(offset, b"\0") + body
+    hip = hip_source.SHIM, hip_source.amd_folder() / "include"
+    return [*(f"-I{folder}" for folder in hip), *(f"-isystem{folder}" for folder in system)]
 
 
 def _loaded(name: str, library: Path) -> Any:

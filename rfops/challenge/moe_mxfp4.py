@@ -110,4 +110,5 @@ PROBLEM = Problem(
     truths=lambda _, expected: {"the layer": tensors_of(expected)[0]},
     bound=5e-2,  # aiter's second quantisation may round scales up: 3e-2; a wrong expert is 0.3
     cold=True,
+    shuffled=(5, 6),
 )

@@ -54,4 +54,5 @@ PROBLEM = Problem(
     truths=lambda data, _: {"the product": exact(data)},
     bound=4e-3,  # bf16's rounding: a block quantised otherwise is 0.1 of its part
     cold=True,
+    shuffled=(3,),
 )

@@ -43,6 +43,7 @@ class Problem:
     bound: float  # strict: the worst row's relative L2 error to the nearest truth
     forgiven: float = 0.0  # the share of wrong elements that the official check lets pass
     cold: bool = False  # caches are cleared before each timed call (2026)
+    shuffled: tuple[int, ...] = ()  # inputs that aiter's shuffle_weight made, and marks
     probes: Callable[[Case], list[Probe]] = lambda _case: []
     in_place: Callable[[Any], list[torch.Tensor]] = lambda _data: []  # inputs that a call changes
 
@@ -91,6 +92,21 @@ class Problem:
         if errors[name] <= self.bound:
             return ""
         return f"relative L2 error of a row {errors[name]:.2g} to {name}, bound {self.bound:g}"
+
+
+def worst_element(expected: Result, result: Any) -> tuple[float, str]:
+    """How far the element of the first tensor that is furthest off is, and where it is; inf where
+    shapes differ or it is no number."""
+    e, g = tensors_of(expected)[0], tensors_of(result)[0]
+    if e.shape != g.shape:
+        return float("inf"), f"shape {tuple(g.shape)}, expected {tuple(e.shape)}"
+    if not e.numel():
+        return 0.0, ""
+    distance = (g.double() - e.double()).abs().nan_to_num(float("inf"), float("inf"))
+    flat = distance.argmax()
+    index = tuple(int(i) for i in torch.unravel_index(flat, distance.shape))
+    text = f"{index}: {g[index]:g}, expected {e[index]:g}"
+    return float(distance[index]), text
 
 
 def _kind(result: Any) -> str:

@@ -1,152 +1,184 @@
-"""An entry's process: limits of time and memory, and nothing of it left when it has ended.
+"""A process behind walls, as the evaluator starts, asks and ends it (walls.py is its guard).
 
-The evaluator is the reaper of all that descends from it (Linux's child subreaper), so what an entry
-forks is seen though its parent is gone, and is ended with it.
+What it finds: Python, torch, compilers and rfops read-only, /tmp and an empty HOME of a size, no
+network, no process but its own, and of the environment only names of `_ENV`.
 """
 
 from __future__ import annotations
 
-import ctypes
+import importlib.util
+import json
 import os
-import signal
+import socket
 import subprocess
-import time
+import sys
+import sysconfig
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
-PR_SET_CHILD_SUBREAPER = 36
-MOST_PROCESSES = 64  # compilers and their children; more is a fork bomb
-PAGE = os.sysconf("SC_PAGE_SIZE")
+import msgspec
+
+from rfops.challenge.channel import Channel
+from rfops.jit import paths, settings, vgpu_library_folder
+from rfops.jit.cache.files import cache_root
+from rfops.vgpu.program import AITER, site_text
+
+_GUARD = Path(__file__).with_name("walls.py")
+_SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/opt/rocm")
+_ETC = ("/etc/alternatives", "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d")
+_GPU = ("/dev/kfd", "/dev/dri", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia0", "/sys")
+_ENV = (
+    *("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "CC", "CXX", "ROCM_PATH", "LD_LIBRARY_PATH"),
+    *("OMP_NUM_THREADS", "MKL_NUM_THREADS", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"),
+)
+_SETTINGS = ("RFOPS_VGPU_", "RFOPS_HIPCC", "RFOPS_COMPILE_TIMEOUT", "RFOPS_JOBS")
+MAX_SCRATCH = 4 << 30  # bytes of /tmp: what a build takes; part of the limit of memory
 
 
-class Outcome(NamedTuple):
-    status: int
-    why: str  # what ended it, if this process did
-    left: int  # processes that were still there
+class WallsMissing(RuntimeError):
+    """This machine lets no walls be built; the text says which."""
+
+
+class Outcome(msgspec.Struct):
+    """How a process ended."""
+
+    missing: str = ""  # the wall that could not be built
+    why: str = ""  # the limit that it passed
+    status: int | None = None  # negative: the signal
+    left: int = 0  # processes that were still there
+    shared: int = 0  # bytes that lay in /dev/shm
 
 
 class Sandbox:
-    """A process and all that it starts; `poll` looks after it, `end` ends all of it."""
+    """`command`, whose word "{channel}" is the number of its socket, with `channel` to it."""
 
     def __init__(
         self,
         command: Sequence[str],
         env: Mapping[str, str],
-        output: Path,
         memory: int,
-        pass_fds: Sequence[int] = (),
+        *,
+        walls: bool,
+        folders: Sequence[str] = (),
+        is_gpu: bool = False,
     ) -> None:
-        if ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
-            raise OSError("prctl(PR_SET_CHILD_SUBREAPER) failed: forked processes would be lost")
-        self.memory, self.why = memory, ""
-        self._earlier_children = set(_processes().children(os.getpid()))
-        with output.open("wb") as stream:
-            self.process = subprocess.Popen(
-                command,
-                env=dict(env),
-                stdin=subprocess.DEVNULL,
-                stdout=stream,
-                stderr=stream,
-                start_new_session=True,
-                pass_fds=pass_fds,
-            )
+        self._outcome: Outcome | None = None
+        ours, theirs = socket.socketpair()
+        self.channel = Channel(ours)
+        number = theirs.fileno()
+        job = {
+            "command": [word.replace("{channel}", str(number)) for word in command],
+            "env": dict(env),
+            "channel": number,
+            "folders": {name: str(Path(name).resolve()) for name in [*_folders(), *folders]},
+            "devices": [name for name in _GPU if is_gpu and Path(name).exists()],
+            "files": {"site/sitecustomize.py": site_text("{folder}/site"), "home/.empty": ""},
+            "walls": walls,
+            "temp": tempfile.gettempdir(),
+            "memory": memory,
+            "scratch": min(memory, MAX_SCRATCH),
+        }
+        self._guard = subprocess.Popen(
+            [sys.executable, "-I", "-S", str(_GUARD)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={},
+            pass_fds=(number,),
+            start_new_session=True,  # a terminal's Ctrl-C is the evaluator's to act on
+        )
+        theirs.close()
+        assert self._guard.stdin is not None
+        self._guard.stdin.write(json.dumps(job).encode() + b"\n")
+        self._guard.stdin.flush()
 
-    def poll(self) -> bool:
-        """Whether it runs and keeps its limits; else `why` says what it did."""
-        if self.process.poll() is not None:
-            return False
-        pids = self._all(_processes())
-        if len(pids) > MOST_PROCESSES:
-            self.why = f"forked {len(pids)} processes, at most {MOST_PROCESSES} are let run"
-        elif (used_bytes := sum(map(_memory, pids))) > self.memory:
-            self.why = f"took {used_bytes >> 20} MiB of memory, limit {self.memory >> 20} MiB"
-        return not self.why
-
-    def wait(self, seconds: float) -> None:
-        """For its end, no longer than this."""
-        deadline = time.monotonic() + seconds
-        while self.poll() and time.monotonic() < deadline:
-            time.sleep(0.02)
+    def wait_and_end(self, seconds: float = 10.0) -> Outcome:
+        """Let it end by itself, and end what is left after that time."""
+        self.channel.close()
+        try:
+            self._guard.wait(seconds)
+        except subprocess.TimeoutExpired:
+            pass
+        return self.end()
 
     def end(self) -> Outcome:
-        """Kill what there is. What was left by a process that ended by itself is counted."""
-        by_itself = self.process.poll() is not None
-        num_left = len(self._all(_processes())) if by_itself else 0
-        for _ in range(100):
-            processes = _processes()
-            pids = self._all(processes)
-            for pid in pids:
-                _kill(pid)
-            self._reap(processes)
-            if not pids:
-                break
-            time.sleep(0.02)
-        self.process.wait()
-        return Outcome(self.process.returncode, self.why, num_left)
-
-    def _all(self, processes: Processes) -> list[int]:
-        """Its own, what is below it, and orphans of its: they have become this one's children."""
-        return [pid for child in self._own_children(processes) for pid in processes.below(child)]
-
-    def _own_children(self, processes: Processes) -> list[int]:
-        return [pid for pid in processes.children(os.getpid()) if pid not in self._earlier_children]
-
-    def _reap(self, processes: Processes) -> None:
-        """Orphans that have ended; its own process is Popen's to wait for."""
-        for pid in processes.ended:
-            if pid not in self._earlier_children and pid != self.process.pid:
-                try:
-                    os.waitpid(pid, os.WNOHANG)
-                except ChildProcessError:
-                    continue
+        """End it and all that it started; again, the same. Raises WallsMissing."""
+        self.channel.close()
+        if self._outcome is None:
+            text, _ = self._guard.communicate()
+            try:
+                self._outcome = msgspec.json.decode(text, type=Outcome)
+            except msgspec.DecodeError:
+                self._outcome = Outcome(why="its guard was ended")
+        if self._outcome.missing:
+            raise WallsMissing(self._outcome.missing)
+        return self._outcome
 
 
-class Processes(NamedTuple):
-    """What runs at a moment, and which children of this one have ended and wait to be reaped."""
-
-    by_parent: dict[int, list[int]]
-    ended: list[int]
-
-    def children(self, parent: int) -> list[int]:
-        """Return the ids of the direct children of a process."""
-        return self.by_parent.get(parent, [])
-
-    def below(self, root: int) -> list[int]:
-        """Return the ids of a process and all its descendants."""
-        pids, todo = [], [root]
-        while todo:
-            pids.append(todo.pop())
-            todo += self.children(pids[-1])
-        return pids
+def require_walls() -> None:
+    """Raises WallsMissing where this machine lets none be built."""
+    Sandbox(["/bin/true"], {}, 1 << 30, walls=True).wait_and_end()
 
 
-def _processes() -> Processes:
-    children_of, ended_pids = dict[int, list[int]](), list[int]()
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        try:
-            fields = (entry / "stat").read_text(encoding="utf-8", errors="replace")
-        except OSError:  # gone meanwhile
-            continue
-        state, parent = fields.rpartition(")")[2].split()[:2]
-        if state not in "ZX":
-            children_of.setdefault(int(parent), []).append(int(entry.name))
-        elif int(parent) == os.getpid():
-            ended_pids.append(int(entry.name))
-    return Processes(children_of, ended_pids)
+def environment(arch: str, more: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Of a process on the virtual GPU: listed names of this one's, {folder} is its own."""
+    env = {name: os.environ[name] for name in _ENV if name in os.environ}
+    env |= {name: v for name, v in os.environ.items() if name.startswith(_SETTINGS)}
+    env.pop("RFOPS_VGPU_REPORT", None)
+    env |= {
+        "HOME": "{folder}/home",
+        "TMPDIR": "{folder}",
+        "TRITON_CACHE_DIR": "{folder}/triton",
+        "RFOPS_CACHE_DIR": "{folder}/cache",
+        "RFOPS_CACHE_READ": str(cache_root().parent),
+        "RFOPS_CACHE_TRUST": str(cache_root().parent),
+        "RFOPS_VGPU_ARCH": arch,
+        "PYTHONPATH": _python_path(),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+    }
+    env["LD_LIBRARY_PATH"] = _joined(str(vgpu_library_folder()), env.get("LD_LIBRARY_PATH"))
+    return {**env, **(more or {})}
 
 
-def _memory(pid: int) -> int:
-    try:
-        return int(Path(f"/proc/{pid}/statm").read_text(encoding="utf-8").split()[1]) * PAGE
-    except (OSError, IndexError):
-        return 0
+def _python_path() -> str:
+    """The folder of its sitecustomize, and rfops' importable aiter where no real one is installed:
+    entries of 2026 import aiter, and the competition's machine has it."""
+    is_installed = importlib.util.find_spec("aiter") is not None
+    return _joined("{folder}/site", None if is_installed else str(AITER))
 
 
-def _kill(pid: int) -> None:
-    try:
-        os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return
+def gpu_environment() -> dict[str, str]:
+    """Of a process on torch's GPU: also what `rfops run` has set."""
+    env = environment(settings.raw("RFOPS_VGPU_ARCH"))
+    for name in ("LD_LIBRARY_PATH", "PYTHONPATH", "CUDA_VISIBLE_DEVICES"):
+        env.pop(name, None)
+        env |= {name: os.environ[name]} if name in os.environ else {}
+    return env
+
+
+def _joined(first: str, others: str | None) -> str:
+    return os.pathsep.join(filter(None, [first, others]))
+
+
+def _folders() -> tuple[str, ...]:
+    """What is shown read-only: the system's programs, Python, its packages, rfops, its cache. Asked
+    for each process: an empty cache has its folders after the first."""
+    libraries = [p for p in sys.path if p.endswith(("site-packages", "dist-packages"))]
+    named = [sys.prefix, sys.base_prefix, *sysconfig.get_paths().values(), *libraries]
+    for package in ("torch", "triton", "ziglang", "msgspec", "numpy"):  # installed as links too
+        spec = importlib.util.find_spec(package)
+        named += list(spec.submodule_search_locations or ()) if spec else []
+    named += [str(paths.ROOT / name) for name in ("rfops", "csrc", "configs", "prebuilt")]
+    named += [str(paths.COMPILER_CONFIG.parent), str(Path(__file__).parents[1])]
+    root = cache_root()
+    named += [str(root), str(root.parent / "lib")]
+    for variable in ("LD_LIBRARY_PATH", "PYTHONPATH", "PATH"):
+        named += os.environ.get(variable, "").split(os.pathsep)
+    home = Path.home().resolve()
+    found = dict.fromkeys((*_SYSTEM, *_ETC))
+    for name in named:
+        folder = Path(name)
+        if folder.is_absolute() and folder.exists() and not home.is_relative_to(folder.resolve()):
+            found |= dict.fromkeys((str(folder), str(folder.resolve())))
+    return tuple(found)

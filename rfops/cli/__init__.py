@@ -1,5 +1,5 @@
-"""The command `rfops`: demo, build, cache, doctor, ls, profile, bench, tune, run, eval, submit,
-trace, why and vgpu."""
+"""The command `rfops`: demo, build, cache, debug, doctor, hipcc, ls, profile, bench, tune, run,
+eval, selftest, submit, trace, why and vgpu."""
 
 from __future__ import annotations
 
@@ -13,15 +13,24 @@ from pathlib import Path
 import rfops
 from rfops.cli import build as cli_build
 from rfops.cli import cache as cli_cache
+from rfops.cli import debug as cli_debug
 from rfops.cli import doctor as cli_doctor
 from rfops.cli import evaluate as cli_evaluate
+from rfops.cli import hipcc as cli_hipcc
 from rfops.cli import new as cli_new
 from rfops.cli import ops as cli_ops
 from rfops.cli import run as cli_run
+from rfops.cli import selftest as cli_selftest
 from rfops.cli import submit as cli_submit
 from rfops.cli import trace as cli_trace
 from rfops.cli.common import add_op, declared, elsewhere, help_of, load_ops, with_ops
-from rfops.jit import BuildError, settings, vgpu_library, vgpu_library_folder
+from rfops.jit import (
+    BuildError,
+    settings,
+    vgpu_hsa_folder,
+    vgpu_library,
+    vgpu_library_folder,
+)
 from rfops.jit.build.spec import ModuleSpec, load_config, module_spec
 from rfops.jit.cache.files import cache_roots
 
@@ -70,16 +79,19 @@ def _parser() -> argparse.ArgumentParser:
     demo.set_defaults(command=_demo)
 
     cli_build.add(commands)
+    cli_hipcc.add(commands)
     cli_cache.add(commands)
 
     ls = commands.add_parser("ls", help="ops, modules, architectures, and what is cached")
     ls.set_defaults(command=_ls)
 
     cli_doctor.add(commands)
+    cli_selftest.add(commands)
 
     cli_new.add(commands)
     cli_ops.add(commands)
     cli_run.add(commands)
+    cli_debug.add(commands)
     cli_evaluate.add(commands)
     cli_submit.add(commands)
     cli_trace.add(commands)
@@ -97,6 +109,11 @@ def _parser() -> argparse.ArgumentParser:
         "--lib-dir",
         action="store_true",
         help="print a folder for LD_LIBRARY_PATH with all its names",
+    )
+    actions.add_argument(
+        "--hsa-dir",
+        action="store_true",
+        help="print a folder for LD_LIBRARY_PATH with its HSA runtime, for AMD's own HIP runtime",
     )
     vgpu.set_defaults(command=_vgpu)
     return parser
@@ -123,7 +140,10 @@ def _why_command(options: argparse.Namespace) -> int:
 
 
 def _vgpu(options: argparse.Namespace) -> int:
-    print(vgpu_library_folder() if options.lib_dir else vgpu_library())
+    if options.hsa_dir:
+        print(vgpu_hsa_folder())
+    else:
+        print(vgpu_library_folder() if options.lib_dir else vgpu_library())
     return 0
 
 

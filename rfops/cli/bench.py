@@ -19,7 +19,7 @@ import torch
 
 import rfops
 from rfops import vgpu
-from rfops.cli import executor, why
+from rfops.cli import executor, peers, why
 from rfops.cli.common import load_ops, loaded
 from rfops.cli.executor.driver import Outcome, Run, Task
 from rfops.dispatch import cost, routing
@@ -40,6 +40,7 @@ COLUMNS = (
     "TB/s",
     "TFLOPS",
     "peer us",
+    "peer",
     "published",
     "source",
 )
@@ -61,19 +62,26 @@ def add_shapes(parser: argparse.ArgumentParser, op: Op) -> None:
 
 
 def add_arguments(parser: argparse.ArgumentParser, op: Op) -> None:
+    """Add the options of `rfops bench OP` to the parser."""
     from rfops.cli import regret  # which needs this module
 
     add_shapes(parser, op)
     parser.add_argument("--kernel", nargs="+", choices=op.kernels, default=[], help="these as well")
+    parser.add_argument(
+        "--peers",
+        type=Path,
+        metavar="DIR",
+        help="a checkout of aiter: time its prebuilt kernels too, the quickest tile and split",
+    )
     parser.add_argument("--csv", type=Path, help="write all figures there")
     parser.add_argument("--plot", type=Path, help="draw times and floors there (needs matplotlib)")
-    which = parser.add_mutually_exclusive_group()
-    which.add_argument(
+    shape_group = parser.add_mutually_exclusive_group()
+    shape_group.add_argument(
         "--quick",
         action="store_true",
         help=f"the {QUICK} smallest shapes, which is the default on the virtual GPU",
     )
-    which.add_argument("--all", action="store_true", help="every shape of the set there too")
+    shape_group.add_argument("--all", action="store_true", help="every shape of the set there too")
     if op.time_model:
         regret.add_arguments(parser)
     executor.add_arguments(parser)
@@ -81,12 +89,12 @@ def add_arguments(parser: argparse.ArgumentParser, op: Op) -> None:
 
 def shapes_of(op: Op, options: argparse.Namespace) -> list[dict[str, Any]]:
     """What the options name, the op's first set by default. Raises ValueError."""
-    given = [shape_of(op, words) for words in options.shape]
-    names = options.set or (() if given else [*op.shapes][:1])
-    given += [dict(shape) for name in names for shape in op.shapes[name]]
-    if not given:
+    shapes = [shape_of(op, words) for words in options.shape]
+    names = options.set or (() if shapes else [*op.shapes][:1])
+    shapes += [dict(shape) for name in names for shape in op.shapes[name]]
+    if not shapes:
         raise ValueError(f"{op.name} has no set of shapes; pass --shape {' '.join(op.asked)}")
-    return given
+    return shapes
 
 
 def shape_of(op: Op, words: Sequence[str]) -> dict[str, Any]:
@@ -96,19 +104,19 @@ def shape_of(op: Op, words: Sequence[str]) -> dict[str, Any]:
     kinds |= {a.name: "bool" for a in d.tensors if a.optional}
     kinds |= {f"{a.name}_dtype": "dtype" for a in d.tensors if len(a.dtypes) > 1}
     known = {name.lower(): name for name in kinds}
-    places, shape = iter(op.asked), {}
+    arg_names, shape = iter(op.asked), {}
     for word in words:
         name, equals, value = word.partition("=")
         if not equals:
-            name, value = next(places, ""), word
+            name, value = next(arg_names, ""), word
         name = known.get(name.lower(), "")
         try:
             shape[name] = _value(kinds[name], value)
         except (KeyError, ValueError) as error:
-            wanted = f"{' '.join(op.asked)} as numbers, or NAME=VALUE of {', '.join(kinds)}"
+            expected = f"{' '.join(op.asked)} as numbers, or NAME=VALUE of {', '.join(kinds)}"
             if name in kinds:
-                wanted = f"for {name} {_VALUES.get(kinds[name], 'a number')}"
-            raise ValueError(f"--shape {word}: expected {wanted}") from error
+                expected = f"for {name} {_VALUES.get(kinds[name], 'a number')}"
+            raise ValueError(f"--shape {word}: expected {expected}") from error
     missing = [name for name in op.asked if name not in shape]
     if missing:
         raise ValueError(f"--shape {' '.join(words)}: say {', '.join(missing)} too")
@@ -129,70 +137,85 @@ def _value(kind: str, text: str) -> Any:
 def quick(op: Op, shapes: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The smallest, in the order of the set."""
 
-    def work(at: int) -> tuple[int, int]:
-        c = op.call_of(**shapes[at])
+    def work(index: int) -> tuple[int, int]:
+        c = op.call_of(**shapes[index])
         return op.flops(c), sum(t.numel() for t in op.make_results(c, "meta"))
 
-    return [shapes[at] for at in sorted(sorted(range(len(shapes)), key=work)[:QUICK])]
+    return [shapes[index] for index in sorted(sorted(range(len(shapes)), key=work)[:QUICK])]
 
 
 # ---------------------------------------------------------------- one shape
 
 
 def bench(
-    op: Op, shape: dict[str, Any], device: torch.device, others: Iterable[str] = ()
+    op: Op,
+    shape: dict[str, Any],
+    device: torch.device,
+    extra_kernels: Iterable[str] = (),
+    checkout: Path | None = None,
 ) -> tuple[Row, list[str]]:
-    """A row, and what was wrong."""
+    """A row, and what was wrong; with aiter's quickest kernel of a checkout."""
     sets = cost.problems(op, call_on(op, shape, device), device)
     c = sets[0].call
     kernel, rule, config = op.decide(c, None, None)
-    least = cost.floor(op, c)
+    roofline = cost.floor(op, c)
     row: Row = {
         "op": op.name,
         "shape": label(op, shape),
         "kernel": kernel.name,
         "rule": rule,
         "config": routing.config_text(config) if config is not None else "",
-        "floor us": least.us,
-        "bound": least.bound,
-        "bytes": least.bytes,
-        "flops": least.flops,
+        "floor us": roofline.us,
+        "bound": roofline.bound,
+        "bytes": roofline.bytes,
+        "flops": roofline.flops,
     }
-    found = op.published(c)
-    if found:
-        figures, row["source"] = found
+    published = op.published(c)
+    if published:
+        figures, row["source"] = published
         row["published"] = ", ".join(f"{name} {value:g}" for name, value in figures.items())
         row["published us"] = figures.get("us", "")
-    beside = cost.peer(sets)
-    if beside:
-        row["peer"], row["peer us"] = beside
+    peer_time = peers.best(op.name, c, checkout) if checkout else cost.peer(sets)
+    if peer_time:
+        row["peer"], row["peer us"] = peer_time
     wrong = []
-    for name in ("", *others):
+    for name in ("", *extra_kernels):
         backend = name or kernel.name
         if name and op.kernels[name].unsupported_reason(c) is not None:
             continue
         try:
-            done = cost.measure(sets, backend, route=not name)
+            measured = cost.measure(sets, backend, route=not name)
         except AssertionError as error:
             wrong.append(f"{op.name} {row['shape']}: {backend} is WRONG: {error}")
         else:
-            row |= {f"{name} us": done.us} if name else _figures(done, least)
+            row |= {f"{name} us": measured.us} if name else _figures(measured, roofline)
     return row, wrong
 
 
 def label(op: Op, shape: dict[str, Any]) -> str:
     """What a row is called: sizes, then values that are no size of the op's table."""
     known = {*op.asked, *op.table}
-    more = {name: value for name, value in shape.items() if name not in known}
-    words = [f"{name}={str(value).removeprefix('torch.')}" for name, value in more.items()]
+    extra_values = {name: value for name, value in shape.items() if name not in known}
+    words = [f"{name}={str(value).removeprefix('torch.')}" for name, value in extra_values.items()]
     return " ".join([why.sizes_text(op, op.call_of(**shape)), *words])
 
 
-def _figures(done: cost.Cost, least: cost.Roofline) -> Row:
-    row = {"us": done.us, "kind": done.kind, "spread": done.spread, **done.counters}
-    if done.us:
-        row |= {"TB/s": least.bytes / done.us / 1e6, "TFLOPS": least.flops / done.us / 1e6}
-        row["share"] = least.us / done.us if least.us else ""
+def _figures(measured: cost.Cost, roofline: cost.Roofline) -> Row:
+    row = {
+        "us": measured.us,
+        "low us": measured.low,
+        "high us": measured.high,
+        "kind": measured.kind,
+        "gpu": measured.gpu,
+        "spread": measured.spread,
+        **measured.counters,
+    }
+    if measured.us:
+        row |= {
+            "TB/s": roofline.bytes / measured.us / 1e6,
+            "TFLOPS": roofline.flops / measured.us / 1e6,
+        }
+        row["share"] = roofline.us / measured.us if roofline.us else ""
     return row
 
 
@@ -200,49 +223,59 @@ def _figures(done: cost.Cost, least: cost.Roofline) -> Row:
 
 
 def run(op: Op, options: argparse.Namespace) -> int:
-    from rfops.cli import regret
+    """Check and time the op on the chosen shapes and print the table; return the exit status, 1 if
+    a result is wrong. Raises ValueError for options that do not go together."""
+    from rfops.cli import bench_plot, drawing, regret
 
-    if options.plot and importlib.util.find_spec("matplotlib") is None:
-        raise ValueError("--plot needs matplotlib: pip install 'rfops[plot]'")
+    if options.plot:
+        drawing.check()
     device = options.device or cost.default_device()
+    if options.peers:
+        peers.check(op.name, options.peers, device.type)
     if op.time_model and options.regret is not None:
         return regret.run(op, device, options)
     shapes = shapes_of(op, options)
-    chosen = shapes
+    selected = shapes
     if not options.shape and (options.quick or (device.type == "cpu" and not options.all)):
-        chosen = quick(op, shapes)
+        selected = quick(op, shapes)
     print(f"# {describe(device)}")
-    if len(chosen) < len(shapes):
-        print(f"# the {len(chosen)} smallest of {len(shapes)} shapes; --all takes every one")
+    if len(selected) < len(shapes):
+        print(f"# the {len(selected)} smallest of {len(shapes)} shapes; --all takes every one")
     if device.type == "cpu":
         print("# us: estimated by the virtual GPU's timing mode; nothing here is measured")
     if options.executor:
-        rows, wrong = bench_on(op, chosen, device, options)
+        rows, wrong = bench_on(op, selected, device, options)
     else:
-        rows, wrong = bench_all(op, chosen, device, options.kernel)
+        rows, wrong = bench_all(op, selected, device, options.kernel, options.peers)
     if options.csv:
         write_csv(options.csv, rows, describe(device))
     if options.plot:
-        plot(options.plot, op, rows)
+        drawing.save(options.plot, lambda: bench_plot.draw(op.name, rows))
     return 1 if wrong else 0
 
 
 def bench_all(
-    op: Op, shapes: Sequence[dict[str, Any]], device: torch.device, others: Sequence[str] = ()
+    op: Op,
+    shapes: Sequence[dict[str, Any]],
+    device: torch.device,
+    extra_kernels: Sequence[str] = (),
+    checkout: Path | None = None,
 ) -> tuple[list[Row], list[str]]:
     """Rows of all shapes, printed one by one, and what was wrong."""
-    show = _Table(op, shapes, others)
+    show = _Table(op, shapes, extra_kernels)
     for shape in shapes:
-        show(*bench(op, shape, device, others))
+        show(*bench(op, shape, device, extra_kernels, checkout))
     return show.end()
 
 
 class _Table:
     """Rows as they come, and the summary."""
 
-    def __init__(self, op: Op, shapes: Sequence[dict[str, Any]], others: Sequence[str]) -> None:
-        self.others, self.rows, self.wrong = others, list[Row](), list[str]()
-        columns = (*COLUMNS[:3], *[f"{name} us" for name in others], *COLUMNS[3:])
+    def __init__(
+        self, op: Op, shapes: Sequence[dict[str, Any]], extra_kernels: Sequence[str]
+    ) -> None:
+        self.extra_kernels, self.rows, self.wrong = extra_kernels, list[Row](), list[str]()
+        columns = (*COLUMNS[:3], *[f"{name} us" for name in extra_kernels], *COLUMNS[3:])
         self.widths = {name: max(len(name), 7) for name in columns}
         self.widths |= {
             "shape": max(len(label(op, shape)) for shape in shapes),
@@ -260,7 +293,7 @@ class _Table:
         self.wrong += errors
 
     def end(self) -> tuple[list[Row], list[str]]:
-        for line in summary(self.rows, self.others):
+        for line in summary(self.rows, self.extra_kernels):
             print(line)
         return self.rows, self.wrong
 
@@ -269,12 +302,12 @@ def bench_on(
     op: Op, shapes: Sequence[dict[str, Any]], device: torch.device, options: argparse.Namespace
 ) -> tuple[list[Row], list[str]]:
     """The same by the workers of an executor; rows are printed as they come, and kept in order."""
-    show, places = _Table(op, shapes, options.kernel), list[int]()
+    show, row_indices = _Table(op, shapes, options.kernel), list[int]()
     tasks = [
         Task(
             f"{op.name} {label(op, shape)}",
             "rfops.cli.bench:bench_task",
-            (op.name, shape, device.type, options.kernel, loaded()),
+            (op.name, shape, device.type, options.kernel, loaded(), options.peers),
             1.0 + op.flops(op.call_of(**shape)) / 1e9,
         )
         for shape in shapes
@@ -283,23 +316,28 @@ def bench_on(
     def done(number: int, outcome: Outcome, progress: str) -> None:
         lost = {"op": op.name, "shape": label(op, shapes[number])}
         show(*(outcome.result or (lost, [f"{tasks[number].label}: {outcome.error}"])))
-        places.append(number)
+        row_indices.append(number)
         print(progress, file=sys.stderr, flush=True)
 
     pool = executor.pool(options, device.type != "cpu", tuple(op.modules))
     Run(pool, tasks, done, options.limit, lambda text: print(text, file=sys.stderr))()
     rows, wrong = show.end()
-    in_order = sorted(zip(places, rows, strict=True), key=lambda pair: pair[0])
+    in_order = sorted(zip(row_indices, rows, strict=True), key=lambda pair: pair[0])
     return [row for _, row in in_order], wrong
 
 
 def bench_task(
-    name: str, shape: dict[str, Any], device: str, others: Sequence[str], files: Sequence[Path]
+    name: str,
+    shape: dict[str, Any],
+    device: str,
+    extra_kernels: Sequence[str],
+    files: Sequence[Path],
+    checkout: Path | None = None,
 ) -> tuple[Row, list[str]]:
     """In a worker."""
     for path in files:
         load_ops(path)
-    return bench(ops()[name], shape, torch.device(device), others)
+    return bench(ops()[name], shape, torch.device(device), extra_kernels, checkout)
 
 
 def _cell(row: Row, name: str) -> str:
@@ -310,12 +348,12 @@ def _cell(row: Row, name: str) -> str:
     return f"{value:{form}}"
 
 
-def summary(rows: Sequence[Row], others: Sequence[str] = ()) -> list[str]:
+def summary(rows: Sequence[Row], extra_kernels: Sequence[str] = ()) -> list[str]:
     """Geometric means, the best and the slowest shape, beside the floor and beside others."""
     import pandas as pd
 
-    beside = [f"{name} us" for name in ("published", "peer", *others)]
-    columns = ["shape", "kind", "us", "share", *beside]
+    other_columns = [f"{name} us" for name in ("published", "peer", *extra_kernels)]
+    columns = ["shape", "kind", "us", "share", *other_columns]
     table = pd.DataFrame(rows, columns=columns)
     table[columns[2:]] = table[columns[2:]].apply(pd.to_numeric, errors="coerce")
     timed = table[table["us"] > 0]
@@ -323,15 +361,15 @@ def summary(rows: Sequence[Row], others: Sequence[str] = ()) -> list[str]:
         return ["no time: nothing was launched, or nothing was right"]
     kinds = ", ".join(sorted(timed["kind"].unique()))
     lines = [f"geometric mean {geometric_mean(timed['us']):.3g} us of {len(timed)} ({kinds})"]
-    placed = timed[timed["share"] > 0].sort_values("share", kind="stable")
-    if len(placed):
-        first, last = placed.iloc[0], placed.iloc[-1]
-        slow, best = (f"{row['share']:.1%} at {row['shape']}" for row in (first, last))
-        share = geometric_mean(placed["share"])
+    ranked = timed[timed["share"] > 0].sort_values("share", kind="stable")
+    if len(ranked):
+        lowest, highest = ranked.iloc[0], ranked.iloc[-1]
+        slow, best = (f"{row['share']:.1%} at {row['shape']}" for row in (lowest, highest))
+        share = geometric_mean(ranked["share"])
         lines.append(f"share of the floor {share:.1%}; best {best}, slowest {slow}")
     # An estimate beside somebody's measurement is for reading, not for a ratio.
     timed.loc[timed["kind"] != "measured", "published us"] = float("nan")
-    for name in beside:
+    for name in other_columns:
         ratios = (timed[name] / timed["us"])[timed[name] > 0]
         if len(ratios):
             mean = geometric_mean(ratios)
@@ -340,31 +378,12 @@ def summary(rows: Sequence[Row], others: Sequence[str] = ()) -> list[str]:
 
 
 def write_csv(file: Path, rows: Sequence[Row], device: str) -> None:
+    """Write the rows with all their figures, one column each, and the device to a CSV file."""
     import pandas as pd
 
     table = pd.DataFrame(rows, dtype=object)  # a whole number stays one beside an empty cell
     table = table.reindex(columns=[*dict.fromkeys(["op", *COLUMNS[:-1], *table.columns])])
     table.assign(device=device).to_csv(file, index=False, lineterminator="\n")
-
-
-def plot(file: Path, op: Op, rows: Sequence[Row]) -> None:
-    """Bars of times beside floors and what others have published."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(max(6.0, 0.4 * len(rows)), 5), layout="constrained")
-    for at, (name, label) in enumerate(
-        (("us", rows[0].get("kind", "us")), ("floor us", "floor"), ("published us", "published"))
-    ):
-        heights = [row.get(name) or float("nan") for row in rows]
-        axes.bar([place + 0.3 * at for place in range(len(rows))], heights, 0.3, label=label)
-    axes.set_xticks(range(len(rows)), [row["shape"] for row in rows], rotation=90, fontsize=7)
-    axes.set(yscale="log", ylabel="us", title=op.name)
-    axes.legend()
-    figure.savefig(file)
-    pyplot.close(figure)
 
 
 def describe(device: torch.device) -> str:

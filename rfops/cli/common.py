@@ -68,12 +68,13 @@ def elsewhere() -> dict[str, Path]:
 
 
 # An op and its kernels, as their files declare them: the command names them without torch.
-_OP = re.compile(r'^OP = \w+\(\s*"(\w+)"', re.MULTILINE)
+_OP = re.compile(r'^(?:\w+_)?OP = \w+\(\s*"(\w+)"', re.MULTILINE)
 _KERNEL = re.compile(r'compile_ops\(\s*"(\w+)"(?:,\s*kernel="(\w+)"|(?:.*\n)*?def (\w+))')
 # A kernel of its module's name, compiled by what several share.
 _NAMESAKE = re.compile(
     r'^    module = "(\w+)"\n(?:.*\n)*?    compiled = \w+\(module,', re.MULTILINE
 )
+_HIP_IMPORT = re.compile(r"^from \.(\w+) import (?:\([^)]*\bHip\b|[^(\n]*\bHip\b)", re.MULTILINE)
 _SIBLING_IMPORT = re.compile(r"^from \.(\w[\w.]*) import", re.MULTILINE)
 _QUOTED_NAME = re.compile(r'"(\w+)"')
 # A kernel's modules, whose signatures may stand in a file of their own.
@@ -105,12 +106,13 @@ def declared() -> dict[str, dict[str, list[str]]]:
             modules = ops_found.setdefault(op, {})
             siblings = _siblings(file, text)
             # Kernels that several ops list in one file stand a file farther.
-            shared = [one for one in siblings if one.name == "op.py"]
+            shared = [module for module in siblings if module.name == "op.py"]
             siblings += [far for one in shared for far in _siblings(one, files[one])]
-            texts = (sibling.read_text(encoding="utf-8") for sibling in siblings)
+            texts = {sibling: sibling.read_text(encoding="utf-8") for sibling in siblings}
+            lenders = _HIP_IMPORT.findall(text)  # other ops, whose HIP kernel this one has too
             for source_text in (
                 text,
-                *(sibling_text for sibling_text in texts if not _OP.search(sibling_text)),
+                *(t for s, t in texts.items() if not _OP.search(t) or s.stem in lenders),
             ):
                 own_modules = [module for module, *_ in _KERNEL.findall(source_text)]
                 texts_of = (names for pattern in _MODULES for names in pattern.findall(source_text))
@@ -173,13 +175,15 @@ def help_of(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], i
     return show
 
 
-def virtual_arch(arch: str | None, part: str | None) -> str:
+def virtual_arch(arch: str | None, gpu_model: str | None) -> str:
     """The virtual GPU's by --arch and --part. Raises ValueError."""
-    if part is not None and part not in settings.PARTS:
-        raise ValueError(f"--part {part}: expected one of {', '.join(settings.PARTS)}")
-    arch = arch or settings.PARTS.get(part or "") or settings.text("RFOPS_VGPU_ARCH")
+    if gpu_model is not None and gpu_model not in settings.PARTS:
+        raise ValueError(f"--part {gpu_model}: expected one of {', '.join(settings.PARTS)}")
+    arch = arch or settings.PARTS.get(gpu_model or "") or settings.text("RFOPS_VGPU_ARCH")
     if arch not in ARCHS:
         raise ValueError(f"--arch {arch}: the virtual GPU is {' or '.join(ARCHS)}")
-    if part is not None and settings.PARTS[part] != arch:
-        raise ValueError(f"--part {part} is {settings.PARTS[part]}, got --arch {arch}; omit it")
+    if gpu_model is not None and settings.PARTS[gpu_model] != arch:
+        raise ValueError(
+            f"--part {gpu_model} is {settings.PARTS[gpu_model]}, got --arch {arch}; omit it"
+        )
     return arch

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import platform
@@ -21,7 +22,7 @@ from rfops.jit.cache import trust
 from rfops.jit.cache.files import cache_root, cache_roots
 from rfops.plugins import symbols, targets
 
-_KERNEL_DRIVERS = (Path("/dev/kfd"), Path("/dev/dxg"))  # AMD's; WSL's
+_KERNEL_DRIVERS = (Path("/dev/kfd"), Path("/dev/dxg"), Path("/dev/nvidiactl"))  # AMD, WSL, NVIDIA
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -50,7 +51,7 @@ def examine() -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": _torch_version(),
         "compilers": compilers,
-        "devices": {"gpus": _gpus(), "virtual": settings.raw("RFOPS_VGPU_ARCH")},
+        "devices": {**_gpus(), "virtual": settings.raw("RFOPS_VGPU_ARCH")},
         "tables": {name: _table(name) for name in tuned_table.TABLES},
         "engines": _engines(),
         "cache": cache,
@@ -61,7 +62,10 @@ def examine() -> dict[str, Any]:
         },
         "problems": problems,
     }
-    record["problems"] += _problems(record)
+    without_hip = _without_hip(record)
+    by_triton = record["devices"]["nvidia"] and importlib.util.find_spec("triton") is not None
+    record["triton_alone"] = without_hip if by_triton else []
+    record["problems"] += _problems(record) + ([] if by_triton else without_hip)
     record["ready"] = not record["problems"]
     return record
 
@@ -102,15 +106,19 @@ def _torch_version() -> str:
         return str(torch.__version__)
 
 
-def _gpus() -> list[str]:
+def _gpus() -> dict[str, list[str]]:
+    """AMD's by their architecture; NVIDIA's, for which ops have Triton kernels, by their names."""
+    none: dict[str, list[str]] = {"gpus": [], "nvidia": []}
     if "torch" not in sys.modules and not any(map(Path.exists, _KERNEL_DRIVERS)):
-        return []
+        return none
     import torch
 
-    if not torch.version.hip or not torch.cuda.is_available():
-        return []
-    count = torch.cuda.device_count()
-    return [str(torch.cuda.get_device_properties(i).gcnArchName) for i in range(count)]
+    if not torch.cuda.is_available():
+        return none
+    gpus = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
+    if torch.version.hip:
+        return {**none, "gpus": [str(gpu.gcnArchName) for gpu in gpus]}
+    return {**none, "nvidia": [f"{one.name} (sm_{one.major}{one.minor})" for one in gpus]}
 
 
 def _engines() -> dict[str, dict[str, Any]]:
@@ -204,20 +212,28 @@ def _settings_errors() -> list[str]:
     return errors
 
 
+def _without_hip(record: dict[str, Any]) -> list[str]:
+    """Why HIP kernels can run neither on a GPU nor on the virtual GPU."""
+    cache, reasons = record["cache"], []
+    can = {target: any(c["ok"] for c in list_) for target, list_ in record["compilers"].items()}
+    if not any(can[arch] for arch in ARCHS) and not _is_filled(cache):
+        reasons.append("no compiler for AMD GPUs, and nothing is cached")
+    if not record["devices"]["gpus"] and not can["c++20"] and not cache["virtual_gpu"]:
+        reasons.append("no AMD GPU, and no C++ compiler to build the virtual GPU")
+    return reasons
+
+
+def _is_filled(cache: dict[str, Any]) -> bool:
+    return any(cache["entries"][arch] for arch in ARCHS)
+
+
 def _problems(record: dict[str, Any]) -> list[str]:
-    cache, compilers = record["cache"], record["compilers"]
-    problems = []
+    cache, problems = record["cache"], []
     library = settings.path("RFOPS_HIP_LIBRARY")
     if library is not None and not library.is_file():
         problems.append(f"RFOPS_HIP_LIBRARY={library}: no such file")
-    can = {target: any(c["ok"] for c in list_) for target, list_ in compilers.items()}
-    cached = any(cache["entries"][arch] for arch in ARCHS)
-    if not any(can[arch] for arch in ARCHS) and not cached:
-        problems.append("no compiler for GPUs, and nothing is cached")
-    if not record["devices"]["gpus"] and not can["c++20"] and not cache["virtual_gpu"]:
-        problems.append("no GPU, and no C++ compiler to build the virtual GPU")
     problems += _untrusted(cache)
-    if not cache["writable"] and not cached:
+    if not cache["writable"] and not _is_filled(cache):
         problems.append("the cache is not writable, and has nothing")
     for name, table in record["tables"].items():
         if not table["ok"]:
@@ -234,6 +250,7 @@ def _text(record: dict[str, Any]) -> str:
             details = f": {c['version']}, {c['path']}" if c["ok"] else ""
             lines.append(f"  {'yes' if c['ok'] else 'no '}  {c['where']}{details}")
     gpus = [f"{i}: {name}" for i, name in enumerate(record["devices"]["gpus"])]
+    gpus += [f"{i}: {name}, by Triton" for i, name in enumerate(record["devices"]["nvidia"])]
     virtual = f"virtual GPU {record['devices']['virtual']} (CPU tensors)"
     lines.append("devices: " + "; ".join([*gpus, virtual]))
     for name, table in record["tables"].items():
@@ -253,7 +270,9 @@ def _text(record: dict[str, Any]) -> str:
     lines.append("settings in force:")
     lines += [f"  {name}={value}" for name, value in record["settings"].items()]
     lines += [f"problem: {problem}" for problem in record["problems"]]
-    lines.append("ops can run" if record["ready"] else "ops can NOT run: see above")
+    lines += [f"no HIP kernels: {reason}" for reason in record["triton_alone"]]
+    by_triton = "; on this GPU by Triton" if record["devices"]["nvidia"] else ""
+    lines.append(f"ops can run{by_triton}" if record["ready"] else "ops can NOT run: see above")
     return "\n".join(lines)
 
 

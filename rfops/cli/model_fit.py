@@ -3,7 +3,7 @@
 Linear constants are non-negative least squares of the relative error, weighted by (best / us)^2 of
 a shape, so that what is near the best counts; those of a family are drawn to its kernel's, which
 have all of the kernel's times. What they leave is fitted, for each kernel, by a quadratic form in
-the logs, by ridge regression.
+the logs, by ridge regression; an op keeps that if its regret of calls that were left out is less.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy.typing as npt
 from rfops.dispatch.heuristic import Columns
 from rfops.dispatch.kernel import Call
 from rfops.dispatch.op import Op
-from rfops.dispatch.time_model import MAX_CORRECTION, Constants, TimedKernel, TimeModel, Variants
+from rfops.dispatch.time_model import MAX_CORRECTION, Constants, TimeModel, Variants
 
 Array = npt.NDArray[np.float64]
 Family = tuple[str, str]  # a kernel and a family of its variants
@@ -55,16 +55,28 @@ class Sample(NamedTuple):
 
 def sample_of(op: Op, timed: Timed) -> Sample:
     model = model_of(op)
-    families: list[Family] = []
-    spaces: dict[str, set[Any]] = {}
-    for name, config in timed.variants:
-        kernel = op.kernels[name]
-        assert isinstance(kernel, TimedKernel)
-        families.append((name, kernel.family(config, timed.call)))
-        spaces.setdefault(name, set(kernel.space(timed.call) or ()))
+    kernels = {kernel.name: kernel for kernel in model.kernels}
+    index_of = _places(model, timed.call)
+    timed = in_order(model, timed)
+    families = [(name, kernels[name].family(v, timed.call)) for name, v in timed.variants]
     terms, logs = work_of(op, model, timed)
-    is_choice = np.array([config in spaces[name] for name, config in timed.variants])
+    is_choice = np.array([variant in index_of for variant in timed.variants])
     return Sample(families, terms, logs, np.array(timed.us), is_choice)
+
+
+def in_order(model: TimeModel, timed: Timed) -> Timed:
+    """Variants in the order of a call's space, as of equal predictions it takes the first; then
+    those that it does not choose among."""
+    index_of = _places(model, timed.call)
+    us = dict(zip(timed.variants, timed.us, strict=True))
+    variants = sorted(us, key=lambda variant: index_of.get(variant, len(index_of)))
+    return Timed(timed.call, tuple(variants), tuple(us[variant] for variant in variants))
+
+
+def _places(model: TimeModel, c: Call) -> dict[tuple[str, Any], int]:
+    """Of all variants that a call chooses among."""
+    variants = ((kernel.name, v) for kernel in model.kernels for v in kernel.space(c) or ())
+    return {variant: index for index, variant in enumerate(variants)}
 
 
 def work_of(op: Op, model: TimeModel, timed: Timed) -> tuple[Array, Array]:
@@ -72,13 +84,13 @@ def work_of(op: Op, model: TimeModel, timed: Timed) -> tuple[Array, Array]:
     count = len(timed.us)
     terms, logs = np.empty((count, len(model.terms))), np.empty((count, len(model.logs)))
     for name in dict.fromkeys(kernel for kernel, _ in timed.variants):
-        at = [i for i, (kernel, _) in enumerate(timed.variants) if kernel == name]
+        rows = [i for i, (kernel, _) in enumerate(timed.variants) if kernel == name]
         kernel: Any = op.kernels[name]
-        table = Columns([timed.variants[i][1] for i in at])
-        made = model.work(Variants(model, [kernel], [table], timed.call), timed.call)
-        for target, values in zip((terms, logs), made[:2], strict=True):
+        table = Columns([timed.variants[i][1] for i in rows])
+        work = model.work(Variants(model, [kernel], [table], timed.call), timed.call)
+        for target, values in zip((terms, logs), work[:2], strict=True):
             for column, value in enumerate(values):
-                target[at, column] = value
+                target[rows, column] = value
     return terms, logs
 
 
@@ -91,7 +103,7 @@ def model_of(op: Op) -> TimeModel:
 # ---------------------------------------------------------------- the fit
 
 
-def fit(model: TimeModel, samples: Sequence[Sample]) -> Fitted:
+def fit(model: TimeModel, samples: Sequence[Sample], is_corrected: bool = True) -> Fitted:
     """Constants of all families, and of each kernel as a whole (family "")."""
     best = [sample.us.min() for sample in samples]
     weights = np.concatenate([(b / s.us) ** 2 for b, s in zip(best, samples, strict=True)])
@@ -103,19 +115,20 @@ def fit(model: TimeModel, samples: Sequence[Sample]) -> Fitted:
     fitted: Fitted = {}
     for kernel in dict.fromkeys(kernels):
         of_kernel = kernels == kernel
-        whole = linear(terms[of_kernel], us[of_kernel], weights[of_kernel])
-        own: dict[str, Array] = {}
+        overall = linear(terms[of_kernel], us[of_kernel], weights[of_kernel])
+        by_family: dict[str, Array] = {}
         predicted = np.empty(len(us))
         for name in dict.fromkeys(families[of_kernel]):
-            at = families == name
-            own[name] = linear(terms[at], us[at], weights[at], whole)
-            predicted[at] = terms[at] @ own[name]
+            in_family = families == name
+            by_family[name] = linear(terms[in_family], us[in_family], weights[in_family], overall)
+            predicted[in_family] = terms[in_family] @ by_family[name]
         near = of_kernel & (weights > _CORRECTED**-2)
-        left = np.log2(us[near] / np.maximum(predicted[near], _TINY))
-        correction = quadratic(logs[near], left, weights[near])
-        fitted[kernel, ""] = Constants(whole, *correction)
-        for name, constants in own.items():
+        residuals = np.log2(us[near] / np.maximum(predicted[near], _TINY))
+        correction = quadratic(logs[near], residuals, weights[near])
+        for name, constants in by_family.items():
             fitted[kernel, name.partition("\n")[2]] = model.nominal()._replace(linear=constants)
+        nominal = model.nominal()._replace(linear=overall)
+        fitted[kernel, ""] = Constants(overall, *correction) if is_corrected else nominal
     return fitted
 
 
@@ -147,32 +160,34 @@ def non_negative(rows: Array, values: Array) -> Array:
             break
         free[gradient.argmax()] = True
         while free.any():
-            at = np.flatnonzero(free)
+            free_idx = np.flatnonzero(free)
             goal = np.zeros_like(x)
-            goal[at] = np.linalg.lstsq(gram[np.ix_(at, at)], target[at], rcond=None)[0]
-            below = at[goal[at] <= 0]
-            if not len(below):
+            goal[free_idx] = np.linalg.lstsq(
+                gram[np.ix_(free_idx, free_idx)], target[free_idx], rcond=None
+            )[0]
+            negative = free_idx[goal[free_idx] <= 0]
+            if not len(negative):
                 x = goal
                 break
-            x += (x[below] / (x[below] - goal[below])).min() * (goal - x)
+            x += (x[negative] / (x[negative] - goal[negative])).min() * (goal - x)
             free &= x > 1e-14
             x[~free] = 0
     return x
 
 
-def quadratic(logs: Array, left: Array, weights: Array) -> tuple[Array, Array, Array]:
+def quadratic(logs: Array, residuals: Array, weights: Array) -> tuple[Array, Array, Array]:
     """[logs, logs] of the quadratic form that has `left` with the least error, and the bounds of
     logs. The first log is 1 always; the others are standardised first, so that the ridge is the
     same for all."""
     size = logs.shape[1]
     center, spread = logs.mean(0), logs.std(0) + 0.5
     center[0], spread[0] = 0.0, 1.0
-    at = np.triu_indices(size)
-    products = ((logs - center) / spread)[:, at[0]] * ((logs - center) / spread)[:, at[1]]
+    pairs = np.triu_indices(size)
+    products = ((logs - center) / spread)[:, pairs[0]] * ((logs - center) / spread)[:, pairs[1]]
     weighted = products * weights[:, None]
     ridge = _RIDGE * np.eye(products.shape[1])
     form = np.zeros((size, size))
-    form[at] = np.linalg.solve(weighted.T @ products + ridge, weighted.T @ left)
+    form[pairs] = np.linalg.solve(weighted.T @ products + ridge, weighted.T @ residuals)
     # In logs as they are: (x - center) / spread = change @ x, as x[0] is 1.
     change = np.diag(1 / spread)
     change[1:, 0] = -center[1:] / spread[1:]
@@ -184,14 +199,14 @@ def quadratic(logs: Array, left: Array, weights: Array) -> tuple[Array, Array, A
 def predict(fitted: Fitted, sample: Sample) -> Array:
     """Microseconds of each variant."""
     us = np.full(len(sample.us), np.inf)
-    for at, (kernel, family) in enumerate(sample.families):
-        whole = fitted.get((kernel, ""))
-        if whole is not None:
-            own = fitted.get((kernel, family), whole)
-            x = np.clip(sample.logs[at], whole.low, whole.high)
-            correction = float(x @ whole.quadratic @ x)
+    for family_idx, (kernel, family) in enumerate(sample.families):
+        overall = fitted.get((kernel, ""))
+        if overall is not None:
+            constants = fitted.get((kernel, family), overall)
+            x = np.clip(sample.logs[family_idx], overall.low, overall.high)
+            correction = float(x @ overall.quadratic @ x)
             correction = min(max(correction, -MAX_CORRECTION), MAX_CORRECTION)
-            us[at] = max(sample.terms[at] @ own.linear, _TINY) * 2**correction
+            us[family_idx] = max(sample.terms[family_idx] @ constants.linear, _TINY) * 2**correction
     return us
 
 
@@ -221,13 +236,26 @@ def ratio(fitted: Fitted, sample: Sample) -> float:
     return float(sample.us[int(predicted.argmin())] / sample.us.min())
 
 
-def cross_validated(model: TimeModel, samples: Sequence[Sample]) -> Regret:
+def best_of(model: TimeModel, samples: Sequence[Sample]) -> tuple[Regret, Fitted]:
+    """The fit with a correction or the one without, by the mean regret; cross-validated."""
+    regrets = {flag: cross_validated(model, samples, flag) for flag in (False, True)}
+    flag = min(regrets, key=lambda flag: regrets[flag].mean)
+    return regrets[flag], fit(model, samples, flag)
+
+
+def cross_validated(
+    model: TimeModel, samples: Sequence[Sample], is_corrected: bool = True
+) -> Regret:
     """Each shape by constants that were fitted without it."""
     order = list(range(len(samples)))
     random.Random(1).shuffle(order)
     ratios = []
     for fold in range(FOLDS):
         out = set(order[fold::FOLDS])
-        fitted = fit(model, [s for at, s in enumerate(samples) if at not in out])
+        fitted = fit(
+            model,
+            [s for sample_idx, s in enumerate(samples) if sample_idx not in out],
+            is_corrected,
+        )
         ratios += [ratio(fitted, samples[at]) for at in sorted(out)]
     return Regret.of(ratios)

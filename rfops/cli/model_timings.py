@@ -8,6 +8,7 @@ in their order and its microseconds, `64.128.2.4=16.78`.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -30,8 +31,8 @@ def path_of(op: Op, folder: Path) -> Path:
     return folder / f"{op.name}_timings.csv"
 
 
-def call_text(given: Mapping[str, Any]) -> str:
-    return " ".join(f"{name}={_NAMES.get(value, value)}" for name, value in given.items())
+def call_text(arguments: Mapping[str, Any]) -> str:
+    return " ".join(f"{name}={_NAMES.get(value, value)}" for name, value in arguments.items())
 
 
 def given_of(text: str) -> dict[str, Any]:
@@ -45,22 +46,32 @@ def _value(text: str) -> Any:
         return DTYPES[text][0]
     if text in ("True", "False"):
         return text == "True"
-    return int(text) if text.lstrip("-").isdigit() else text
+    for kind in (int, float):
+        with contextlib.suppress(ValueError):
+            return kind(text)
+    return text
 
 
 def read(op: Op, file: Path, arch: str = "", cu_num: int = 0) -> list[Timed]:
     """The calls of a file with their times; of one chip, where it is named. Raises ConfigError."""
-    found: dict[tuple[str, str, str], list[tuple[str, Any, float]]] = {}
+    return list(by_call(op, file, arch, cu_num).values())
+
+
+def by_call(
+    op: Op, file: Path, arch: str = "", cu_num: int = 0
+) -> dict[tuple[str, int, str], Timed]:
+    """The same by architecture, compute units and text of the call."""
+    timings: dict[tuple[str, int, str], list[tuple[str, Any, float]]] = {}
     try:
         with file.open(newline="", encoding="utf-8") as stream:
             for cells in csv.DictReader(stream, strict=True):
-                if arch in ("", cells["arch"]) and cu_num in (0, int(cells["cu_num"])):
-                    key = cells["arch"], cells["cu_num"], cells["call"]
-                    found.setdefault(key, []).extend(_times(op, cells))
-        return [
-            timed(op.call_of(name, int(cus), **given_of(text)), rows)
-            for (name, cus, text), rows in found.items()
-        ]
+                key = cells["arch"], int(cells["cu_num"]), cells["call"]
+                if arch in ("", key[0]) and cu_num in (0, key[1]):
+                    timings.setdefault(key, []).extend(_times(op, cells))
+        return {
+            (name, cus, text): timed(op.call_of(name, cus, **given_of(text)), rows)
+            for (name, cus, text), rows in timings.items()
+        }
     except (OSError, UnicodeDecodeError, csv.Error, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{file}: not a file of {op.name}'s times: {error}") from error
 
@@ -74,8 +85,8 @@ def _times(op: Op, cells: Mapping[str, str]) -> Iterator[tuple[str, Any, float]]
     kind = op.kernels[cells["kernel"]].Config
     for word in cells["times"].split():
         values, _, us = word.partition("=")
-        made = kind(*map(_value, values.split("."))) if kind and values else None
-        yield cells["kernel"], made, float(us)
+        config = kind(*map(_value, values.split("."))) if kind and values else None
+        yield cells["kernel"], config, float(us)
 
 
 def write(file: Path, rows: Iterable[Mapping[str, Any]]) -> None:

@@ -21,7 +21,7 @@ from rfops.cli.common import op_names
 from rfops.jit import paths
 
 TEMPLATES = Path(__file__).with_name("template")
-FAMILIES = ("attention", "gemm", "moe", "quantization")
+FAMILIES = ("attention", "gemm", "moe", "quantization", "rowwise")
 PUBLIC = Path(__file__).parents[1] / "public.py"
 _MARK = re.compile(r" ?(?://|#)@ ([\w -]+)$")
 
@@ -223,7 +223,7 @@ __all__ = [
 def _natural(name: str) -> list[tuple[int, str]]:
     """a8w8 before a16w8."""
     return [
-        (int(piece), "") if piece.isdigit() else (0, piece) for piece in re.split(r"(\d+)", name)
+        (int(token), "") if token.isdigit() else (0, token) for token in re.split(r"(\d+)", name)
     ]
 
 

@@ -15,7 +15,10 @@ COMMANDS = {
 }
 # What may stand in an op's place: a module with main(words), and what it does.
 PROGRAMS = {
-    "bench": {"timing": ("timing.command", "the model of time against published times")},
+    "bench": {
+        "timing": ("timing.command", "the model of time against published times"),
+        "step": ("step", "a decode step of a model, launch by launch"),
+    },
     "tune": {
         "blaslt": ("tune_blaslt", "hipBLASLt's algorithms"),
         "merge": ("tune_merge", "merge tuned tables of two machines"),

@@ -13,6 +13,7 @@ import torch
 
 from rfops.cli import model_fit, model_timings, tune_model
 from rfops.dispatch import routing
+from rfops.dispatch.kernel import Call
 from rfops.dispatch.op import Op
 from rfops.dispatch.problem import call_on
 
@@ -32,18 +33,20 @@ def run(op: Op, device: torch.device, options: argparse.Namespace) -> int:
     seed = random.randrange(1 << 20) if options.seed is None else options.seed
     print(f"# {options.regret} calls of seed {seed}")
     ratios = []
-    for given in tune_model.calls(op, options.regret, seed):
-        found = regret_of(op, given, device)
-        if found is None:
-            print(f"{model_timings.call_text(given)}: nothing could be timed", file=sys.stderr)
+    for arguments in tune_model.calls(op, options.regret, seed):
+        regret = regret_of(op, arguments, device)
+        if regret is None:
+            print(f"{model_timings.call_text(arguments)}: nothing could be timed", file=sys.stderr)
             continue
-        (name, config, us), best, count = found
+        (name, config, us), best, count = regret
         ratios.append(us / best[2])
-        said = f"{name} {routing.config_text(config)}".rstrip()
-        line = f"{ratios[-1]:.3f}  {model_timings.call_text(given)}: {us:.2f} us by {said}"
+        chosen_text = f"{name} {routing.config_text(config)}".rstrip()
+        line = (
+            f"{ratios[-1]:.3f}  {model_timings.call_text(arguments)}: {us:.2f} us by {chosen_text}"
+        )
         if ratios[-1] > 1:
-            other = f"{best[0]} {routing.config_text(best[1])}".rstrip()
-            line += f"; best of {count} {best[2]:.2f} us by {other}"
+            best_text = f"{best[0]} {routing.config_text(best[1])}".rstrip()
+            line += f"; best of {count} {best[2]:.2f} us by {best_text}"
         print(line.rstrip(), flush=True)
     if not ratios:
         return 1
@@ -52,17 +55,22 @@ def run(op: Op, device: torch.device, options: argparse.Namespace) -> int:
     return 0
 
 
+def choice_of(op: Op, c: Call) -> tune_model.Variant | None:
+    """The kernel and the variant that a call takes without a tuned row."""
+    supported = (n for n in op.order(c) if op.kernels[n].unsupported_reason(c) is None)
+    name = next(supported, None)
+    return None if name is None else (name, op.kernels[name].default(c))
+
+
 def regret_of(
-    op: Op, given: dict[str, Any], device: torch.device, count: int = 1000
+    op: Op, arguments: dict[str, Any], device: torch.device, count: int = 1000
 ) -> tuple[tune_model.Time, tune_model.Time, int] | None:
     """The choice without a tuned row, the best of its variants, both timed, and how many were."""
-    c = call_on(op, given, device)
-    order = op.order(c)
-    chosen = next((n for n in order if op.kernels[n].unsupported_reason(c) is None), None)
-    if chosen is None:
+    c = call_on(op, arguments, device)
+    choice = choice_of(op, c)
+    if choice is None:
         return None
-    choice = chosen, op.kernels[chosen].default(c)
     variants = dict.fromkeys([choice, *tune_model.pool(op, c, count, random.Random(0))])
     times = [t for t in tune_model.times_of(op, c, list(variants)) if not isinstance(t, str)]
-    own = [t for t in times if t[:2] == choice]
-    return (own[0], min(times, key=lambda t: t[2]), len(times)) if own else None
+    choice_times = [t for t in times if t[:2] == choice]
+    return (choice_times[0], min(times, key=lambda t: t[2]), len(times)) if choice_times else None

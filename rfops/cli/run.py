@@ -16,6 +16,7 @@ import tempfile
 from pathlib import Path
 
 from rfops.cli.common import virtual_arch
+from rfops.engines import RELEASES
 from rfops.jit import settings
 
 ISSUES = 20_000  # of a launch, for --trace and --html
@@ -31,16 +32,23 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         help="a program on the virtual GPU, and what its kernels did",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        usage="rfops run [--arch ARCH] [--part PART] [--check] [--timing] [--trace FILE] "
-        "[--html FILE] -- COMMAND ...",
+        usage="rfops run [--arch ARCH] [--part PART] [--engine ENGINE] [--aiter] [--check] "
+        "[--timing] [--trace FILE] [--html FILE] -- COMMAND ...",
     )
     option = parser.add_argument
     option("--arch", help="gfx942 or gfx950; default: RFOPS_VGPU_ARCH's")
     option("--part", help=f"{', '.join(settings.PARTS)}; default: by architecture")
+    option("--aiter", action="store_true", help="make `import aiter` give rfops' ops by its names")
     option("--check", action="store_true", help="find what kernels do wrong (slower)")
     option("--timing", action="store_true", help="also why each kernel takes its time")
     option("--trace", metavar="FILE", type=Path, help="a timeline for Perfetto or chrome://tracing")
     option("--html", metavar="FILE", type=Path, help="a page: code with stalls, timeline, roofline")
+    option("--engine", choices=sorted(RELEASES), help="the program uses this engine")
+    option(
+        "--engine-any-release",
+        action="store_true",
+        help="try a release of the engine that rfops does not know",
+    )
     option("words", nargs=argparse.REMAINDER, metavar="COMMAND", help="the program, its arguments")
     parser.set_defaults(command=run)
 
@@ -69,7 +77,14 @@ def run(options: argparse.Namespace) -> int:
 def _environment(options: argparse.Namespace, arch: str, folder: Path) -> dict[str, str]:
     from rfops.vgpu.program import environment, timing_set
 
-    env = environment(arch, folder, options.part)
+    env = environment(
+        arch,
+        folder,
+        options.part,
+        options.engine or "",
+        any_release=options.engine_any_release,
+        aiter=options.aiter,
+    )
     wants_timeline = options.trace or options.html
     detail = bool(wants_timeline or options.timing)
     timing_set(
@@ -95,6 +110,7 @@ def _status(command: list[str], env: dict[str, str]) -> int:
 def _print_report(
     options: argparse.Namespace, folder: Path, command: list[str], status: int
 ) -> None:
+    from rfops.engines import steps, tally
     from rfops.vgpu import page, report, timeline
 
     launches = report.read(folder)
@@ -110,6 +126,10 @@ def _print_report(
         report.text(launches, show_reasons=options.timing, show_findings=options.check),
         file=sys.stderr,
     )
+    if options.engine:
+        print(tally.report(folder) or f"no process imported {options.engine}", file=sys.stderr)
+        if options.timing:
+            print(steps.text(steps.read(folder)), file=sys.stderr)
     if launches.left_out and (options.trace or options.html):
         print(
             f"rfops run: of {len(launches.different)} different launches {len(launches.followed)} "

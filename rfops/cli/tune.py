@@ -7,7 +7,8 @@ timing mode's time and says estimated in every row. Each row is merged into the 
 is done: an interrupt loses one shape at most, a second run goes on where the first ended, and
 several runs may fill one table at a time. `--untuned` takes what RFOPS_RECORD_UNTUNED collected.
 `--defaults KERNEL` fills that kernel's own table instead: each row that the shapes hit gets the
-variant with the least geometric mean over them, those done so far if it is interrupted.
+variant with the least geometric mean over them, those done so far if it is interrupted. `--model`
+(tune_model.py) fits what an op without a row chooses by, `--prune` (tune_prune.py) drops rows.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from typing import Any
 
 import torch
 
-from rfops.cli import executor, tune_model
+from rfops.cli import executor, tune_model, tune_prune
 from rfops.cli.bench import add_shapes, describe, shapes_of
 from rfops.cli.common import load_ops, loaded, with_ops
 from rfops.cli.executor.driver import Outcome, Run, Task
@@ -47,6 +48,7 @@ Failed = Callable[[str, bool], None]
 
 
 def add_arguments(parser: argparse.ArgumentParser, op: Op) -> None:
+    """Add the options of `rfops tune OP` to the parser."""
     parser.add_argument("--out", type=Path, help="folder of the table; default: RFOPS_CONFIGS")
     add_shapes(parser, op)
     parser.add_argument("--untuned", type=Path, help="a file that RFOPS_RECORD_UNTUNED wrote")
@@ -56,20 +58,29 @@ def add_arguments(parser: argparse.ArgumentParser, op: Op) -> None:
         help="variants a kernel; default: 4 if virtual, 24 of those that a model ranks, else all",
     )
     parser.add_argument("--force", action="store_true", help="tune again what the file has")
-    own = [name for name, kernel in op.kernels.items() if kernel.tuned]
-    parser.add_argument("--defaults", choices=own, help="fill this kernel's own table instead")
+    tuned_kernels = [name for name, kernel in op.kernels.items() if kernel.tuned]
+    parser.add_argument(
+        "--defaults", choices=tuned_kernels, help="fill this kernel's own table instead"
+    )
     if op.time_model:
         tune_model.add_arguments(parser)
+        parser.add_argument(
+            "--prune", action="store_true", help="drop rows that the op does as well without"
+        )
     executor.add_arguments(parser)
 
 
 def run(op: Op, options: argparse.Namespace) -> int:
+    """Time the variants of each shape and write the fastest to the tuned table; return the exit
+    status. Raises ValueError for options that do not go together."""
     folder = options.out or settings.path("RFOPS_CONFIGS")
     if folder is None:
         raise ValueError("tune: pass --out FOLDER, or set RFOPS_CONFIGS")
     device = options.device or cost.default_device()
     if op.time_model and options.model:
         return tune_model.interruptible(op, folder, device, options)
+    if op.time_model and options.prune:
+        return tune_prune.run(op, folder, device, options)
     todo = untuned(options.untuned, op.name) if options.untuned else []
     if options.set or options.shape or not todo:
         todo += [call_on(op, shape, device) for shape in shapes_of(op, options)]
@@ -91,12 +102,12 @@ def run(op: Op, options: argparse.Namespace) -> int:
 
 def untuned(file: Path, *names: str) -> list[Call]:
     """The calls of these ops that RFOPS_RECORD_UNTUNED collected. Raises ConfigError."""
-    found = []
+    queries = []
     for query in routing.read_untuned(file):
         if query.op in names:
             sizes = zip(ops()[query.op].table, (value for _, value in query.sizes), strict=True)
-            found.append(ops()[query.op].call_of(query.arch, query.cu_num, **dict(sizes)))
-    return found
+            queries.append(ops()[query.op].call_of(query.arch, query.cu_num, **dict(sizes)))
+    return queries
 
 
 # ---------------------------------------------------------------- one shape
@@ -114,7 +125,7 @@ class Trial:
 
 
 def trials(
-    op: Op, c: Call, device: torch.device, top: int | None, failed: Failed, only: str = ""
+    op: Op, c: Call, device: torch.device, top: int | None, failed: Failed, only_backend: str = ""
 ) -> Iterator[Trial]:
     """Every variant to try; one that does not build or is wrong is reported and left out."""
     c = on_device(c, device)
@@ -122,27 +133,31 @@ def trials(
     for backend, kernel in op.kernels.items():
         if (
             kernel.Config is None
-            or only not in ("", backend)
+            or only_backend not in ("", backend)
             or kernel.unsupported_reason(c) is not None
         ):
             continue
         sets = sets or cost.problems(op, c, device)
         count = top or (4 if device.type == "cpu" else 24 if kernel.is_ranked else None)
-        found = (v for v in kernel.candidates(c) if kernel.unsupported_config_reason(c, v) is None)
-        configs = list(islice(dict.fromkeys([kernel.default(c), *found]), count))
+        variants = (
+            v for v in kernel.candidates(c) if kernel.unsupported_config_reason(c, v) is None
+        )
+        configs = list(islice(dict.fromkeys([kernel.default(c), *variants]), count))
         if device.type != "cpu" and not kernel.is_hip:
             compile_ahead(op, c, backend, configs)
-        done: dict[Any, cost.Cost | None] = {}  # by what runs: some configs are one here
+        measured: dict[Any, cost.Cost | None] = {}  # by what runs: some configs are one here
         for config in configs:
             settled = kernel.settled(c, config)
-            if settled not in done:
-                done[settled] = measure(sets, backend, settled, failed)
-            it = done[settled]
-            if it is not None:
-                yield Trial(backend, config, it.us, it.kind, it.spread)
+            if settled not in measured:
+                measured[settled] = measure(sets, backend, settled, failed)
+            cost_ = measured[settled]
+            if cost_ is not None:
+                yield Trial(backend, config, cost_.us, cost_.kind, cost_.spread)
 
 
 def measure(sets: Sequence[Problem], backend: str, config: Any, failed: Failed) -> cost.Cost | None:
+    """Return the time of one variant, or None after `failed` was told that its result is wrong
+    (True) or that it does not run (False)."""
     label = f"{sets[0].op.name} {sets[0].call}: {backend} {config}"
     try:
         return cost.measure(sets, backend, config)
@@ -156,8 +171,8 @@ def measure(sets: Sequence[Problem], backend: str, config: Any, failed: Failed) 
 
 def compile_ahead(op: Op, c: Call, backend: str, configs: Sequence[Any]) -> None:
     """Each variant launched once in processes beside this one: that leaves it in Triton's cache."""
-    given = {**c.values, **c.sizes}
-    jobs = [(op.name, given, c.device, backend, routing.config_text(v)) for v in configs]
+    arguments = {**c.values, **c.sizes}
+    jobs = [(op.name, arguments, c.device, backend, routing.config_text(v)) for v in configs]
     list(_processes().map(launch_once, jobs))
 
 
@@ -173,11 +188,11 @@ def _processes() -> ProcessPoolExecutor:
 def launch_once(job: tuple[str, Mapping[str, Any], torch.device, str, str]) -> bool:
     """Whether it ran; where it did not, or the op is one of elsewhere, the tuner itself sees to
     it."""
-    name, given, device, backend, text = job
+    name, arguments, device, backend, text = job
     with_ops()
     try:
         op = ops()[name]
-        problem = Problem(op, call_on(op, given, device))
+        problem = Problem(op, call_on(op, arguments, device))
         run = problem.prepare(backend, op.parse_config(op.kernels[backend], text))
         problem.launch_by(run)()
         if device.type == "cuda":
@@ -187,50 +202,51 @@ def launch_once(job: tuple[str, Mapping[str, Any], torch.device, str, str]) -> b
     return True
 
 
-def again(op: Op, c: Call, tried: Sequence[Trial], failed: Failed) -> list[Trial]:
+def again(op: Op, c: Call, trials_: Sequence[Trial], failed: Failed) -> list[Trial]:
     """The best few, and the best of each kernel, by the median of three times."""
     sets = cost.problems(op, c, c.device)
-    best = sorted(tried, key=lambda trial: trial.us)[:FINALS]
-    best = list(dict.fromkeys([*best, *of_each(tried)]))
+    best = sorted(trials_, key=lambda trial: trial.us)[:FINALS]
+    best = list(dict.fromkeys([*best, *of_each(trials_)]))
     times = {trial: [trial.us] for trial in best}
     for _ in range(2):
         for trial in best:
-            it = measure(
+            cost_ = measure(
                 sets, trial.backend, op.kernels[trial.backend].settled(c, trial.config), failed
             )
-            times[trial] += [it.us] if it else []
+            times[trial] += [cost_.us] if cost_ else []
     return [replace(trial, us=statistics.median(times[trial])) for trial in best]
 
 
-def of_each(tried: Sequence[Trial]) -> list[Trial]:
+def of_each(trials_: Sequence[Trial]) -> list[Trial]:
     """The best of each kernel."""
     best: dict[str, Trial] = {}
-    for trial in tried:
-        other = best.setdefault(trial.backend, trial)
-        best[trial.backend] = min(other, trial, key=lambda t: t.us)
+    for trial in trials_:
+        best_trial = best.setdefault(trial.backend, trial)
+        best[trial.backend] = min(best_trial, trial, key=lambda t: t.us)
     return list(best.values())
 
 
 def query_of(op: Op, c: Call) -> Query:
+    """Return the query that looks the call up in the op's tuned table."""
     assert op.tuned is not None, f"{op.name} has no table"
     sizes = tuple(zip(op.tuned.sizes, op.table_sizes(c), strict=True))
     return Query(op.name, c.arch, c.cu_num, sizes)
 
 
-def row_of(query: Query, tried: Sequence[Trial], source: str) -> dict[str, Any]:
+def row_of(query: Query, trials_: Sequence[Trial], source: str) -> dict[str, Any]:
     """The table's row: the best HIP variant, or another kernel's where that is quicker."""
-    kernels, best = ops()[query.op].kernels, of_each(tried)
-    kept = min(best, key=lambda t: t.us / (MARGIN if kernels[t.backend].is_hip else 1))
-    figures = {f"{t.backend}_us": t.us for t in best if t is not kept}
-    if kept.spread:
-        figures["spread"] = kept.spread
-    if kernels[kept.backend].is_hip and "triton_us" in figures:
-        figures["speedup"] = figures["triton_us"] / kept.us
+    kernels, best = ops()[query.op].kernels, of_each(trials_)
+    selected = min(best, key=lambda t: t.us / (MARGIN if kernels[t.backend].is_hip else 1))
+    figures = {f"{t.backend}_us": t.us for t in best if t is not selected}
+    if selected.spread:
+        figures["spread"] = selected.spread
+    if kernels[selected.backend].is_hip and "triton_us" in figures:
+        figures["speedup"] = figures["triton_us"] / selected.us
     return {
         "arch": query.arch,
         "cu_num": query.cu_num,
         **dict(query.sizes),
-        **_choice(kept.backend, kept.config, kept.us, kept.origin, source),
+        **_choice(selected.backend, selected.config, selected.us, selected.origin, source),
         "figures": " ".join(f"{name}={value:.4g}" for name, value in figures.items()),
     }
 
@@ -273,8 +289,8 @@ def tune_all(
         if op.name not in files:
             files[op.name] = File(folder, op.tuned)
         label = f"[{number}/{len(todo)}, {time.monotonic() - begin:.0f} s]"
-        done = _tune(op, on_device(sizes, device), files[op.name], top, force, failed)
-        print(f"{label} {done}", flush=True)
+        num_done = _tune(op, on_device(sizes, device), files[op.name], top, force, failed)
+        print(f"{label} {num_done}", flush=True)
     for file in files.values():
         print(f"{file.path}: use it with RFOPS_CONFIGS={folder}")
     return 1 if failed.serious else 0
@@ -284,10 +300,10 @@ def _tune(op: Op, c: Call, file: File, top: int | None, force: bool, failed: Fai
     """What was done for a shape."""
     if file.has(op, c) and not force:
         return f"{op.name} {_shape(op, c)}: done before"
-    row, said = tune_shape(op, c, top, failed)
+    row, summary = tune_shape(op, c, top, failed)
     if row:
         file.add(row)
-    return said
+    return summary
 
 
 def _shape(op: Op, c: Call) -> str:
@@ -298,19 +314,19 @@ def tune_shape(
     op: Op, c: Call, top: int | None, failed: Failed
 ) -> tuple[dict[str, Any] | None, str]:
     """The row of a shape, None where no kernel gave a result, and what is said of it."""
-    tried = list(trials(op, c, c.device, top, failed))
-    if not tried:
+    trials_ = list(trials(op, c, c.device, top, failed))
+    if not trials_:
         failed(f"{op.name} {_shape(op, c)}: no kernel gave a result", True)
         return None, f"{op.name} {_shape(op, c)}: nothing"
-    count = len(tried)
+    count = len(trials_)
     if c.device.type != "cpu":
-        tried = again(op, c, tried, failed)
-    row = row_of(query_of(op, c), tried, describe(c.device))
-    beside = cost.peer(cost.problems(op, c, c.device)) if c.device.type != "cpu" else None
-    if beside:
-        row["figures"] = f"{row['figures']} {beside[0]}_us={beside[1]:.4g}".strip()
-    said = " ".join(row[name] for name in ("kernel", "config", "figures", "origin"))
-    return row, f"{op.name} {_shape(op, c)}: {row['us']} us by {said}; {count} variants"
+        trials_ = again(op, c, trials_, failed)
+    row = row_of(query_of(op, c), trials_, describe(c.device))
+    peer_time = cost.peer(cost.problems(op, c, c.device)) if c.device.type != "cpu" else None
+    if peer_time:
+        row["figures"] = f"{row['figures']} {peer_time[0]}_us={peer_time[1]:.4g}".strip()
+    summary = " ".join(row[name] for name in ("kernel", "config", "figures", "origin"))
+    return row, f"{op.name} {_shape(op, c)}: {row['us']} us by {summary}; {count} variants"
 
 
 # ---------------------------------------------------------------- on many devices
@@ -323,9 +339,9 @@ def tune_on(
     assert op.tuned is not None, f"{op.name} has no table"
     file, failed = File(folder, op.tuned), _Failures(device)
     calls = list(dict.fromkeys(on_device(c, device) for c in todo))
-    file.order = {file.key_of_call(op, c): at for at, c in enumerate(calls)}
-    left = [c for c in calls if options.force or not file.has(op, c)]
-    print(f"{len(calls) - len(left)} of {len(calls)} shapes were done before")
+    file.order = {file.key_of_call(op, c): index for index, c in enumerate(calls)}
+    pending = [c for c in calls if options.force or not file.has(op, c)]
+    print(f"{len(calls) - len(pending)} of {len(calls)} shapes were done before")
     tasks = [
         Task(
             f"{op.name} {_shape(op, c)}",
@@ -333,18 +349,18 @@ def tune_on(
             (op.name, {**c.values, **c.sizes}, device.type, options.top, loaded()),
             1.0 + op.flops(c) / 1e9,
         )
-        for c in left
+        for c in pending
     ]
 
     def done(number: int, outcome: Outcome, progress: str) -> None:
-        row, said, failures = outcome.result or (None, "", ())
+        row, summary, failures = outcome.result or (None, "", ())
         for text, is_serious in failures:
             failed(text, is_serious)
         if outcome.error:
             failed(f"{tasks[number].label}: {outcome.error}", True)
         if row:
             file.add(row)
-        print(f"{progress} {said or tasks[number].label + ': lost'}", flush=True)
+        print(f"{progress} {summary or tasks[number].label + ': lost'}", flush=True)
 
     if tasks:
         pool = executor.pool(options, device.type != "cpu", tuple(op.modules))
@@ -354,15 +370,15 @@ def tune_on(
 
 
 def tune_task(
-    name: str, given: Mapping[str, Any], device: str, top: int | None, files: Sequence[Path]
+    name: str, arguments: Mapping[str, Any], device: str, top: int | None, files: Sequence[Path]
 ) -> tuple[dict[str, Any] | None, str, list[tuple[str, bool]]]:
     """In a worker: the row, what is said, what failed."""
     for path in files:
         load_ops(path)
     op, failures = ops()[name], list[tuple[str, bool]]()
-    c = call_on(op, given, torch.device(device))
-    row, said = tune_shape(op, c, top, lambda text, serious: failures.append((text, serious)))
-    return row, said, failures
+    c = call_on(op, arguments, torch.device(device))
+    row, summary = tune_shape(op, c, top, lambda text, serious: failures.append((text, serious)))
+    return row, summary, failures
 
 
 def tune_defaults(

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 
 def main(arguments: list[str]) -> int:
+    """Run `rfops tune blaslt` and return the exit status."""
     options = _parser().parse_args(arguments)
     from rfops.cli.common import with_ops
 

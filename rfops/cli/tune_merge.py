@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 
 def main(arguments: list[str]) -> int:
+    """Run `rfops tune merge`: write the merged table to --out or to stdout."""
     parser = argparse.ArgumentParser(prog="rfops tune merge", description=__doc__)
     parser.add_argument("files", type=Path, nargs="+", metavar="FILE.csv", help="tuned tables")
     parser.add_argument("-o", "--out", type=Path, metavar="OUT.csv", help="write the table there")

@@ -66,10 +66,12 @@ class File:
         return pd.DataFrame(columns=self.tuned.columns, dtype=str)
 
     def key_of(self, row: Mapping[str, Any]) -> Key:
+        """Return a row's key: architecture, CUs and sizes as text, empty for a missing cell."""
         cells = [row.get(column) for column in self.tuned.keys]
         return tuple("" if cell is None else str(cell) for cell in cells)
 
     def key_of_call(self, op: Op, c: Call) -> Key:
+        """Return the key that a call's row has."""
         cells = {"arch": c.arch, "cu_num": c.cu_num}
         return self.key_of(cells | dict(zip(self.tuned.sizes, op.table_sizes(c), strict=True)))
 
@@ -95,3 +97,9 @@ class File:
             rows = rows.drop(duplicates, errors="ignore")
             order = rows.apply(lambda r: self.order.get(self.key_of(r), -1), axis=1)
             write(self.path, rows.loc[order.sort_values(kind="stable").index])
+
+    def drop(self, row: Mapping[str, Any]) -> None:
+        """The rows of this one's key that name a kernel."""
+        with lock.folder(self.path.parent):
+            rows = self.rows()
+            write(self.path, rows.drop(self._deciding(rows, self.key_of(row))))

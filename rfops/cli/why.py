@@ -21,16 +21,16 @@ from rfops.jit.policy.manifest import BuildRequest
 def add_call(parser: argparse.ArgumentParser, op: Op) -> None:
     """An option for each size and value of an op's calls, as `--m 4 --dtype bf16`."""
     ones: dict[str, Any] = dict.fromkeys(op.declaration.sizes, 1)
-    given = op.call_of(**ones)
+    example = op.call_of(**ones)
     for size in op.asked:
         parser.add_argument(_option(size), dest=size, type=int, required=True, help=f"size {size}")
-    for size, what in op.more_sizes.items():
-        parser.add_argument(_option(size), dest=size, type=int, help=what)
+    for size, meaning in op.more_sizes.items():
+        parser.add_argument(_option(size), dest=size, type=int, help=meaning)
     args: tuple[ValueArg | TensorArg, ...] = (*op.declaration.values, *op.declaration.tensors)
     for arg in args:
         if isinstance(arg, ValueArg):
             if not arg.size:
-                _add_value(parser, arg.name, arg, given.values[arg.name])
+                _add_value(parser, arg.name, arg, example.values[arg.name])
         elif arg.optional:
             parser.add_argument(
                 _option(arg.name), dest=arg.name, action="store_true", help="is given"
@@ -78,28 +78,29 @@ def call_of(op: Op, options: argparse.Namespace, any_size: bool = False) -> Call
     known = ARCH_SPECS
     if options.cu_num is None and options.arch not in known and options.arch.startswith("gfx"):
         raise ValueError(f"--arch {options.arch}: say --cu-num too; known are {', '.join(ARCHS)}")
-    given = vars(options)
-    wanted = {name: given[name] for name in op.asked}
-    wanted |= {name: given[name] for name in op.more_sizes if given[name] is not None}
+    arguments = vars(options)
+    sizes = {name: arguments[name] for name in op.asked}
+    sizes |= {name: arguments[name] for name in op.more_sizes if arguments[name] is not None}
     for arg in op.declaration.values:
         if not arg.size:
-            value = given[arg.name]
-            wanted[arg.name] = DTYPES[value][0] if arg.kind == "dtype" else value
-    for name in given:
-        if name.endswith("_dtype") and name not in wanted and given[name] is not None:
-            wanted[name] = DTYPES[given[name]][0]
-    wanted |= {a.name: given[a.name] for a in op.declaration.tensors if a.optional}
-    for name, value in {**wanted, "cu_num": options.cu_num}.items():
+            value = arguments[arg.name]
+            sizes[arg.name] = DTYPES[value][0] if arg.kind == "dtype" else value
+    for name in arguments:
+        if name.endswith("_dtype") and name not in sizes and arguments[name] is not None:
+            sizes[name] = DTYPES[arguments[name]][0]
+    sizes |= {a.name: arguments[a.name] for a in op.declaration.tensors if a.optional}
+    for name, value in {**sizes, "cu_num": options.cu_num}.items():
         if any_size and name in op.asked:
             continue
         if isinstance(value, int) and not isinstance(value, bool) and value < 1:
             raise ValueError(f"{_option(name)} {value}: expected 1 or more")
-    c = op.call_of(options.arch, options.cu_num, **wanted)
+    c = op.call_of(options.arch, options.cu_num, **sizes)
     op.check_sizes(c)
     return c
 
 
 def main(name: str, arguments: list[str]) -> int:
+    """Print which kernel takes a call of the op `name`, and why."""
     op = ops()[name]
     parser = argparse.ArgumentParser(prog=f"rfops why {name}", description=", ".join(op.kernels))
     add_call(parser, op)
@@ -109,30 +110,30 @@ def main(name: str, arguments: list[str]) -> int:
 
 def text(op: Op, c: Call) -> str:
     """The decision as aligned lines."""
-    chosen = op.route(c)
-    kernel = op.kernels[chosen.backend]
-    config = op.parse_config(kernel, chosen.config, chosen.row)
+    decision = op.route(c)
+    kernel = op.kernels[decision.backend]
+    config = op.parse_config(kernel, decision.config, decision.row)
     if config is None or kernel.unsupported_config_reason(c, config):
         config = kernel.default(c)
     kind = "a HIP kernel" if kernel.is_hip else "no HIP kernel"
-    said = chosen.config or (f"its default, {config}" if config is not None else "its own")
+    config_text = decision.config or (f"its default, {config}" if config is not None else "its own")
     lines = [
-        ("decision", f"{chosen.backend}, {kind}"),
-        ("config", said),
-        ("rule", chosen.rule),
-        ("because", chosen.why),
+        ("decision", f"{decision.backend}, {kind}"),
+        ("config", config_text),
+        ("rule", decision.rule),
+        ("because", decision.why),
     ]
     if op.table:
-        lines.append(("row", str(chosen.row) if chosen.row else "none for this shape"))
-    found = op.published(c)
-    if found:
-        figures = ", ".join(f"{name} {value:g}" for name, value in found[0].items())
-        lines.append(("published", f"{figures}; {found[1]}"))
+        lines.append(("row", str(decision.row) if decision.row else "none for this shape"))
+    published = op.published(c)
+    if published:
+        figures = ", ".join(f"{name} {value:g}" for name, value in published[0].items())
+        lines.append(("published", f"{figures}; {published[1]}"))
     lines += _predicted(op, c)
     lines += [(name, words) for name, words in kernel.notes(c, config).items()]
-    for name, other in op.kernels.items():
-        if name != chosen.backend:
-            reason = other.unsupported_reason(c) or chosen.refused.get(name, "comes last")
+    for name, kernel_ in op.kernels.items():
+        if name != decision.backend:
+            reason = kernel_.unsupported_reason(c) or decision.refused.get(name, "comes last")
             lines.append((f"not {name}", reason))
     if kernel.is_hip:
         lines += _variant(kernel, c, config)
@@ -162,10 +163,12 @@ _SHOWN_US = 0.005
 
 
 def sizes_text(op: Op, c: Call) -> str:
+    """Return the sizes that decide a call, as "m=16 n=2304": those of the table, else those that
+    the op asks for."""
     pairs: Iterable[tuple[str, int]]
     if op.tuned:
-        found = zip(op.table, op.tuned.sizes, op.table_sizes(c), strict=True)
-        pairs = [(label, c.sizes.get(name, value)) for name, label, value in found]
+        size_texts = zip(op.table, op.tuned.sizes, op.table_sizes(c), strict=True)
+        pairs = [(label, c.sizes.get(name, value)) for name, label, value in size_texts]
     else:
         pairs = ((name.lower(), c.sizes[name]) for name in op.asked)
     return " ".join(f"{name}={value}" for name, value in pairs)
@@ -175,6 +178,6 @@ def _variant(kernel: Kernel, c: Call, config: object) -> list[tuple[str, str]]:
     """What the cache has of it, for tensors that lie as torch allocates them."""
     defines = kernel.defines(c, config) or {}
     module = kernel.module_of(c.arch)
-    wanted = BuildRequest(module, c.arch, manifest.defines_of(defines), kernel.compiler_config)
-    first, *more = str(explain(wanted)).splitlines()
-    return [("variant", first), *(("", line.strip()) for line in more)]
+    request = BuildRequest(module, c.arch, manifest.defines_of(defines), kernel.compiler_config)
+    headline, *details = str(explain(request)).splitlines()
+    return [("variant", headline), *(("", line.strip()) for line in details)]

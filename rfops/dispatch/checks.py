@@ -44,9 +44,12 @@ class Checked:
         self._labels = {arg.size: arg.name for arg in declaration.values if arg.size}
 
     def fail(self, name: str, expected: str, got: str, way_out: str) -> Any:
+        """Raise the ValueError of an argument: `<op>: <name> must be <expected>, got <got>;
+        <way_out>`."""
         Guard(self.name).fail(name, expected, got, way_out)
 
     def hint(self, arg: TensorArg | ValueArg | str, default: str) -> str:
+        """Return how to fix the argument: the op's own hint, else `default`."""
         return self.hints.get(arg if isinstance(arg, str) else arg.name, default)
 
     def check_values(self, **values: Any) -> dict[str, Any]:
@@ -115,12 +118,12 @@ class Checked:
         self._check_kind(guard, arg, tensor)
         self._bind_parts(guard, arg)
         default = self.hint(arg, "convert it first")
-        way = "pass one of that dtype, or none" if arg.dtype_of else default
+        fix = "pass one of that dtype, or none" if arg.dtype_of else default
         labels = [self._labels.get(e.text, e.label) for e in arg.extents]
         if arg.leads:
-            self._check_leading(guard, arg, tensor, labels, dtypes, way)
+            self._check_leading(guard, arg, tensor, labels, dtypes, fix)
         else:
-            guard.tensor(arg.name, tensor, labels, dtypes, way)
+            guard.tensor(arg.name, tensor, labels, dtypes, fix)
         for extent in arg.extents:
             size = extent.size
             if size and extent.factor > 1:
@@ -134,8 +137,8 @@ class Checked:
             guard.plain(arg.name, value)
         elif value is not None and arg in self.declaration.results:
             shape = ", ".join(extent.label for extent in arg.extents)
-            way = self.hint(arg, "pass a torch.Tensor")
-            guard.fail(arg.name, f"a [{shape}] tensor", describe(value), way)
+            fix = self.hint(arg, "pass a torch.Tensor")
+            guard.fail(arg.name, f"a [{shape}] tensor", describe(value), fix)
 
     def _bind_parts(self, guard: Guard, *args: TensorArg) -> None:
         """Give parts of sizes, as K/32, their values; the sizes of inputs are bound by then."""

@@ -37,19 +37,20 @@ class CheckedConfig:
                 raise ValueError(f"{self}: {name} must be {_text(values)}, got {value}")
 
 
-def up_to(most: int) -> range:
-    return range(1, most + 1)
+def up_to(maximum: int) -> range:
+    """Return the range 1 to `most`, both included, of a field."""
+    return range(1, maximum + 1)
 
 
-def powers(least: int, most: int) -> tuple[int, ...]:
+def powers(minimum: int, maximum: int) -> tuple[int, ...]:
     """Return the powers of two from `least` to `most`."""
-    return tuple([1 << i for i in range(31) if least <= 1 << i <= most])
+    return tuple([1 << i for i in range(31) if minimum <= 1 << i <= maximum])
 
 
 def _text(values: Collection[int]) -> str:
     if isinstance(values, range):
         return f"{values[0]} or more" if values[-1] == MAX_INT else f"{values[0]} to {values[-1]}"
-    first, last = min(values), max(values)
-    if len(values) > 3 and values == powers(first, last):
-        return f"a power of two from {first} to {last}"
+    lo, hi = min(values), max(values)
+    if len(values) > 3 and values == powers(lo, hi):
+        return f"a power of two from {lo} to {hi}"
     return either([str(value) for value in values])

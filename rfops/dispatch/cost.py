@@ -30,8 +30,15 @@ class Cost:
 
     us: float
     kind: str
-    spread: float = 0.0  # decile to decile, as a share
+    low: float = 0.0  # us: first decile of samples; of an estimate, its interval
+    high: float = 0.0
+    gpu: str = ""  # the GPU's name; of an estimate, the GPU model
     counters: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def spread(self) -> float:
+        """Decile to decile, as a share of the median; 0 of an estimate."""
+        return (self.high - self.low) / self.us if self.kind == "measured" and self.us else 0.0
 
 
 @dataclass(frozen=True)
@@ -79,7 +86,8 @@ def measure(sets: Sequence[Problem], backend: str, config: Any = None, route: bo
     if sets[0].call.device.type != "cpu":
         sets[0].checked(launches[0], backend)
         timing = time_graph(launches)
-        return Cost(timing.us, "measured", timing.spread)
+        gpu = torch.cuda.get_device_name(sets[0].call.device)
+        return Cost(timing.us, "measured", timing.low, timing.high, gpu)
     sets[0].renew()
     with vgpu.profile() as profile, vgpu.timing(detail=False) as timed:
         results = launches[0]()
@@ -87,8 +95,11 @@ def measure(sets: Sequence[Problem], backend: str, config: Any = None, route: bo
     records = profile.launches
     if not records:
         return Cost(0.0, "not launched")
-    us = sum(launch.us for launch in timed.launches)
-    return Cost(us, "estimated", counters=_counters(records, floor(sets[0].op, sets[0].call)))
+    us, low, high = (
+        sum(launch.figures[name] for launch in timed.launches) for name in ("us", "low", "high")
+    )
+    counters = _counters(records, floor(sets[0].op, sets[0].call))
+    return Cost(us, "estimated", low, high, timed.launches[0].part, counters)
 
 
 def peer(sets: Sequence[Problem]) -> tuple[str, float] | None:
@@ -123,4 +134,5 @@ def _counters(records: Sequence[Any], roofline: Roofline) -> dict[str, float]:
 
 
 def default_device() -> torch.device:
+    """Return torch's GPU if it has one, else the CPU, which is the virtual GPU."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -66,6 +66,7 @@ class Extent:
 
     @classmethod
     def parse(cls, text: str) -> Extent:
+        """Read an extent: `N`, `N/32`, `N^128` (rounded up) or a number. Raises ValueError."""
         match = re.fullmatch(r"(\d+)|([A-Za-z_]\w*)(?:([/^])(\d+))?", text)
         if match is None:
             raise ValueError(f"{text!r} is no extent: expected N, N/32, N^128 or a number")
@@ -80,6 +81,7 @@ class Extent:
         return self.text.replace("^", "/")
 
     def of(self, sizes: Mapping[str, int]) -> int:
+        """Return the extent in elements for these sizes."""
         if not self.size:
             return self.factor
         size = sizes[self.size]
@@ -88,6 +90,8 @@ class Extent:
 
 @dataclass(frozen=True)
 class TensorArg:
+    """A tensor in an op's declaration: dtypes, extents and what a call may pass for it."""
+
     name: str
     dtypes: tuple[torch.dtype, ...]  # of a result: empty where the argument `dtype_of` says it
     extents: tuple[Extent, ...]
@@ -128,6 +132,8 @@ class TensorArg:
 
 @dataclass(frozen=True)
 class ValueArg:
+    """A number, dtype or word in an op's declaration, with its smallest or allowed values."""
+
     name: str
     kind: str  # size, int, float, bool, dtype, word
     size: str = ""
@@ -137,6 +143,7 @@ class ValueArg:
 
     @property
     def pattern(self) -> str:
+        """The size that the value gives, as Declaration matches it against extents; or empty."""
         return self.size
 
 
@@ -150,6 +157,8 @@ class Declaration:
 
     @classmethod
     def parse(cls, text: str, sizes: str = "") -> Declaration:
+        """Read a declaration: a line `name: what` per input, `-> name: what` per result. Raises
+        ValueError that quotes the line."""
         inputs: list[TensorArg | ValueArg] = []
         results: list[TensorArg] = []
         for line in filter(None, map(str.strip, text.splitlines())):
@@ -179,6 +188,7 @@ class Declaration:
 
     @cached_property
     def values(self) -> tuple[ValueArg, ...]:
+        """The inputs that are no tensors."""
         return tuple(arg for arg in self.inputs if isinstance(arg, ValueArg))
 
     @cached_property
@@ -207,14 +217,17 @@ class Declaration:
     def patterns(self) -> tuple[str, ...]:
         """Of all parameters, as rfops.jit.Plans takes them; none where sizes alone do not say the
         shape of a result."""
-        if any(arg.leads for arg in self.results):
+        extents = {e.size for arg in self.passed for e in arg.extents if e.size}
+        if any(arg.leads for arg in self.results) or not extents.issubset(self.sizes):
             return ()
         return tuple(arg.pattern for arg in (*self.inputs, *self.passed))
 
     @cached_property
     def written(self) -> tuple[int, ...]:
-        """Positions of the parameters that the op writes and that must lie alone."""
-        inputs = [i for i, a in enumerate(self.inputs) if isinstance(a, TensorArg) and a.written]
+        """Positions of the parameters that the op writes and that must lie alone; strided ones may
+        lie between rows of others."""
+        tensors = [(i, a) for i, a in enumerate(self.inputs) if isinstance(a, TensorArg)]
+        inputs = [i for i, a in tensors if a.written and not a.strided]
         num_inputs = len(self.inputs)
         outs = [num_inputs + i for i, a in enumerate(self.passed) if not a.strided]
         return (*inputs, *outs)

@@ -27,6 +27,7 @@ class Traced(Call):
 
     @classmethod
     def of(cls, c: Call) -> Traced:
+        """Return a copy of the call that records which sizes are read."""
         traced = cls.__new__(cls)
         object.__getattribute__(traced, "__dict__").update(vars(c), _read=set())
         return traced
@@ -41,6 +42,7 @@ class Traced(Call):
 
     @property
     def read(self) -> frozenset[str]:
+        """The names of the sizes that have been read."""
         return frozenset(object.__getattribute__(self, "_read"))
 
 
@@ -71,18 +73,18 @@ class DynamicShapePlan:
     5 us and not 8. What a kernel takes may depend on more than the coarse sizes: it is asked where
     a size differs that its answer has read, except for sizes that it declares as `limits`."""
 
-    def __init__(self, op: Op, like: Call, config: Any) -> None:
-        self.op, self.like, self.config = op, like, config
+    def __init__(self, op: Op, example: Call, config: Any) -> None:
+        self.op, self.like, self.config = op, example, config
         self.names = op.declaration.sizes
-        self.router = KernelSelector(op.tuned, like.arch, like.cu_num) if op.tuned else None
+        self.router = KernelSelector(op.tuned, example.arch, example.cu_num) if op.tuned else None
         self._shared: dict[tuple[int, ...], _Shared] = {}
         self._plain = op.has_plain_plans
         if self._plain:
             (result,) = op.declaration.results
-            self._ends = op.dtype_of(result, like), like.device
+            self._ends = op.dtype_of(result, example), example.device
             self._shape = getter([self.names.index(e.size) for e in result.extents])
         self._table_sizes = op.table_getter()
-        self._table_values = op.table_sizes(like)[len(set(op.table) & set(self.names)) :]
+        self._table_values = op.table_sizes(example)[len(set(op.table) & set(self.names)) :]
 
     def __call__(self, *sizes: int) -> tuple[Any, ...] | None:
         if self.op.unsupported_reason(self.like, *sizes) is not None:

@@ -29,19 +29,19 @@ def first_run(op: Op, kernel: Kernel, run_of: RunOf, sizes: Sequence[int]) -> Ru
     run = run_of(*sizes)
     if run is None:
         raise BindError(f"{prefix} must return {of_sizes} that returns {call}, got one of None")
-    needed, num_passed = getattr(run, "num_arguments", None), 1 + len(inputs)
-    if needed is None:
+    num_needed, num_passed = getattr(run, "num_arguments", None), 1 + len(inputs)
+    if num_needed is None:
         return run  # a function of the author's own
     if len(names) > 1:
         raise BindError(
-            f"{prefix} must return a launch for {call}, got one whose arguments are {needed} "
+            f"{prefix} must return a launch for {call}, got one whose arguments are {num_needed} "
             "tensors. Return lambda results, *tensors: launch(*results, *tensors)"
         )
     is_exact = isinstance(run, Launches)  # further arguments would be taken for its workspace
-    if needed == num_passed or (needed < num_passed and not is_exact):
+    if num_needed == num_passed or (num_needed < num_passed and not is_exact):
         return run
     raise BindError(
         f"{prefix} must return a launch for {call}, of {num_passed} arguments, got one of "
-        f"{needed}{'' if is_exact else ' or more'}. Name as its arguments the result and the op's "
-        "tensors, in this order"
+        f"{num_needed}{'' if is_exact else ' or more'}. Name as its arguments the result and the "
+        "op's tensors, in this order"
     )

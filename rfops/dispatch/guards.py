@@ -55,28 +55,28 @@ def either(names: Sequence[str]) -> str:
     return " or ".join((", ".join(names[:-1]), names[-1])) if len(names) > 1 else names[0]
 
 
-def check_int(op: str, name: str, value: Any, least: int = 1, most: int = 2**31 - 1) -> int:
+def check_int(op: str, name: str, value: Any, minimum: int = 1, maximum: int = 2**31 - 1) -> int:
     """The value as an int: numpy's count as such; a bool, a float and a tensor do not."""
     number: int = value
     is_int = type(value) is int
     if isinstance(value, torch.SymInt) or (is_int and torch.compiler.is_compiling()):
         return number  # a symbolic size is not compared; the call that runs checks it
     if isinstance(value, (bool, torch.Tensor)) or not hasattr(value, "__index__"):
-        number = least - 1
+        number = minimum - 1
     elif not is_int:
-        number = _as_index(value, least - 1)
-    if least <= number <= most:
+        number = _as_index(value, minimum - 1)
+    if minimum <= number <= maximum:
         return number
-    highest = "2^31 - 1" if most == 2**31 - 1 else str(most)
+    highest = "2^31 - 1" if maximum == 2**31 - 1 else str(maximum)
     way_out = "pass the size as an int"
-    return Guard(op).fail(name, f"an int from {least} to {highest}", show(value), way_out)
+    return Guard(op).fail(name, f"an int from {minimum} to {highest}", show(value), way_out)
 
 
-def _as_index(value: Any, otherwise: int) -> int:
+def _as_index(value: Any, fallback: int) -> int:
     try:
         return operator.index(value)
     except TypeError:  # numpy.bool, an array
-        return otherwise
+        return fallback
 
 
 def check_flag(op: str, name: str, value: Any) -> bool:
@@ -96,11 +96,11 @@ def check_dtype(op: str, name: str, dtype: Any, allowed: Sequence[torch.dtype]) 
         )
 
 
-def check_config_ints(config: Any, *other: str) -> None:
+def check_config_ints(config: Any, *names: str) -> None:
     """Each field of a config dataclass but `other` is an int."""
     for name, value in vars(config).items():
-        if name not in other:
-            check_int(type(config).__name__, name, value, least=0)
+        if name not in names:
+            check_int(type(config).__name__, name, value, minimum=0)
 
 
 @dataclass
@@ -114,6 +114,8 @@ class Guard:
     _first: str = ""  # the argument that bound the device
 
     def fail(self, name: str, expected: str, got: str, way_out: str) -> NoReturn:
+        """Raise the ValueError of an argument: `<op>: <name> must be <expected>, got <got>;
+        <way_out>`."""
         raise ValueError(f"{self.op}: {name} must be {expected}, got {got}; {way_out}")
 
     def plain(self, name: str, tensor: torch.Tensor) -> None:
@@ -173,8 +175,8 @@ class Guard:
                 )
             self.device, self._first = tensor.device, name
         elif tensor.device != self.device:
-            wanted = f"on {self.device} as {self._first} is"
-            self.fail(name, wanted, describe(tensor), f"move it with .to({str(self.device)!r})")
+            expected = f"on {self.device} as {self._first} is"
+            self.fail(name, expected, describe(tensor), f"move it with .to({str(self.device)!r})")
 
 
 def check_layout(op: str, name: str, tensor: torch.Tensor, align: int) -> None:
@@ -198,19 +200,19 @@ def _bytes_of(tensor: torch.Tensor) -> tuple[int, int]:
     if tensor.numel() == 0:
         return start, start
     pairs = zip(tensor.shape, tensor.stride(), strict=True)
-    last = sum((size - 1) * stride for size, stride in pairs)
-    return start, start + (last + 1) * tensor.element_size()
+    last_offset = sum((size - 1) * stride for size, stride in pairs)
+    return start, start + (last_offset + 1) * tensor.element_size()
 
 
 def check_no_overlap(
-    op: str, name: str, out: torch.Tensor, others: dict[str, torch.Tensor]
+    op: str, name: str, out: torch.Tensor, tensors: dict[str, torch.Tensor]
 ) -> None:
     """What the op writes shares no byte with another tensor, which other workgroups still read."""
     start, end = _bytes_of(out)
-    for other, tensor in others.items():
+    for other_name, tensor in tensors.items():
         other_start, other_end = _bytes_of(tensor)
         if start < other_end and other_start < end:
             raise ValueError(
-                f"{op}: {name} must not overlap {other}, got {name} {describe(out)} in the memory "
-                f"of {other} {describe(tensor)}; pass another {name}, or none"
+                f"{op}: {name} must not overlap {other_name}, got {name} {describe(out)} in the "
+                f"memory of {other_name} {describe(tensor)}; pass another {name}, or none"
             )

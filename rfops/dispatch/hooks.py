@@ -51,8 +51,8 @@ class Hooks(Checked):
     def is_empty(self, c: Call) -> bool:
         """Whether nothing is to be launched."""
         sizes, d = self.result_sizes(c), self.declaration
-        written = d.results or [arg for arg in d.tensors if arg.written]
-        return all(any(extent.of(sizes) == 0 for extent in arg.extents) for arg in written)
+        outputs = d.results or [arg for arg in d.tensors if arg.written]
+        return all(any(extent.of(sizes) == 0 for extent in arg.extents) for arg in outputs)
 
     def run_empty(self, c: Call) -> Run:
         """What is done instead."""
@@ -98,17 +98,23 @@ class Hooks(Checked):
         fitted to."""
         raise NotImplementedError(f"{self.name} says no calls to fit a model to")
 
+    def is_chained(self, c: Call) -> bool:
+        """Whether what a launch does follows from what all workgroups of one before it write: then
+        timing mode must run them all."""
+        return False
+
     def peer(self, c: Call) -> tuple[str, Callable[[], object]] | None:
         """What users without the op call, on tensors that are made here, and its name."""
         return None
 
     def flops(self, c: Call) -> int:
+        """Return the floating-point operations of the call; 0 if the roofline is bytes only."""
         return 0
 
     def roundings(self, c: Call) -> int:
         """The longest chain of fp32 roundings of a product, the reference's own included."""
-        kept = {extent.size for arg in self.declaration.results for extent in arg.extents}
-        summed = [size for name, size in c.sizes.items() if name not in kept]
+        result_sizes = {extent.size for arg in self.declaration.results for extent in arg.extents}
+        summed = [size for name, size in c.sizes.items() if name not in result_sizes]
         return 8 + 2 * math.prod(summed) if summed else 8
 
     def product_type(self, c: Call) -> str:
@@ -121,8 +127,8 @@ class Hooks(Checked):
         moved = sum(math.prod(shape) * dtype.itemsize for shape, dtype in self.result_specs(c))
         for arg in self.declaration.tensors:
             if not arg.ignored:
-                own = sum(t.nbytes for _, t in flat({arg.name: c.tensors[arg.name]}))
-                moved += own * (2 if arg.written else 1)
+                argument_bytes = sum(t.nbytes for _, t in flat({arg.name: c.tensors[arg.name]}))
+                moved += argument_bytes * (2 if arg.written else 1)
         return moved
 
     def published(self, c: Call) -> tuple[Mapping[str, float], str] | None:
@@ -134,18 +140,19 @@ class Hooks(Checked):
 
     def result_specs(self, c: Call) -> list[tuple[Sequence[int], torch.dtype]]:
         """Shape and dtype of each result."""
-        found: list[tuple[Sequence[int], torch.dtype]] = []
+        specs: list[tuple[Sequence[int], torch.dtype]] = []
         sizes = self.result_sizes(c)
         for arg in self.declaration.results:
             shape = [extent.of(sizes) for extent in arg.extents]
             if arg.leads:
                 leader = self.declaration.leader(arg)
-                like = c.tensors.get(leader.name)
-                shape[:1] = shape[:1] if like is None else leader.leading(like.shape)
-            found.append((shape, self.dtype_of(arg, c)))
-        return found
+                template = c.tensors.get(leader.name)
+                shape[:1] = shape[:1] if template is None else leader.leading(template.shape)
+            specs.append((shape, self.dtype_of(arg, c)))
+        return specs
 
     def dtype_of(self, arg: TensorArg, c: Call) -> torch.dtype:
+        """Return a result's dtype: that of the argument it follows, else the declared one."""
         # e8m0 itself, not bytes
         dtype: torch.dtype = getattr(c, arg.dtype_of) if arg.dtype_of else arg.dtypes[-1]
         return dtype

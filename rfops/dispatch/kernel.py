@@ -52,27 +52,28 @@ class Call:
 
     @property
     def sizes(self) -> dict[str, int]:
+        """The sizes by name, in the order of the declaration."""
         return {name: getattr(self, name) for name in self.size_names}
 
     def with_sizes(self, **sizes: int) -> Call:
         """The same call of other sizes."""
-        other = Call.__new__(Call)
-        vars(other).update(vars(self), **sizes)
-        return other
+        copy = Call.__new__(Call)
+        vars(copy).update(vars(self), **sizes)
+        return copy
 
     def resized(self, sizes: Sequence[int]) -> Call:
         """The same call of these sizes, in the order of `size_names`."""
-        other = Call.__new__(Call)
+        copy = Call.__new__(Call)
         known = vars(self).copy()
         known.update(zip(self.size_names, sizes, strict=False))
-        other.__dict__ = known
-        return other
+        copy.__dict__ = known
+        return copy
 
     def with_inputs(self, inputs: Mapping[str, Any]) -> Call:
         """The same call, which holds its tensors: that of a Problem."""
-        other = self.with_sizes()
-        other.inputs = inputs
-        return other
+        copy = self.with_sizes()
+        copy.inputs = inputs
+        return copy
 
     def has(self, name: str) -> bool:
         """Whether an optional tensor is given; of sizes alone, whether a value of its name is."""
@@ -84,12 +85,12 @@ class Call:
 
     def align(self, *names: str) -> int:
         """What the addresses of these tensors are all a multiple of: 1, 2, 4, 8 or 16."""
-        least = 16
-        for given in map(self.tensors.get, names):
-            for view in given if isinstance(given, tuple) else (given,):
-                if view is not None and view.align < least:
-                    least = view.align
-        return least
+        alignment = 16
+        for tensor in map(self.tensors.get, names):
+            for view in tensor if isinstance(tensor, tuple) else (tensor,):
+                if view is not None and view.align < alignment:
+                    alignment = view.align
+        return alignment
 
     def __str__(self) -> str:
         return " ".join(f"{name}={value}" for name, value in self.sizes.items())
@@ -116,6 +117,7 @@ class Kernel:
     # are too large: where the kernel takes a call, it takes it with each of them smaller. A
     # dynamic-shape plan does not ask again.
     limits: ClassVar[str] = ""
+    is_capturable: ClassVar[bool] = True  # by a graph: a launch reads nothing back to the host
     # Beside the rounding of fp32 sums, how far a result may be off, as a share of its |products|.
     error: ClassVar[float] = 0.0
 
@@ -130,6 +132,7 @@ class Kernel:
 
     @property
     def config(self) -> Path:
+        """The old name of `compiler_config`."""
         return self.compiler_config
 
     @config.setter
@@ -137,6 +140,7 @@ class Kernel:
         self.compiler_config = file
 
     def error_on(self, _arch: str) -> float:
+        """Return `error` for an architecture; kernels whose error differs override it."""
         return self.error
 
     def unsupported_reason(self, c: Call) -> str | None:
@@ -219,6 +223,7 @@ class Kernel:
 
     @property
     def is_hip(self) -> bool:
+        """Whether the kernel is compiled from a HIP module."""
         return bool(self.module)
 
 

@@ -24,14 +24,17 @@ class Shuffled:
 
     @property
     def shape(self) -> torch.Size:
+        """The shape of the stored data."""
         return self.data.shape
 
     @property
     def dtype(self) -> torch.dtype:
+        """The dtype of the stored data."""
         return self.data.dtype
 
     @property
     def device(self) -> torch.device:
+        """The device of the stored data."""
         return self.data.device
 
     def to(self, *args: Any, **options: Any) -> Shuffled:

@@ -168,10 +168,12 @@ class Op(Hooks):
     launcher is; torch.compile, which traces Python, takes `traced`."""
 
     def traced(self, *args: Any) -> Any:
+        """Dispatch a call without plans, as torch.compile traces it; arguments as of `call`."""
         return self._dispatch(self._typed_values(args))
 
     @property
     def plans(self) -> Plans:
+        """The plans of the op's calls; setting them makes `call` use them."""
         assert self._plans is not None
         return self._plans
 
@@ -180,8 +182,8 @@ class Op(Hooks):
         if self._plans is not None:
             self._plans.stop_serving()
         self._plans = plans
-        places = self._tensors_at, self.num_inputs, self.num_passed
-        plans.serve(self._set_call, self._miss, *places)
+        tensor_indices = self._tensors_at, self.num_inputs, self.num_passed
+        plans.serve(self._set_call, self._miss, *tensor_indices)
 
     def _set_call(self, call: Callable[..., Any]) -> None:
         self.call = call
@@ -275,23 +277,25 @@ class Op(Hooks):
         values = {arg.name: _usual(arg) for arg in self.declaration.values} | self.usual
         assumed: dict[str, int] = dict.fromkeys(names, 1)
         for name in names:
-            without = {other: 1 for other in names if other != name}
+            probe = {size: 1 for size in names if size != name}
             with contextlib.suppress(KeyError):
-                self.assume(without, values)
-                if name in without:
+                self.assume(probe, values)
+                if name in probe:
                     del assumed[name]
         return tuple(assumed)
 
-    def call_of(self, arch: str = "gfx950", cu_num: int | None = None, **given: Any) -> Call:
+    def call_of(self, arch: str = "gfx950", cu_num: int | None = None, **arguments: Any) -> Call:
         """A call of sizes alone: sizes by their names, M=4, and values by theirs; "fp8" is the
         chip's own. An optional tensor counts as given where its name is true."""
         d = self.declaration
-        given = self.usual | given
-        given = {name: fp8_of(arch) if one == "fp8" else one for name, one in given.items()}
-        sizes = {name: int(given.pop(name)) for name in d.sizes if name in given}
+        arguments = self.usual | arguments
+        arguments = {
+            name: fp8_of(arch) if value == "fp8" else value for name, value in arguments.items()
+        }
+        sizes = {name: int(arguments.pop(name)) for name in d.sizes if name in arguments}
         values = {arg.name: _usual(arg) for arg in d.values if not arg.size}
         values |= {f"{arg.name}_dtype": arg.dtypes[0] for arg in d.tensors if arg.dtypes}
-        values |= given
+        values |= arguments
         self.assume(sizes, values)
         sizes = {name: sizes[name] for name in d.sizes}
         values |= {arg.name: sizes[arg.size] for arg in d.values if arg.size}
@@ -311,10 +315,12 @@ class Op(Hooks):
         """The kernel that a call gets, and why. Raises ConfigError, ValueError."""
         if self.tuned is None:
             refused = {name: k.unsupported_reason(c) for name, k in self.kernels.items()}
-            first = next((name for name, reason in refused.items() if reason is None), "none")
-            self._must_have(first, c)
-            others = {n: r or f"{first} comes first" for n, r in refused.items() if n != first}
-            return Decision(first, "first", words=lambda: ("the first that takes the call", others))
+            winner = next((name for name, reason in refused.items() if reason is None), "none")
+            self._must_have(winner, c)
+            reasons = {n: r or f"{winner} comes first" for n, r in refused.items() if n != winner}
+            return Decision(
+                winner, "first", words=lambda: ("the first that takes the call", reasons)
+            )
         router = router or KernelSelector(self.tuned, c.arch, c.cu_num)
 
         def unsupported_reason(name: str, row: Row | None) -> str | None:
@@ -327,12 +333,12 @@ class Op(Hooks):
             return reason
 
         order = self.order(c)
-        left = [name for name in self.kernels if name not in order]
-        chosen = router.choose(
-            self.table_sizes(c), order, left, unsupported_reason, self.untuned(c)
+        unlisted = [name for name in self.kernels if name not in order]
+        decision = router.choose(
+            self.table_sizes(c), order, unlisted, unsupported_reason, self.untuned(c)
         )
-        self._must_have(chosen.backend, c)
-        return chosen
+        self._must_have(decision.backend, c)
+        return decision
 
     def _must_have(self, backend: str, c: Call) -> None:
         if backend not in self.kernels:
@@ -344,16 +350,16 @@ class Op(Hooks):
     ) -> tuple[Kernel, str, Any]:
         """Kernel, rule and variant of a call; of the route, or of the caller's config."""
         if config is None:
-            chosen = self.route(c, router)
-            routing.say(lambda: f"{self.name} {c} on {c.arch}", chosen)
-            kernel = self.kernels[chosen.backend]
-            config = self.parse_config(kernel, chosen.config, chosen.row)
-            return kernel, chosen.rule, kernel.default(c) if config is None else config
+            decision = self.route(c, router)
+            routing.say(lambda: f"{self.name} {c} on {c.arch}", decision)
+            kernel = self.kernels[decision.backend]
+            config = self.parse_config(kernel, decision.config, decision.row)
+            return kernel, decision.rule, kernel.default(c) if config is None else config
         kernel = self.kernel_of(config)
         reason = kernel.unsupported_reason(c) or kernel.unsupported_config_reason(c, config)
         if reason:
-            wanted = f"of a kernel that takes {c} on {c.arch}"
-            self.fail("config", wanted, f"{config}, and {reason}", "pass another or none")
+            expected = f"of a kernel that takes {c} on {c.arch}"
+            self.fail("config", expected, f"{config}, and {reason}", "pass another or none")
         return kernel, "the caller's config", config
 
     def parse_config(self, kernel: Kernel, text: str, row: Any = None) -> Any:
@@ -390,12 +396,12 @@ class Op(Hooks):
         w_dtype=torch.uint8.
         """
         if backend is not None and backend not in self.kernels:
-            wanted = f"backend must be one of {', '.join(self.kernels)}"
-            raise ValueError(f"{self.name}.supports: {wanted}, got {backend!r}")
+            expected = f"backend must be one of {', '.join(self.kernels)}"
+            raise ValueError(f"{self.name}.supports: {expected}, got {backend!r}")
         d = self.declaration
-        first = d.tensors[0]
+        first_tensor = d.tensors[0]
         if dtype is not None:
-            values[d.results[0].dtype_of or f"{first.name}_dtype"] = dtype
+            values[d.results[0].dtype_of or f"{first_tensor.name}_dtype"] = dtype
         sizes = shape or [self._multiple_of(size) for size in self.asked]
         known = {f"{arg.name}_dtype": arg.dtypes for arg in d.tensors}
         if any(values[name] not in dtypes for name, dtypes in known.items() if name in values):
@@ -416,12 +422,12 @@ class Op(Hooks):
     def _is_typed(self, args: tuple[Any, ...]) -> bool:
         """Whether all arguments that should be tensors are, and kernels can read their memory; the
         checks refuse any other."""
-        given = [(args[i], arg.optional, arg.times is not None) for i, arg in self._tensors]
+        tensors = [(args[i], arg.optional, arg.times is not None) for i, arg in self._tensors]
         passed = args[self.num_inputs : self.num_inputs + self.num_passed]
         return all(
             (value is None and optional)
             or (_all_plain(value) if is_table else _all_plain((value,)))
-            for value, optional, is_table in [*given, *((out, True, False) for out in passed)]
+            for value, optional, is_table in [*tensors, *((out, True, False) for out in passed)]
         )
 
     def _dispatch(self, args: tuple[Any, ...]) -> Any:
@@ -433,12 +439,13 @@ class Op(Hooks):
         if self.takes_config:
             inputs = (*inputs, self.config_text(args[-1]))
         if all(out is None for out in passed):
-            made = self._op(*inputs)
-            return self._collected(made) if isinstance(made, tuple) else made
+            results = self._op(*inputs)
+            return self._collected(results) if isinstance(results, tuple) else results
         if any(out is None for out in passed):
-            made = fake_results(self, inputs)  # of real tensors: real ones, for what is not given
-            made = made if isinstance(made, tuple) else (made,)
-            passed = tuple(m if p is None else p for m, p in zip(made, passed, strict=True))
+            # of real tensors: real ones, for what is not given
+            results = fake_results(self, inputs)
+            results = results if isinstance(results, tuple) else (results,)
+            passed = tuple(m if p is None else p for m, p in zip(results, passed, strict=True))
         self._op_out(*inputs, *passed)
         return passed[0] if len(passed) == 1 else self._collected(passed)
 
@@ -449,6 +456,8 @@ class Op(Hooks):
         return results if len(results) > 1 else results[0] if results else None
 
     def config_text(self, config: Any) -> str:
+        """Return a config as tuned tables write it, with its kernel: "stream m_tiles=2"; empty for
+        None."""
         if config is None:
             return ""
         return f"{self.kernel_of(config).name} {routing.config_text(config)}"
@@ -465,11 +474,11 @@ def _filled(
     passed: Sequence[torch.Tensor | None] = (),
 ) -> tuple[torch.Tensor, ...]:
     """The results of these forms: those that are passed, else new ones without a value."""
-    given = passed or (None,) * len(result_specs)
+    results = passed or (None,) * len(result_specs)
     return tuple(
         [
             torch.empty(shape, dtype=dtype, device=device) if tensor is None else tensor
-            for tensor, (shape, dtype) in zip(given, result_specs, strict=True)
+            for tensor, (shape, dtype) in zip(results, result_specs, strict=True)
         ]
     )
 

@@ -37,10 +37,10 @@ def grid(
 
     grid("N K", [(64, 32), (32, 64)], M=(1, 2))
     """
-    found = [dict(zip(names.split(), row, strict=True)) for row in rows]
+    cases = [dict(zip(names.split(), row, strict=True)) for row in rows]
     for name, values in each.items():
-        found = [{**shape, name: value} for shape in found for value in values]
-    return found
+        cases = [{**shape, name: value} for shape in cases for value in values]
+    return cases
 
 
 def on_device(c: Call, device: torch.device) -> Call:
@@ -49,10 +49,10 @@ def on_device(c: Call, device: torch.device) -> Call:
     return Call(*routing.chip(device), device, c.sizes, c.values, {})
 
 
-def call_on(op: Op, given: Mapping[str, Any], device: torch.device) -> Call:
+def call_on(op: Op, arguments: Mapping[str, Any], device: torch.device) -> Call:
     """A call of sizes and values by their names, with what that device's chip usually has: which
     FP8, for one."""
-    return on_device(op.call_of(*routing.chip(device), **given), device)
+    return on_device(op.call_of(*routing.chip(device), **arguments), device)
 
 
 class InputGenerator:
@@ -75,11 +75,11 @@ class InputGenerator:
         """Of the normal distribution."""
         return torch.randn(tuple(shape), generator=self.generator, dtype=dtype, device=self.device)
 
-    def picks(self, rows: int, count: int, most: int) -> torch.Tensor:
+    def picks(self, rows: int, count: int, maximum: int) -> torch.Tensor:
         """[rows, count] ids below `most`, those of a row different while there are enough."""
-        keys = torch.rand(rows, max(most, 1), generator=self.generator, device=self.device)
-        places = torch.arange(count, device=self.device) % max(most, 1)
-        return keys.argsort(dim=1)[:, places].to(torch.int32)
+        keys = torch.rand(rows, max(maximum, 1), generator=self.generator, device=self.device)
+        slots = torch.arange(count, device=self.device) % max(maximum, 1)
+        return keys.argsort(dim=1)[:, slots].to(torch.int32)
 
     def like(self, arg: TensorArg, dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
         """Every e4m3 code but the NaN, scales 2^-6 to 2^6, small ints, normal floats."""
@@ -109,17 +109,17 @@ def placed(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.device.type != "cpu" or tensor.data_ptr() % _PLACE == 0:
         return tensor
     memory = torch.empty(tensor.nbytes + _PLACE, dtype=torch.uint8)
-    first = -memory.data_ptr() % _PLACE
-    own = memory[first : first + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
-    return own.copy_(tensor)
+    begin = -memory.data_ptr() % _PLACE
+    view = memory[begin : begin + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+    return view.copy_(tensor)
 
 
 def _zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Placed so too: of the CPU no memory is touched before a launch reads it."""
     num_bytes = math.prod(shape) * dtype.itemsize
     memory = torch.zeros(num_bytes + _PLACE, dtype=torch.uint8, device=device)
-    first = -memory.data_ptr() % _PLACE
-    return memory[first : first + num_bytes].view(dtype).view(tuple(shape))
+    begin = -memory.data_ptr() % _PLACE
+    return memory[begin : begin + num_bytes].view(dtype).view(tuple(shape))
 
 
 def _placed(value: Any) -> Any:
@@ -146,9 +146,9 @@ class Problem:
         names = [arg.name for arg in op.declaration.inputs]
         self.call = c.with_inputs(dict(zip(names, self.inputs, strict=True)))
         self.results = [placed(tensor) for tensor in op.make_results(self.call)]
-        if any(arg.written for arg in op.declaration.tensors):
+        if not is_light and any(arg.written for arg in op.declaration.tensors):
             _ = self.expected  # before anything is written
-            self._before = [t.clone() for _, t in self._written()]
+            self._before = [t.clone() for _, t in self.written()]
 
     @property
     def tensors(self) -> list[Any]:
@@ -159,15 +159,15 @@ class Problem:
     @property
     def num_bytes(self) -> int:
         """Of all its tensors."""
-        return sum(t.nbytes for one in (*self.tensors, *self.results) for t in _each(one))
+        return sum(t.nbytes for value in (*self.tensors, *self.results) for t in _each(value))
 
     def launch(self) -> Sequence[torch.Tensor]:
         """The op itself; its results."""
-        made = [
+        outputs = [
             r for r, a in zip(self.results, self.op.declaration.results, strict=True) if not a.new
         ]
-        given = self.op.call(*self.inputs, *made, *[None] * self.op.takes_config)
-        return (given,) if isinstance(given, torch.Tensor) else given or ()
+        result = self.op.call(*self.inputs, *outputs, *[None] * self.op.takes_config)
+        return (result,) if isinstance(result, torch.Tensor) else result or ()
 
     def prepare(self, backend: str, config: Any = None) -> Run:
         """The launch by one kernel, whatever the route says; builds it. Raises ValueError."""
@@ -175,9 +175,9 @@ class Problem:
 
     def launch_by(self, run: Run) -> Launch:
         """A launch of what another problem of these sizes may have prepared."""
-        made = self.op.result(*self.results) if self.op.result else tuple(self.results)
+        results = self.op.result(*self.results) if self.op.result else tuple(self.results)
         is_one = len(self.results) == 1 and not self.op.result
-        call = functools.partial(run, made[0] if is_one else made, *self.tensors)
+        call = functools.partial(run, results[0] if is_one else results, *self.tensors)
 
         def launch() -> Sequence[torch.Tensor]:
             call()
@@ -197,9 +197,9 @@ class Problem:
     def _refer(
         self,
         change: Callable[[TensorArg, torch.Tensor], torch.Tensor],
-        other: Callable[..., Any] | None = None,
+        reference_: Callable[..., Any] | None = None,
     ) -> list[Any]:
-        reference, d = other or self.op.reference, self.op.declaration
+        reference, d = reference_ or self.op.reference, self.op.declaration
         if reference is None:
             raise ValueError(f"{self.op.name}: has no reference to check by; give its Op one")
         wide = {arg.dtype_of for arg in d.results}
@@ -212,21 +212,21 @@ class Problem:
             else:
                 changed = tuple(change(arg, tensor) for tensor in _each(value))
                 args.append(changed if arg.times else changed[0] if changed else None)
-        given = reference(*args)
-        results = [given] if isinstance(given, torch.Tensor) else list(given or ())
+        expected = reference(*args)
+        results = [expected] if isinstance(expected, torch.Tensor) else list(expected or ())
         self._check_reference(results)
         pairs = zip(d.inputs, args, strict=True)
         return results + [t for a, v in pairs if _is_written(a) for t in _each(v)]
 
-    def _check_reference(self, given: Sequence[Any]) -> None:
+    def _check_reference(self, arguments: Sequence[Any]) -> None:
         """Raises ValueError where the reference does not give the op's results."""
         names = [arg.name for arg in self.op.declaration.results]
-        if len(given) != len(names):
+        if len(arguments) != len(names):
             raise ValueError(
                 f"{self.op.name}: reference must return {', '.join(names) or 'nothing'}, got "
-                f"{len(given)} results. Return a tuple of them."
+                f"{len(arguments)} results. Return a tuple of them."
             )
-        for name, mine, result in zip(names, given, self.results, strict=True):
+        for name, mine, result in zip(names, arguments, self.results, strict=True):
             if mine.shape != result.shape:
                 raise ValueError(
                     f"{self.op.name}: reference's {name} must be {list(result.shape)}, got "
@@ -238,7 +238,7 @@ class Problem:
                     f"a result of {result.dtype}. Return float32."
                 )
 
-    def _written(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def written(self) -> Iterator[tuple[str, torch.Tensor]]:
         for arg, value in zip(self.op.declaration.inputs, self.inputs, strict=True):
             if _is_written(arg):
                 yield from ((arg.name, tensor) for tensor in _each(value))
@@ -247,16 +247,18 @@ class Problem:
         """Poison what is to be written, and restore inputs that have been."""
         for tensor in self.results:
             poison(tensor)
-        for (_, tensor), before in zip(self._written(), getattr(self, "_before", ()), strict=False):
-            tensor.copy_(before)
+        for (_, tensor), original in zip(
+            self.written(), getattr(self, "_before", ()), strict=False
+        ):
+            tensor.copy_(original)
 
     def check(self, results: Sequence[torch.Tensor], backend: str = "") -> None:
         """Raises AssertionError that names the worst element."""
         own = self.op.kernels[backend].error_on(self.call.arch) if backend else 0.0
         names = [arg.name for arg in self.op.declaration.results]
-        names += [name for name, _ in self._written()]
-        given = [*results, *[tensor for _, tensor in self._written()]]
-        for name, got, exact, total in zip(names, given, *self.expected, strict=True):
+        names += [name for name, _ in self.written()]
+        outputs = [*results, *[tensor for _, tensor in self.written()]]
+        for name, got, exact, total in zip(names, outputs, *self.expected, strict=True):
             bound: torch.Tensor | float = 0.0
             if exact.dtype in (E4M3, FNUZ):  # which torch compares, and hardly more
                 exact, total = exact.float(), total.float()
@@ -310,5 +312,5 @@ def _inputs(op: Op, c: Call, draw: InputGenerator) -> Iterator[Any]:
             shape = [extent.of(c.sizes) for extent in arg.extents]
             dtype, times = getattr(c, f"{arg.name}_dtype"), arg.times
             count = times.of(c.sizes) if times else 1
-            many = [placed(draw.like(arg, dtype, shape)) for _ in range(count)]
-            yield tuple(many) if times else many[0]
+            tensors = [placed(draw.like(arg, dtype, shape)) for _ in range(count)]
+            yield tuple(tensors) if times else tensors[0]

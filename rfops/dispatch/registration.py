@@ -10,8 +10,9 @@ tangent, and, as torch's own ops do, `out` where any tensor wants a gradient.
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 import torch
@@ -20,6 +21,7 @@ from rfops.jit.launch import modes
 from rfops.later import registering
 
 _LIBRARY = torch.library.Library("rfops", "FRAGMENT")
+_TRANSPARENT: list[None] = []  # one for each scope of `transparent`
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter, type(None)))
 
 
@@ -67,9 +69,23 @@ def _plain(arg: Any) -> Any:
 def must_dispatch(*tensors: torch.Tensor | None) -> bool:
     """Whether torch has to see this call as an op: it is tracing, a mode or a transform is active,
     or an argument is a subclass (FakeTensor, DTensor, ...)."""
+    if _TRANSPARENT:
+        return False
     if torch.compiler.is_compiling() or modes.are_active() or modes.wants_gradient(tensors):
         return True
     return any(type(tensor) not in _PLAIN for tensor in tensors)
+
+
+@contextlib.contextmanager
+def transparent() -> Iterator[None]:
+    """In this process, until it is left, no op is shown to torch: an active mode sees the memory
+    that ops allocate and what torch computes for them, in the ops' place. For plain tensors without
+    gradients; each call makes its plan anew."""
+    _TRANSPARENT.append(None)
+    try:
+        yield
+    finally:
+        _TRANSPARENT.pop()
 
 
 # ---------------------------------------------------------------- gradients
@@ -113,14 +129,15 @@ class _NoDerivative(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         first_grad = next(grad for grad in grads if grad is not None)
-        needed = zip(ctx.kinds, ctx.needs_input_grad[2:], strict=True)
+        differentiable = zip(ctx.kinds, ctx.needs_input_grad[2:], strict=True)
         grads_ = [
-            _no_gradient(ctx.refusal, first_grad, *kind) if need else None for kind, need in needed
+            _no_gradient(ctx.refusal, first_grad, *kind) if need else None
+            for kind, need in differentiable
         ]
         return None, None, *grads_
 
 
-def _raise(refusal: str, *_like: Any) -> NoReturn:
+def _raise(refusal: str, *_tensors: Any) -> NoReturn:
     raise NotImplementedError(refusal)
 
 

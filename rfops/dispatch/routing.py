@@ -56,10 +56,12 @@ class Decision:
 
     @property
     def is_hip(self) -> bool:
+        """Whether a HIP kernel takes the call."""
         return self.backend not in ("triton", "torch")
 
     @property
     def why(self) -> str:
+        """The reason of the decision, in words."""
         return self.words()[0]
 
     @property
@@ -75,8 +77,8 @@ class KernelSelector:
         self.arch, self.cu_num = arch, cu_num
         self.op, self.names = tuned.name, tuned.sizes
         self.table = tuned.load()
-        at = [place for place, rule in enumerate(tuned.rules) if not rule]
-        self._exact = getter(at)
+        rule_idx = [row_idx for row_idx, rule in enumerate(tuned.rules) if not rule]
+        self._exact = getter(rule_idx)
         self._tuned = self.table.exact_sizes(arch)
         self._misses = _misses.setdefault((self.op, arch, cu_num, self.names), Counter())
         self._record = settings.path("RFOPS_RECORD_UNTUNED")
@@ -86,7 +88,7 @@ class KernelSelector:
         self,
         sizes: tuple[int, ...],
         order: Sequence[str],
-        others: Sequence[str],
+        fallbacks: Sequence[str],
         unsupported_reason: UnsupportedReason,
         untuned: str | None,
     ) -> Decision:
@@ -112,26 +114,28 @@ class KernelSelector:
             for row, reason in passed:
                 if row.is_own:
                     warn_unfit(self.op, row, sizes, self.arch, reason)
-        first = None
+        selected = None
         for name in order:
             if unsupported_reason(name, None) is None:
-                first = name
+                selected = name
                 break
-        if first and (match is None or match.rule == "nearest cu_num"):
+        if selected and (match is None or match.rule == "nearest cu_num"):
             self._miss(sizes)
-        words = functools.partial(_words, match, passed, order, others, unsupported_reason, untuned)
+        words = functools.partial(
+            _words, match, passed, order, fallbacks, unsupported_reason, untuned
+        )
         if match:
             row = match.row
             return Decision(
                 row.kernel, match.rule, row.config, row, functools.partial(words, row.kernel)
             )
         rule = "envelope default"
-        if first is None or untuned is not None:
-            first = next(
-                (name for name in others if unsupported_reason(name, None) is None), "none"
+        if selected is None or untuned is not None:
+            selected = next(
+                (name for name in fallbacks if unsupported_reason(name, None) is None), "none"
             )
-            rule = first.replace("triton", "Triton")
-        return Decision(first, rule, words=functools.partial(words, first))
+            rule = selected.replace("triton", "Triton")
+        return Decision(selected, rule, words=functools.partial(words, selected))
 
     def is_untuned(self, sizes: tuple[int, ...]) -> bool:
         """Whether no row can hold for a shape and nothing is to be said; counts it as a miss."""
@@ -144,10 +148,10 @@ class KernelSelector:
         """Count a miss; write it to RFOPS_RECORD_UNTUNED, once whatever processes write there."""
         with _recording:
             counts = self._misses
-            before = counts.get(sizes, 0)
-            if not before and len(counts) >= _MOST_MISSES:
+            num_seen = counts.get(sizes, 0)
+            if not num_seen and len(counts) >= _MOST_MISSES:
                 return
-            counts[sizes] = before + 1
+            counts[sizes] = num_seen + 1
             if self._record is None:
                 return
             pairs = tuple(zip(self.names, sizes, strict=True))
@@ -155,8 +159,8 @@ class KernelSelector:
                 _append_once(self._record, Query(self.op, self.arch, self.cu_num, pairs))
             # The record is a help: no call fails for it.
             except (OSError, UnicodeDecodeError) as error:
-                where = f"RFOPS_RECORD_UNTUNED={self._record}"
-                log.get().warning("%s cannot be written: %s", where, error)
+                setting_text = f"RFOPS_RECORD_UNTUNED={self._record}"
+                log.get().warning("%s cannot be written: %s", setting_text, error)
 
 
 def warn_unfit(op: str, row: Row, sizes: Sequence[int], arch: str, reason: str) -> None:
@@ -182,60 +186,62 @@ def _words(
     match: Match | None,
     passed: Sequence[Passed],
     order: Sequence[str],
-    others: Sequence[str],
+    fallbacks: Sequence[str],
     unsupported_reason: UnsupportedReason,
     untuned: str | None,
-    chosen: str,
+    backend: str,
 ) -> tuple[str, Mapping[str, str]]:
     """Why the route is what it is, and why it is not another; which rows were passed over."""
     # The nearest row, and those of the user's own: a shape may have many of others.
-    said = [p for at, p in enumerate(passed) if at == 0 or p[0].is_own]
-    why, refused = _decision(match, order, others, unsupported_reason, untuned, chosen)
-    for row, reason in said:
-        what = "is nearer" if match else "is for the shape"
-        why += f"; {row.place} {what}, but {row.setting}: {reason}"
+    shown = [p for index, p in enumerate(passed) if index == 0 or p[0].is_own]
+    why, refused = _decision(match, order, fallbacks, unsupported_reason, untuned, backend)
+    for row, reason in shown:
+        match_text = "is nearer" if match else "is for the shape"
+        why += f"; {row.place} {match_text}, but {row.setting}: {reason}"
     return why, refused
 
 
 def _decision(
     match: Match | None,
     order: Sequence[str],
-    others: Sequence[str],
+    fallbacks: Sequence[str],
     unsupported_reason: UnsupportedReason,
     untuned: str | None,
-    chosen: str,
+    backend: str,
 ) -> tuple[str, Mapping[str, str]]:
-    reasons = {name: unsupported_reason(name, None) for name in (*order, *others) if name != chosen}
+    reasons = {
+        name: unsupported_reason(name, None) for name in (*order, *fallbacks) if name != backend
+    }
     if match:
-        why, rest = (
-            f"{match.row.place} ({match.row.origin}) says: take {chosen}",
-            f"the row names {chosen}",
+        why, other_reason = (
+            f"{match.row.place} ({match.row.origin}) says: take {backend}",
+            f"the row names {backend}",
         )
-        return why, {name: reason or rest for name, reason in reasons.items()}
-    if chosen in order:
-        why, rest = (
-            f"no row decides; the shape is in the envelope of {chosen}",
-            f"{chosen} comes first without a row",
+        return why, {name: reason or other_reason for name, reason in reasons.items()}
+    if backend in order:
+        why, other_reason = (
+            f"no row decides; the shape is in the envelope of {backend}",
+            f"{backend} comes first without a row",
         )
-        return why, {name: reason or rest for name, reason in reasons.items()}
+        return why, {name: reason or other_reason for name, reason in reasons.items()}
     takers = [name for name in order if reasons[name] is None]
     why = str(untuned) if takers else f"{', '.join(order)} refuse the shape"
     refused = {name: reason or why for name, reason in reasons.items() if name in order or reason}
     for name, reason in reasons.items():
-        if name in others and reason:
+        if name in fallbacks and reason:
             why += f"; {name}: {reason}"
     return why, refused
 
 
-def say(call: Callable[[], str], chosen: Decision) -> None:
+def say(call: Callable[[], str], decision: Decision) -> None:
     """Log a call's route, each once: RFOPS_LOG=dispatch prints them."""
     if log.dispatch().isEnabledFor(logging.DEBUG):
-        _say(call(), chosen.backend, chosen.rule, chosen.why)
+        _say(call(), decision.backend, decision.rule, decision.why)
 
 
 @functools.lru_cache(maxsize=4096)
-def _say(call: str, backend: str, rule: str, why: str) -> None:
-    log.dispatch().debug("%s: %s, by the rule '%s': %s", call, backend, rule, why)
+def _say(call: str, backend: str, rule: str, reason: str) -> None:
+    log.dispatch().debug("%s: %s, by the rule '%s': %s", call, backend, rule, reason)
 
 
 def chip(device: torch.device) -> tuple[str, int]:
@@ -268,10 +274,10 @@ def parse_config(kind: type, text: str, row: Row | None = None) -> Any:
     try:
         return _parse_config(kind, text)
     except (TypeError, ValueError) as error:
-        where = f"{row.file}, line {row.line}, column config" if row else "config"
+        location = f"{row.file}, line {row.line}, column config" if row else "config"
         fields = " ".join(f"{name}=..." for name in _fields(kind))
         raise ConfigError(
-            f"{where}: expected {fields}, got {text!r:.200}: {error!s:.200}"
+            f"{location}: expected {fields}, got {text!r:.200}: {error!s:.200}"
         ) from error
 
 
@@ -297,9 +303,9 @@ def given_config(op: str, kinds: tuple[tuple[str, type], ...], text: str) -> Any
         except (TypeError, ValueError) as error:
             reason = f"{error!s:.200}"
     notation = (" ".join([n, *(f"{field}=..." for field in _fields(kind))]) for n, kind in kinds)
-    wanted = f"'' for the route's choice, or one of {', '.join(map(repr, notation))}"
+    expected = f"'' for the route's choice, or one of {', '.join(map(repr, notation))}"
     way_out = "write a kernel's name and its values, or nothing"
-    return Guard(op).fail("config", wanted, f"{text!r:.80} ({reason})", way_out)
+    return Guard(op).fail("config", expected, f"{text!r:.80} ({reason})", way_out)
 
 
 def _fields(kind: Any) -> list[str]:
@@ -351,11 +357,11 @@ def read_untuned(path: Path) -> list[Query]:
     try:
         with path.open(newline="", encoding="utf-8") as file:
             rows = list(csv.DictReader(file))
-        found = []
+        queries = []
         for row in rows:
             pairs = [word.partition("=") for word in row["sizes"].split()]
             sizes = tuple((name, int(size)) for name, _, size in pairs)
-            found.append(Query(row["op"], row["arch"], int(row["cu_num"]), sizes))
-        return found
+            queries.append(Query(row["op"], row["arch"], int(row["cu_num"]), sizes))
+        return queries
     except (OSError, KeyError, ValueError, TypeError, csv.Error) as error:
         raise ConfigError(f"{path}: not a record of untuned shapes: {error!r}") from error

@@ -17,17 +17,21 @@ then passes one tuple of tensors to all launches, each of which knows the positi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from operator import itemgetter
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from rfops.jit import CompiledOp
 
-from .kernel import Run
+from .kernel import Call, Run
+from .view import View
 from .workspace import Workspace
+
+if TYPE_CHECKING:
+    from .op import Op
 
 Shaped = tuple[int | tuple[int, ...], torch.dtype]
 
@@ -70,17 +74,75 @@ class NestedRun:
     sources: Mapping[str, str | None] = field(default_factory=dict)
 
     def bind(self, _device: torch.device, _arch: str | None, names: Sequence[str]) -> Run:
-        known = {name: at for at, name in enumerate(names)}
-        taken = [self.sources.get(name, name) for name in self.parameters]
-        pick = itemgetter(*[known.get(name or "", len(names)) for name in taken])
+        """Return the run, which takes the tensors `names` and picks its own."""
+        known = {name: index for index, name in enumerate(names)}
+        arguments = [self.sources.get(name, name) for name in self.parameters]
+        pick = itemgetter(*[known.get(name or "", len(names)) for name in arguments])
         run = self.run
         return lambda *tensors: run(*pick((*tensors, None)))
+
+
+Source = str | tuple[str, Callable[[torch.Tensor], torch.Tensor]]
+
+
+@dataclass(frozen=True)
+class OpStep:
+    """A step that is a call of another op, by the kernel which that op chooses.
+
+    `given` has the call's sizes and values; `sources` the tensor of each result and input of the
+    op, by name or as a view of the tensor of a name; what is not in it is None. `shaped` has shape
+    and dtype of these tensors, by which the op sees how they lie: contiguous, views and all of them
+    at multiples of 16 bytes.
+    """
+
+    op: Op
+    given: Mapping[str, Any]
+    sources: Mapping[str, Source]
+    shaped: Mapping[str, tuple[Sequence[int], torch.dtype]]
+    cu_num: int | None = None
+
+    def bind(self, device: torch.device, arch: str | None, names: Sequence[str]) -> Run:
+        """Return the launch, which takes the tensors `names`. Raises as the op's kernel does."""
+        assert arch is not None
+        c = self._call(device, arch)
+        kernel, _, config = self.op.decide(c, None, None)
+        run = kernel.variant(c, config)(*c.sizes.values())
+        picks = [self._pick(name, names) for name in kernel.arguments if name != "_"]
+        count = len(self.op.declaration.results)
+
+        def launch(*tensors: Any) -> None:
+            picked = [pick(tensors) for pick in picks]
+            results = picked[0] if count == 1 else tuple(picked[:count]) if count else None
+            run(results, *picked[count:])
+
+        return launch
+
+    def _call(self, device: torch.device, arch: str) -> Call:
+        views: dict[str, View | None] = {arg.name: None for arg in self.op.declaration.tensors}
+        for name, source in self.sources.items():
+            shape, dtype = self.shaped[source if isinstance(source, str) else source[0]]
+            tensor = torch.empty(tuple(shape), dtype=dtype, device="meta")
+            tensor = tensor if isinstance(source, str) else source[1](tensor)
+            views[name] = replace(View.of(tensor), device=device)
+        dtypes = {f"{name}_dtype": view.dtype for name, view in views.items() if view is not None}
+        c = self.op.call_of(arch, self.cu_num, **{**dtypes, **self.given})
+        return Call(arch, c.cu_num, device, c.sizes, c.values, views)
+
+    def _pick(self, name: str, names: Sequence[str]) -> Callable[[Sequence[Any]], Any]:
+        source = self.sources.get(name)
+        if source is None:
+            return lambda _tensors: None
+        if isinstance(source, str):
+            return itemgetter(names.index(source))
+        index, view = names.index(source[0]), source[1]
+        return lambda tensors: view(tensors[index])
 
 
 class Bindable(Protocol):
     """What is a step of an op: Step, NestedRun, rfops.triton.bound.TritonStep."""
 
-    def bind(self, device: torch.device, arch: str | None, names: Sequence[str], /) -> Run: ...
+    def bind(self, device: torch.device, arch: str | None, names: Sequence[str], /) -> Run:
+        """Return a function that launches the step on the tensors `names`, given in that order."""
 
 
 class Launches:
@@ -106,8 +168,8 @@ class Launches:
     def tensors(self, *arguments: Any) -> tuple[Any, ...]:
         """All tensors of a call, in the order of `names`."""
         make, device = torch.empty, self.device
-        made = [make(shape, dtype=dtype, device=device) for shape, dtype in self._temporaries]
-        return (*arguments, *self.workspace(), *made)
+        tensors = [make(shape, dtype=dtype, device=device) for shape, dtype in self._temporaries]
+        return (*arguments, *self.workspace(), *tensors)
 
     def launch(self, tensors: Sequence[Any]) -> None:
         """Launch the steps on `tensors`; zeros are zero again though a launch fails."""
@@ -146,12 +208,12 @@ def run_steps(
     Raises as CompiledOp.bind, and BindError for a tensor that is not declared. A call that fails
     half-way leaves `zeros` zero.
     """
-    kept, made = dict(workspace or {}), dict(temporaries or {})
+    workspaces, tensors = dict(workspace or {}), dict(temporaries or {})
     counts = {name: count for name, count in (zeros or {}).items() if count}
     assert len(counts) <= 1, "one tensor of zeros"
-    names = (*arguments, *kept, *counts, *made)
+    names = (*arguments, *workspaces, *counts, *tensors)
     launches = [step.bind(device, arch, names) for step in steps]
-    if len(launches) == 1 and not (kept or counts or made):
+    if len(launches) == 1 and not (workspaces or counts or tensors):
         return launches[0]
-    scratch = Workspace(device, *kept.values(), zeros=sum(counts.values()), outer=outer)
-    return Launches(device, launches, names, scratch, list(made.values()), len(arguments))
+    scratch = Workspace(device, *workspaces.values(), zeros=sum(counts.values()), outer=outer)
+    return Launches(device, launches, names, scratch, list(tensors.values()), len(arguments))

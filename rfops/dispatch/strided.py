@@ -39,6 +39,7 @@ def extent(sizes: Sizes, strides: Sizes, item_size: int) -> int:
 
 
 def extent_of(view: View, sizes: Sizes) -> int:
+    """Return how many bytes the view spans with the strides it has for these sizes."""
     return extent(sizes, strides_of(view, sizes), view.itemsize)
 
 

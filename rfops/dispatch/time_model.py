@@ -11,18 +11,17 @@ what terms do not: it is quadratic in the binary logarithms of sizes, taken no f
 sizes that it was fitted to, and at most a factor of 1.3.
 
 A kernel's row without a family has the correction of all of its families, and the constants of one
-that has no row. An architecture without rows has constants of 1: then the ranking is by the sum of
-all terms.
+that has no row. An architecture without rows has those that the model calls typical, else 1.
 """
 
 from __future__ import annotations
 
 import csv
 import functools
+import operator
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -57,8 +56,7 @@ class Work(NamedTuple):
     excluded: Any = None
 
 
-@dataclass(frozen=True)
-class Choice:
+class Choice(NamedTuple):
     """The quickest variant of a kernel, as predicted."""
 
     kernel: str
@@ -82,22 +80,26 @@ class Variants:
         traits = [k.traits(v, c) for k, v in self.members]
         for name, values in zip(model.traits, zip(*traits, strict=True), strict=True):
             setattr(self, name, np.array(values, dtype=np.float64))
-        found = [model.constants(c.arch, c.cu_num, k.name, k.family(v, c)) for k, v in self.members]
-        self.linear = np.array([f.linear for f in found]).T.copy()  # [terms, variants]
-        self.quadratic = np.array([f.quadratic for f in found])  # [variants, logs, logs]
-        self.low = np.array([f.low for f in found])
-        self.high = np.array([f.high for f in found])
+        constants = [
+            model.constants(c.arch, c.cu_num, k.name, k.family(v, c)) for k, v in self.members
+        ]
+        self.linear = np.array([f.linear for f in constants]).T.copy()  # [terms, variants]
+        self.low = np.array([f.low for f in constants]).T.copy()  # [logs, variants]
+        self.high = np.array([f.high for f in constants]).T.copy()
         self.derived: Mapping[str, Any] = {}
-        model.prepare(self)
-        self.has_correction = bool(self.quadratic.any())
+        model.prepare(self, c)
         ends = np.cumsum([len(t.candidates) for t in tables])
         self.parts = [
             (k.name, slice(e - len(t.candidates), e))
             for k, t, e in zip(kernels, tables, ends, strict=True)
         ]
+        # [logs, logs] of each kernel.
+        self.quadratic = [constants[span.start].quadratic.T for _, span in self.parts]
+        self.has_correction = any(form.any() for form in self.quadratic)
 
-    def __getattr__(self, name: str) -> Any:
-        raise AttributeError(name)
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
 
     def __len__(self) -> int:
         return len(self.members)
@@ -108,6 +110,7 @@ class TimedKernel(Kernel):
 
     is_ranked = True
     time_model: TimeModel  # set by the op
+    sources: ClassVar[tuple[str, ...]] = ()  # modules of Triton kernels, which times depend on
 
     def space(self, c: Call) -> Columns[Any] | None:
         """The variants to choose among, the same object for like calls; None where sizes or the
@@ -127,18 +130,23 @@ class TimedKernel(Kernel):
         return ""
 
     def default(self, c: Call) -> Any:
-        found = self.time_model.rank(c).get(self.name)
-        if found is None:
+        """The quickest as predicted; of a kernel that calls do not choose here, the first."""
+        choice = self.time_model.rank(c).get(self.name)
+        if choice is not None:
+            return choice.config
+        table = self.full_space(c)
+        if table is None:
             raise ValueError(f"{self.name}: no variant takes {c} on {c.arch}")
-        return found.config
+        return table.candidates[0]
 
     def candidates(self, c: Call) -> Iterable[Any]:
-        """The default, then all by their predicted times."""
+        """The default, then all by their predicted times but those that a model excludes."""
         table = self.full_space(c)
         if table is None:
             return []
         us = self.time_model.predict([self], [table], c)[1]
-        ranked = [table.candidates[at] for at in np.argsort(us, kind="stable")]
+        order = np.argsort(us, kind="stable")
+        ranked = [table.candidates[index] for index in order if us[index] < np.inf]
         return list(dict.fromkeys([self.default(c), *ranked]))
 
 
@@ -147,6 +155,7 @@ class TimeModel:
 
     terms: ClassVar[tuple[str, ...]]
     units: ClassVar[Mapping[str, str]]  # of each term's constant
+    typical: ClassVar[Mapping[str, float]] = {}  # what stands for a constant that was not fitted
     logs: ClassVar[tuple[str, ...]]
     traits: ClassVar[tuple[str, ...]]
 
@@ -155,6 +164,14 @@ class TimeModel:
         self.kernels: tuple[TimedKernel, ...] = ()
         self._ranked: dict[tuple[Any, ...], dict[str, Choice]] = {}
         self._variants: dict[tuple[Any, ...], Variants] = {}
+        self._fitted: Mapping[tuple[str, str], Constants] | None = None
+
+    def use(self, fitted: Mapping[tuple[str, str], Constants] | None) -> None:
+        """Rank by these constants, by kernel and family, on every chip; None: by those of the
+        files again."""
+        self._fitted = fitted
+        self._ranked.clear()
+        self._variants.clear()
 
     def own(self, kernels: Sequence[TimedKernel]) -> None:
         """The kernels of its op."""
@@ -170,8 +187,9 @@ class TimeModel:
         """The call at whose sizes variants are ranked: of those that share a decision, one."""
         return c
 
-    def prepare(self, v: Variants) -> None:
-        """Set `derived`, what of traits `work` needs again and again."""
+    def prepare(self, v: Variants, c: Call) -> None:
+        """Set `derived`, what `work` needs again and again: of traits, the chip and what `static`
+        says of a call."""
 
     def work(self, v: Variants, c: Call) -> Work:
         raise NotImplementedError
@@ -185,17 +203,17 @@ class TimeModel:
         known = self._ranked.get(key)
         if known is None:
             pairs = [(k, t) for k in self.kernels if (t := k.space(c)) is not None]
-            found: list[Choice] = []
+            choices: list[Choice] = []
             if pairs:
                 kernels, tables = zip(*pairs, strict=True)
                 v, us = self.predict(kernels, tables, c)
-                for name, part in v.parts:
-                    at = part.start + int(us[part].argmin())
-                    found.append(Choice(name, v.members[at][1], float(us[at])))
-            found.sort(key=lambda choice: choice.us)
+                for name, span in v.parts:
+                    index = span.start + int(us[span].argmin())
+                    choices.append(Choice(name, v.members[index][1], float(us[index])))
+            choices.sort(key=_us)
             if len(self._ranked) >= _MAX_RANKED:
                 self._ranked.clear()
-            known = self._ranked[key] = {choice.kernel: choice for choice in found}
+            known = self._ranked[key] = {choice.kernel: choice for choice in choices}
         return known
 
     def predict(
@@ -223,16 +241,16 @@ class TimeModel:
         kernels, tables = zip(*pairs, strict=True)
         v, us = self.predict(kernels, tables, c)
         work = self.work(v, c)
-        parts = np.array([np.broadcast_to(term, len(v)) for term in work.terms]) * v.linear
+        contributions = np.array([np.broadcast_to(term, len(v)) for term in work.terms]) * v.linear
         factor = np.exp2(_correction(v, work.logs)) if v.has_correction else np.ones(len(v))
-        found = []
-        for at in np.argsort(us, kind="stable")[:count]:
-            kernel, config = v.members[at]
-            own = zip(self.terms, parts[:, at], strict=True)
-            figures = {name: float(value) for name, value in own if value}
-            figures["correction"] = float(factor[at])
-            found.append((Choice(kernel.name, config, float(us[at])), figures))
-        return found
+        explanations = []
+        for index in np.argsort(us, kind="stable")[:count]:
+            kernel, config = v.members[index]
+            term_us = zip(self.terms, contributions[:, index], strict=True)
+            figures = {name: float(value) for name, value in term_us if value}
+            figures["correction"] = float(factor[index])
+            explanations.append((Choice(kernel.name, config, float(us[index])), figures))
+        return explanations
 
     def static(self, c: Call) -> tuple[Any, ...]:
         """What of a call traits depend on."""
@@ -241,45 +259,55 @@ class TimeModel:
     # ------------------------------------------------------------ the constants
 
     def constants(self, arch: str, cu_num: int, kernel: str, family: str) -> Constants:
-        found = self.table(arch, cu_num)
-        whole = found.get((kernel, ""))
-        if whole is None:
+        table = self.table(arch, cu_num)
+        overall = table.get((kernel, ""))
+        if overall is None:
             return self.nominal()
-        own = found.get((kernel, family), whole)
-        return whole._replace(linear=own.linear)
+        constants = table.get((kernel, family), overall)
+        return overall._replace(linear=constants.linear)
 
     def nominal(self) -> Constants:
         size = len(self.logs)
         zeros = np.zeros(size)
-        return Constants(np.ones(len(self.terms)), np.zeros((size, size)), zeros, zeros)
+        linear = np.array([self.typical.get(term, 1.0) for term in self.terms])
+        return Constants(linear, np.zeros((size, size)), zeros, zeros)
 
     def table(self, arch: str, cu_num: int) -> Mapping[tuple[str, str], Constants]:
         """By kernel and family: of the architecture, or of the one that serves it; of the nearest
         number of compute units."""
+        if self._fitted is not None:
+            return self._fitted
         rows = _load(self, settings.path("RFOPS_CONFIGS"))
         for name in dict.fromkeys((arch, serving(arch) or arch)):
-            near = [cu for other, cu in rows if other == name]
+            near = [cu for table_name, cu in rows if table_name == name]
             if near:
                 return rows[name, min(near, key=lambda cu: (abs(cu - cu_num), cu))]
         return {}
 
 
+_us = operator.attrgetter("us")
+
+
 def _evaluate(v: Variants, work: Work) -> Array:
     rows = np.empty(v.linear.shape)
-    for at, term in enumerate(work.terms):
-        rows[at] = term
+    for term_idx, term in enumerate(work.terms):
+        rows[term_idx] = term
     us: Array = np.einsum("tv,tv->v", rows, v.linear)
     return us * np.exp2(_correction(v, work.logs)) if v.has_correction else us
 
 
 def _correction(v: Variants, logs: Sequence[Any]) -> Array:
-    x = np.empty(v.low.shape)
-    for at, log in enumerate(logs):
-        x[:, at] = log
-    x = np.minimum(np.maximum(x, v.low), v.high)
-    form = np.matmul(x[:, None, :], v.quadratic)[:, 0, :]
-    correction: Array = np.einsum("vl,vl->v", form, x)
-    return np.minimum(np.maximum(correction, -MAX_CORRECTION), MAX_CORRECTION)
+    x, product = np.empty(v.low.shape), np.empty(v.low.shape)
+    for log_idx, log in enumerate(logs):
+        x[log_idx] = log
+    np.maximum(x, v.low, out=x)
+    np.minimum(x, v.high, out=x)
+    for (_, span), form in zip(v.parts, v.quadratic, strict=True):
+        np.matmul(form, x[:, span], out=product[:, span])
+    product *= x
+    correction: Array = product.sum(0)
+    np.maximum(correction, -MAX_CORRECTION, out=correction)
+    return np.minimum(correction, MAX_CORRECTION, out=correction)
 
 
 # ---------------------------------------------------------------- the file
@@ -324,11 +352,11 @@ def parse(model: TimeModel, cells: Mapping[str, str]) -> Constants:
         linear[terms.index(name)] = float(value)
     for name, value in _pairs(cells["correction"]):
         if ":" in value:
-            at = logs.index(name)
-            low[at], high[at] = map(float, value.split(":"))
+            log_idx = logs.index(name)
+            low[log_idx], high[log_idx] = map(float, value.split(":"))
         else:
-            first, second = (logs.index(one) for one in name.split("*"))
-            quadratic[first, second] = float(value)
+            i, j = (logs.index(log) for log in name.split("*"))
+            quadratic[i, j] = float(value)
     return Constants(linear, quadratic, low, high)
 
 
@@ -350,13 +378,13 @@ def text_of(model: TimeModel, constants: Constants) -> tuple[str, str]:
 
 
 def _pairs(text: str) -> list[tuple[str, str]]:
-    found = []
+    pairs = []
     for word in text.split():
         name, sign, value = word.partition("=")
         if not sign:
             raise ValueError(f"{word!r} is no name=value")
-        found.append((name, value))
-    return found
+        pairs.append((name, value))
+    return pairs
 
 
 def replace_rows(file: Path, arch: str, cu_num: int, rows: Sequence[Sequence[Any]]) -> None:
@@ -367,8 +395,8 @@ def replace_rows(file: Path, arch: str, cu_num: int, rows: Sequence[Sequence[Any
             lines = list(csv.reader(stream))[1:]
         kept = [line for line in lines if line[:2] != [arch, str(cu_num)]]
     file.parent.mkdir(parents=True, exist_ok=True)
-    aside = file.with_suffix(".part")
-    with aside.open("w", newline="", encoding="utf-8") as stream:
+    temporary = file.with_suffix(".part")
+    with temporary.open("w", newline="", encoding="utf-8") as stream:
         writer = csv.writer(stream, lineterminator="\n")
         writer.writerows([COLUMNS, *sorted([*kept, *rows], key=lambda row: [*map(str, row[:4])])])
-    aside.replace(file)
+    temporary.replace(file)

@@ -42,6 +42,7 @@ class Timing:
 
     @classmethod
     def of(cls, us: Sequence[float]) -> Timing:
+        """Summarise times in us: median, 10th and 90th percentile, count."""
         ordered = sorted(us)
         tenth = len(ordered) // 10
         return cls(statistics.median(ordered), ordered[tenth], ordered[-1 - tenth], len(ordered))

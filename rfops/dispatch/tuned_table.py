@@ -75,6 +75,9 @@ class Query(NamedTuple):
 
 @dataclass(frozen=True)
 class Row:
+    """A line of a tuned table: for an architecture, a number of CUs and sizes, the kernel and its
+    config; with figures, origin and place."""
+
     arch: str
     cu_num: int
     names: tuple[str, ...]  # of the sizes
@@ -89,19 +92,23 @@ class Row:
 
     @property
     def key(self) -> tuple[object, ...]:
+        """Architecture, number of CUs and sizes, which identify the row in its table."""
         return self.arch, self.cu_num, self.sizes
 
     @property
     def decision(self) -> tuple[str, str]:
+        """The kernel and its config as text."""
         return self.kernel, self.config
 
     @property
     def shape(self) -> str:
+        """The sizes as text, "M=16 N=2304"; without those that any value matches."""
         pairs = zip(self.names, self.sizes, strict=True)
         return " ".join(f"{name}={value}" for name, value in pairs if value is not None)
 
     @property
     def place(self) -> str:
+        """File and line, as messages cite the row."""
         return f"{self.file.name}:{self.line}"
 
     @property
@@ -145,10 +152,12 @@ class Tuned:
 
     @property
     def keys(self) -> tuple[str, ...]:
+        """The columns that identify a row."""
         return "arch", "cu_num", *self.sizes
 
     @property
     def columns(self) -> tuple[str, ...]:
+        """All columns in the order of the file."""
         return *self.keys, *VALUES
 
     def exact(self, sizes: Sizes) -> Sizes:
@@ -275,6 +284,7 @@ class Table:
         return row.count(None), sum(distances)
 
     def origins(self) -> Counter[str]:
+        """Return how many rows each origin has."""
         return Counter(row.origin for row in self.rows)
 
 
@@ -332,16 +342,16 @@ class _Line(NamedTuple):
             self.fail(column, f"one of {', '.join(values)}")
         return self.cells[column]
 
-    def integer(self, column: str, least: int = 1) -> int:
+    def integer(self, column: str, minimum: int = 1) -> int:
         text = self.cells[column]
-        if not re.fullmatch(r"[0-9]{1,18}", text) or int(text) < least:
-            self.fail(column, f"a whole number, {least} or more")
+        if not re.fullmatch(r"[0-9]{1,18}", text) or int(text) < minimum:
+            self.fail(column, f"a whole number, {minimum} or more")
         return int(text)
 
     def size(self, column: str, rule: str) -> int | None:
         if not self.cells[column] and rule in ("?", "<=", ">="):
             return None
-        return self.integer(column, least=0 if rule == "?" else 1)
+        return self.integer(column, minimum=0 if rule == "?" else 1)
 
     def figures(self) -> Iterator[tuple[str, float]]:
         pairs = [("us", "us", self.cells["us"])] if self.cells["us"] else []

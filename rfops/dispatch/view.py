@@ -29,6 +29,7 @@ class View:
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> View:
+        """Return the view of a tensor; a dimension of size 1 gets a contiguous tensor's stride."""
         shape, strides = tuple(tensor.shape), list(tensor.stride())
         elements = 1
         for i in range(len(shape) - 1, -1, -1):
@@ -46,23 +47,29 @@ class View:
         return cls(tuple(shape), tuple(strides), dtype, device)
 
     def stride(self, dim: int) -> int:
+        """The stride of one dimension in elements."""
         return self.strides[dim]
 
     def dim(self) -> int:
+        """The number of dimensions."""
         return len(self.shape)
 
     def is_contiguous(self) -> bool:
+        """Whether elements lie in order without gaps."""
         return self.contiguous
 
     def element_size(self) -> int:
+        """Bytes per element."""
         return self.dtype.itemsize
 
     @property
     def itemsize(self) -> int:
+        """Bytes per element."""
         return self.dtype.itemsize
 
     @property
     def nbytes(self) -> int:
+        """Bytes of all elements, gaps not counted."""
         return math.prod(self.shape) * self.itemsize
 
 

@@ -7,8 +7,12 @@ kernels/a16w8/triton.py.
 
 from __future__ import annotations
 
+import math
+import random
 from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch.compiler import is_dynamo_compiling
 
@@ -18,12 +22,23 @@ from rfops.dispatch.op import Op
 from rfops.dispatch.problem import grid
 from rfops.dispatch.routing import Decision, KernelSelector
 from rfops.dispatch.strided import check_apart, extent, extent_of, overlaps_itself, strides_of
+from rfops.dispatch.time_model import Variants, Work
 from rfops.dispatch.tuned_table import serving
 from rfops.jit import UnsupportedArch
 from rfops.triton import launch
 
 from .kernels.a16w8.config import SCALE_BLOCK, Config, Shape
-from .kernels.a16w8.triton import Bmm, Rows, Staged, Tiles, order, shape_of
+from .kernels.a16w8.triton import (
+    MAX_ROWS,
+    Bmm,
+    Rows,
+    Staged,
+    Tiles,
+    order,
+    shape_of,
+    takes_bmm,
+)
+from .terms import GemmModel, chip_of
 
 __all__ = ["batched_gemm_a16w8_blockscale", "batched_gemm_a16w8_blockscale_ref"]
 
@@ -40,7 +55,19 @@ class _BatchedGemm(Op):
         return int(2 * c.B * c.M * c.N * c.K)
 
     def order(self, c: Call) -> Sequence[str]:
-        return order(c)
+        """By predicted times where the model ranks kernels; large problems go to torch.bmm."""
+        assert self.time_model is not None, "it is declared with one"
+        ranked = tuple(self.time_model.rank(c)) or order(c)
+        return ("bmm", *ranked) if takes_bmm(c) else ranked
+
+    def draw(self, rng: random.Random) -> dict[str, Any]:
+        """An absorbed product of MLA's heads on a GPU, or now and then a larger one."""
+        layers = _STREAMED if rng.random() < _STREAMED_CALLS else _ABSORBED
+        b, n, k = rng.choice(layers)
+        while True:
+            m = round(math.exp(rng.uniform(0, math.log(_MOST_M))))
+            if b * m * n * k <= _MAX_WORK:
+                return {"B": b, "M": m, "N": n, "K": k}
 
     def peer(self, c: Call) -> tuple[str, Callable[[], object]]:
         """On weights dequantised beforehand: twice the bytes."""
@@ -62,9 +89,9 @@ class _BatchedGemm(Op):
         out = c.tensors.get("out")
         if out is not None:
             if 0 not in (b, m, n) and overlaps_itself((b, m, n), strides_of(out, (b, m, n))):
-                wanted = "a tensor with each element in a place of its own"
+                expected = "a tensor with each element in a place of its own"
                 got = f"{describe(out)} with strides {list(out.strides)}"
-                return "out", wanted, got, "pass one that is not expanded, or none"
+                return "out", expected, got, "pass one that is not expanded, or none"
         elif m * n * c.dtype.itemsize >= MAX_BATCH_BYTES:
             return "the result", "smaller than 2 GiB a batch", f"M={m}, N={n}", "split x along M"
         for name, shape in _shapes(Shape(*sizes)).items():
@@ -76,8 +103,8 @@ class _BatchedGemm(Op):
                 limit = "the kernel's offsets inside one are signed 32-bit"
                 lies = "" if tensor is None else f" with strides {list(tensor.strides)}"
                 got = f"{describe(tensor)}{lies}: {size} bytes"
-                way = "split it and call the op on the parts"
-                return name, f"smaller than 2 GiB a batch ({limit})", got, way
+                fix = "split it and call the op on the parts"
+                return name, f"smaller than 2 GiB a batch ({limit})", got, fix
         return None
 
     def finish_run(self, c: Call, run: Run) -> Run:
@@ -105,6 +132,43 @@ class _BatchedGemm(Op):
         return super().route(c, router)
 
 
+# B, N and K: w_uk and w_uv of MLA's heads on a GPU, of latent dimension 512 and heads of 128 or
+# 192; and larger weights.
+_ABSORBED = tuple((b, *nk) for b in (8, 16, 32, 64, 128) for nk in ((512, 128), (128, 512)))
+_STREAMED = ((16, 2048, 512), (8, 4096, 1024), (4, 4096, 4096), (32, 1536, 512), (16, 512, 192))
+_STREAMED_CALLS, _MOST_M, _MAX_WORK = 0.35, 1024, 4e9
+
+
+class _Model(GemmModel):
+    """Of programs of few waves, whose own instructions may take longer than the CU's."""
+
+    units: ClassVar[dict[str, str]] = {
+        **GemmModel.units,
+        "wave": "1: of a wave's instructions along K, of all rounds",
+    }
+    terms = tuple(units)
+    logs = (*GemmModel.logs, "tile_m", "tile_n")
+
+    def work(self, v: Variants, c: Call) -> Work:
+        work = super().work(v, c)
+        named = dict(zip(GemmModel.terms, work.terms, strict=True))
+        clocks = v.busy_clocks / np.exp2(v.log_waves)
+        steps = named["step"] + named["round"]
+        return work._replace(
+            terms=(*work.terms, steps * clocks / (1e3 * chip_of(c).ghz)),
+            logs=(*work.logs, np.log2(v.m), np.log2(v.n)),
+        )
+
+    def batches(self, c: Call) -> int:
+        return int(c.B)
+
+    def static(self, c: Call) -> tuple[Any, ...]:
+        return *super().static(c), min(c.M, MAX_ROWS + 1)
+
+    def bytes_of(self, c: Call) -> tuple[float, float, float]:
+        return c.x_dtype.itemsize, 1, c.dtype.itemsize
+
+
 OP = _BatchedGemm(
     "batched_gemm_a16w8_blockscale",
     """
@@ -126,6 +190,7 @@ OP = _BatchedGemm(
         ),
     },
     kernels=(Rows(), Tiles(), Staged(), Bmm()),
+    time_model=_Model,
     hints={"w": "quantise it", "w_scale": "pass one scale for each block of 128 x 128"},
 )
 
@@ -200,7 +265,14 @@ def batched_gemm_a16w8_blockscale_ref(
     w_scale: torch.Tensor,
     dtype: torch.dtype = torch.bfloat16,
 ) -> torch.Tensor:
-    """The formula in plain fp32 torch, one block of K at a time, on any device."""
+    """The formula of `batched_gemm_a16w8_blockscale` in plain fp32 torch, one block of K at a time.
+
+    Takes x, w and w_scale as the op does, on any device. dtype : of the result; bfloat16, float16,
+    float32 or float64. Returns [B, M, N]. Raises ValueError for another dtype, and torch's
+    RuntimeError for sizes that do not fit each other.
+
+    Source: as of the op; each block's sum is scaled before it is added.
+    """
     check_dtype("batched_gemm_a16w8_blockscale_ref", "dtype", dtype, (*OUT_DTYPES, torch.float64))
     n, k = w.shape[1:]
     scale = w_scale.repeat_interleave(SCALE_BLOCK, 1)[:, :n]

@@ -103,7 +103,15 @@ def gemm_a16wfp4_ref(
     w_scale_layout: str = RAW,
     rounding: str = "even",
 ) -> torch.Tensor:
-    """The formula of `gemm_a16wfp4` in plain float64 torch, on any device."""
+    """The formula of `gemm_a16wfp4` in plain float64 torch, in which products are exact.
+
+    Takes x [M, K], w, w_scale, bias and rounding as the op does, on any device; w_layout and
+    w_scale_layout name the orders of plain tensors ("raw", "16x16", "32x8"). Returns [M, N] of any
+    float dtype. Raises KeyError for another rounding, and torch's RuntimeError for sizes that do
+    not fit each other.
+
+    Source: OCP Microscaling Formats (MX) Specification, version 1.0.
+    """
     pair = quant_mxfp4_ref(x, rounding)
     return mxfp4_op.reference(*pair, w, w_scale, bias, dtype, RAW, w_layout, w_scale_layout)
 

@@ -34,7 +34,7 @@ from .kernels.a8w8.pingpong import PingPong
 from .kernels.a8w8.staged import Staged
 from .kernels.a8w8.stream import Stream
 from .kernels.a8w8.triton import TritonGemm
-from .model_layers import DEEPSEEK_V3_ATTENTION, DEEPSEEK_V3_DENSE, DEEPSEEK_V3_DENSE_TP8
+from .layers import DEEPSEEK_V3_ATTENTION, DEEPSEEK_V3_DENSE, DEEPSEEK_V3_DENSE_TP8
 from .terms import GemmModel
 
 __all__ = ["gemm_a8w8_blockscale", "gemm_a8w8_blockscale_ref"]
@@ -243,7 +243,15 @@ def gemm_a8w8_blockscale_ref(
     dtype: torch.dtype = torch.bfloat16,
     w_layout: str = "raw",
 ) -> torch.Tensor:
-    """The formula of `gemm_a8w8_blockscale` in plain fp32 torch, block by block, on any device."""
+    """The formula of `gemm_a8w8_blockscale` in plain fp32 torch, by blocks of 128 along K.
+
+    Takes x [M, K], w [N, K], x_scale and w_scale as the op does, on any device; w_layout "16x16":
+    w is what shuffle_weight made. dtype : of the result [M, N]; bfloat16, float16, float32 or
+    float64. Raises ValueError for another dtype, and torch's RuntimeError for sizes that do not fit
+    each other.
+
+    Source: DeepSeek-V3 Technical Report (arXiv:2412.19437), 3.3.
+    """
     check_dtype("gemm_a8w8_blockscale_ref", "dtype", dtype, (*OUT_DTYPES, torch.float64))
     w = w if w_layout == "raw" else unshuffle_weight(w)
     n = w.shape[0]

@@ -47,7 +47,7 @@ class Linear:
         if self.dtype not in _TYPES:
             known = ", ".join(_NAMES.values())
             raise ValueError(f"blaslt: dtype must be one of {known}, got {self.dtype}")
-        if not self.sizes or any(len(one) != 3 or min(one) < 1 for one in self.sizes):
+        if not self.sizes or any(len(size) != 3 or min(size) < 1 for size in self.sizes):
             raise ValueError(f"blaslt: sizes must be M N K of 1 or more each, got {self.sizes}")
         if not self.is_grouped and len(self.sizes) != 1:
             raise ValueError(f"blaslt: {len(self.sizes)} problems are a group: is_grouped=True")
@@ -55,11 +55,13 @@ class Linear:
     @property
     def key(self) -> tuple[str, str, str]:
         """As a table's row has it."""
-        texts = ("x".join(map(str, one)) for one in self.sizes)
+        texts = ("x".join(map(str, size)) for size in self.sizes)
         return "grouped" if self.is_grouped else "dense", " ".join(texts), _NAMES[self.dtype]
 
 
 class Timed(NamedTuple):
+    """The time in us of one algorithm."""
+
     solution: str
     us: float
 
@@ -130,15 +132,15 @@ class Library:
         if status != 0:
             raise HipError(name.replace("rfops_", "hip"), status, f"hipBLASLt's status {status}")
 
-    def problem(self, of: Linear, *operands: Sequence[torch.Tensor]) -> Problem:
+    def problem(self, linear: Linear, *operands: Sequence[torch.Tensor]) -> Problem:
         """Bind x, w and out."""
-        return Problem(self, of, *operands)
+        return Problem(self, linear, *operands)
 
-    def tune(self, of: Linear, runs: int = 20, device: str = "cuda") -> Tuned:
+    def tune(self, linear: Linear, runs: int = 20, device: str = "cuda") -> Tuned:
         """Each algorithm that takes the problem and gives its result, by its median time."""
-        x, w, out = _tensors(of, device)
-        expected = [(a.double() @ b.double().T).to(of.dtype) for a, b in zip(x, w, strict=True)]
-        problem = self.problem(of, x, w, out)
+        x, w, out = _tensors(linear, device)
+        expected = [(a.double() @ b.double().T).to(linear.dtype) for a, b in zip(x, w, strict=True)]
+        problem = self.problem(linear, x, w, out)
         timed, refused = [], {}
         for name in problem.names:
             for result in out:
@@ -146,36 +148,38 @@ class Library:
             try:
                 problem.select(name)
                 problem.run()
-                wrong = _wrong(of, out, expected)
+                wrong = _wrong(linear, out, expected)
                 if wrong:
                     raise ValueError(wrong)
                 times = self.clock(problem.run, runs)
                 timed.append(Timed(name, statistics.median(times)))
             except (HipError, ValueError) as error:
                 refused[name] = str(error)
-        return Tuned(tuple(sorted(timed, key=lambda one: (one.us, one.solution))), refused)
+        return Tuned(tuple(sorted(timed, key=lambda timed_: (timed_.us, timed_.solution))), refused)
 
-    def pinned(self, of: Linear, table: Path, *operands: Sequence[torch.Tensor]) -> Problem:
+    def pinned(self, linear: Linear, table: Path, *operands: Sequence[torch.Tensor]) -> Problem:
         """Bind x, w and out to the algorithm that the table has for the problem. Raises ConfigError
         if it has none for this library and architecture, or if the library has it no more."""
-        name = self.pin_of(of, table)
-        problem = self.problem(of, *operands)
+        name = self.pin_of(linear, table)
+        problem = self.problem(linear, *operands)
         if name not in problem.names:
             raise ConfigError(f"{table}: hipBLASLt {self.version} has no solution {name}")
         problem.select(name)
         return problem
 
-    def pin_of(self, of: Linear, table: Path) -> str:
+    def pin_of(self, linear: Linear, table: Path) -> str:
         """The solution's name. Raises ConfigError that says what the table has instead."""
-        rows = [row for row in read(table) if tuple(row[c] for c in _COLUMNS[:3]) == of.key]
+        rows = [row for row in read(table) if tuple(row[c] for c in _COLUMNS[:3]) == linear.key]
         for row in rows:
             if (row["version"], row["gfx"]) == (self.version, self.gfx):
                 return row["solution"]
-        others = ", ".join(sorted({f"{row['version']} on {row['gfx']}" for row in rows})) or "none"
-        kind, sizes, dtype = of.key
+        versions = (
+            ", ".join(sorted({f"{row['version']} on {row['gfx']}" for row in rows})) or "none"
+        )
+        kind, sizes, dtype = linear.key
         raise ConfigError(
             f"{table}: no solution for {kind} {sizes} {dtype} by hipBLASLt {self.version} on "
-            f"{self.gfx}; it has those of: {others}. `rfops tune blaslt` finds one"
+            f"{self.gfx}; it has those of: {versions}. `rfops tune blaslt` finds one"
         )
 
 
@@ -189,20 +193,20 @@ class Problem:
     def __init__(
         self,
         library: Library,
-        of: Linear,
+        linear: Linear,
         x: Sequence[torch.Tensor],
         w: Sequence[torch.Tensor],
         out: Sequence[torch.Tensor],
     ) -> None:
-        for tensors, at in ((x, (0, 2)), (w, (1, 2)), (out, (0, 1))):
-            shapes = [tuple(size[i] for i in at) for size in of.sizes]
+        for tensors, axes in ((x, (0, 2)), (w, (1, 2)), (out, (0, 1))):
+            shapes = [tuple(size[i] for i in axes) for size in linear.sizes]
             if [tuple(t.shape) for t in tensors] != shapes or not all(
-                t.is_contiguous() and t.dtype == of.dtype for t in tensors
+                t.is_contiguous() and t.dtype == linear.dtype for t in tensors
             ):
-                raise ValueError(f"blaslt: expected contiguous {_NAMES[of.dtype]} of {shapes}")
-        self.library, self.of, self._held = library, of, (x, w, out)
+                raise ValueError(f"blaslt: expected contiguous {_NAMES[linear.dtype]} of {shapes}")
+        self.library, self.of, self._held = library, linear, (x, w, out)
         self._out, self._own = c_void_p(), out[0].device
-        self._numbers = _description(of, x, w, out)
+        self._numbers = _description(linear, x, w, out)
         count = c_int32()
         described = byref(self._numbers[0])
         library.call(
@@ -215,22 +219,25 @@ class Problem:
 
     @property
     def names(self) -> list[str]:
+        """The algorithms that hipBLASLt offers for the problem, in its order."""
         return sorted(self._at, key=self._at.__getitem__)
 
     def select(self, name: str) -> None:
         """Raises HipError where the algorithm does not take the problem."""
-        wanted, at = c_size_t(), self._at[name]
-        self.library.call("rfops_blaslt_supported", self._out, at, byref(wanted))
-        if wanted.value > WORKSPACE:
+        required_bytes, index = c_size_t(), self._at[name]
+        self.library.call("rfops_blaslt_supported", self._out, index, byref(required_bytes))
+        if required_bytes.value > WORKSPACE:
             raise ValueError(
-                f"wants {wanted.value >> 20} MiB of workspace, at most {WORKSPACE >> 20} are given"
+                f"wants {required_bytes.value >> 20} MiB of workspace, "
+                f"at most {WORKSPACE >> 20} are given"
             )
-        if self._workspace.numel() < wanted.value:
-            self._workspace = torch.empty(wanted.value, dtype=torch.uint8, device=self._own)
+        if self._workspace.numel() < required_bytes.value:
+            self._workspace = torch.empty(required_bytes.value, dtype=torch.uint8, device=self._own)
         memory = c_void_p(self._workspace.data_ptr())
-        self.library.call("rfops_blaslt_select", self._out, at, memory, self._queue())
+        self.library.call("rfops_blaslt_select", self._out, index, memory, self._queue())
 
     def run(self) -> None:
+        """Launch the selected algorithm. Raises HipError."""
         self.library.call("rfops_blaslt_run", self._out, self._queue(), None, None)
 
     def run_device(self, arguments: torch.Tensor) -> None:
@@ -242,12 +249,12 @@ class Problem:
     def arguments(self) -> torch.Tensor:
         """Return the argument of run_device on the host: one row of bytes per GEMM of the group,
         whose first four int32 are its rows of w, rows of x, batch and K."""
-        each = c_size_t()
-        self.library.call("rfops_blaslt_arguments", self._out, None, byref(each))
-        made = torch.empty(len(self.of.sizes), each.value, dtype=torch.uint8)
-        memory = c_void_p(made.data_ptr())
-        self.library.call("rfops_blaslt_arguments", self._out, memory, byref(each))
-        return made
+        item_bytes = c_size_t()
+        self.library.call("rfops_blaslt_arguments", self._out, None, byref(item_bytes))
+        records = torch.empty(len(self.of.sizes), item_bytes.value, dtype=torch.uint8)
+        memory = c_void_p(records.data_ptr())
+        self.library.call("rfops_blaslt_arguments", self._out, memory, byref(item_bytes))
+        return records
 
     def _queue(self) -> c_void_p:
         if self._own.type == "cpu":
@@ -260,39 +267,44 @@ class Problem:
 
 
 def _description(
-    of: Linear, x: Sequence[torch.Tensor], w: Sequence[torch.Tensor], out: Sequence[torch.Tensor]
+    linear: Linear,
+    x: Sequence[torch.Tensor],
+    w: Sequence[torch.Tensor],
+    out: Sequence[torch.Tensor],
 ) -> tuple[Any, ...]:
     """And what it points at. Column-major, y^T = w x^T: M and N change places."""
-    count = len(of.sizes)
-    sizes = [(c_int64 * count)(*(size[at] for size in of.sizes)) for at in (1, 0, 2)]
-    held: list[Any] = [(c_void_p * count)(*(t.data_ptr() for t in ts)) for ts in (w, x, out)]
+    count = len(linear.sizes)
+    sizes = [
+        (c_int64 * count)(*(size[size_idx] for size in linear.sizes)) for size_idx in (1, 0, 2)
+    ]
+    pointers: list[Any] = [(c_void_p * count)(*(t.data_ptr() for t in ts)) for ts in (w, x, out)]
     alpha, beta = ctypes.c_float(1.0), ctypes.c_float(0.0)
-    kind = _TYPES[of.dtype]
-    arrays: list[Any] = [*sizes, *held, held[2]]
-    places = [ctypes.cast(array, c_void_p) for array in arrays]
-    numbers = (count if of.is_grouped else 0, _OP_T, _OP_N, kind, kind, kind, kind)
-    made = _Description(
-        *numbers, _COMPUTE_32F, _R_32F, *places, ctypes.addressof(alpha), ctypes.addressof(beta)
+    kind = _TYPES[linear.dtype]
+    arrays: list[Any] = [*sizes, *pointers, pointers[2]]
+    addresses = [ctypes.cast(array, c_void_p) for array in arrays]
+    numbers = (count if linear.is_grouped else 0, _OP_T, _OP_N, kind, kind, kind, kind)
+    description = _Description(
+        *numbers, _COMPUTE_32F, _R_32F, *addresses, ctypes.addressof(alpha), ctypes.addressof(beta)
     )
-    return made, sizes, held, alpha, beta
+    return description, sizes, pointers, alpha, beta
 
 
-def _tensors(of: Linear, device: str) -> tuple[list[torch.Tensor], ...]:
+def _tensors(linear: Linear, device: str) -> tuple[list[torch.Tensor], ...]:
     gen = torch.Generator().manual_seed(0)
 
     def made(rows: int, columns: int) -> torch.Tensor:
-        return torch.randn(rows, columns, generator=gen).to(of.dtype).to(device)
+        return torch.randn(rows, columns, generator=gen).to(linear.dtype).to(device)
 
-    x, w = [made(m, k) for m, _, k in of.sizes], [made(n, k) for _, n, k in of.sizes]
-    return x, w, [torch.empty(m, n, dtype=of.dtype, device=device) for m, n, _ in of.sizes]
+    x, w = [made(m, k) for m, _, k in linear.sizes], [made(n, k) for _, n, k in linear.sizes]
+    return x, w, [torch.empty(m, n, dtype=linear.dtype, device=device) for m, n, _ in linear.sizes]
 
 
-def _wrong(of: Linear, got: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> str:
+def _wrong(linear: Linear, got: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> str:
     """fp32 sums of K products, rounded once: a matrix' relative L2 error is below the dtype's
     unit."""
-    for at, (g, e) in enumerate(zip(got, expected, strict=True)):
+    for index, (g, e) in enumerate(zip(got, expected, strict=True)):
         error = ((g.double() - e.double()).norm() / e.double().norm()).item()
-        bound = max(torch.finfo(of.dtype).eps, of.sizes[at][2] ** 0.5 * 2.0**-23)
+        bound = max(torch.finfo(linear.dtype).eps, linear.sizes[index][2] ** 0.5 * 2.0**-23)
         if not error <= bound:
             return f"gives a wrong result: relative L2 error {error:.2g}, bound {bound:.2g}"
     return ""
@@ -326,19 +338,19 @@ def read(table: Path) -> list[dict[str, str]]:
     return rows
 
 
-def pin(table: Path, of: Linear, library: Library, best: Timed, source: str) -> None:
+def pin(table: Path, linear: Linear, library: Library, best: Timed, source: str) -> None:
     """Write the row of this problem, library and architecture in the place of an older one."""
-    own = dict(
+    key = dict(
         zip(
             _COLUMNS,
-            (*of.key, library.version, library.gfx, best.solution, f"{best.us:.2f}", source),
+            (*linear.key, library.version, library.gfx, best.solution, f"{best.us:.2f}", source),
             strict=True,
         )
     )
     table.parent.mkdir(parents=True, exist_ok=True)
     with lock.folder(table.parent):  # another process may pin a row meanwhile
-        rows = [r for r in read(table) if any(r[c] != own[c] for c in _COLUMNS[:5])]
-        rows = sorted([*rows, own], key=lambda row: [row[c] for c in _COLUMNS[:5]])
+        rows = [r for r in read(table) if any(r[c] != key[c] for c in _COLUMNS[:5])]
+        rows = sorted([*rows, key], key=lambda row: [row[c] for c in _COLUMNS[:5]])
         with tempfile.NamedTemporaryFile(
             "w", dir=table.parent, newline="", encoding="utf-8", delete=False
         ) as stream:
@@ -355,14 +367,14 @@ def _built(include: Iterable[Path]) -> Path:
     """The shim's library, from the cache or built now. Raises ConfigError."""
     compiler = toolchain.host_toolchain()
     folders = [str(folder) for folder in include]
-    told = [SHIM.read_text(encoding="utf-8"), compiler.version, *folders]
-    for place in include:
-        for file in sorted((place / "hipblaslt").glob("*.h*")):
-            told.append(file.read_text(encoding="utf-8", errors="replace"))
-    key = hashlib.sha256("\0".join(told).encode()).hexdigest()[:40]
+    key_parts = [SHIM.read_text(encoding="utf-8"), compiler.version, *folders]
+    for include_dir in include:
+        for file in sorted((include_dir / "hipblaslt").glob("*.h*")):
+            key_parts.append(file.read_text(encoding="utf-8", errors="replace"))
+    key = hashlib.sha256("\0".join(key_parts).encode()).hexdigest()[:40]
 
     def build(folder: Path) -> Path:
-        made = folder / "blaslt_shim.so"
+        library = folder / "blaslt_shim.so"
         words = [
             *compiler.argv,
             "-std=c++17",
@@ -375,17 +387,17 @@ def _built(include: Iterable[Path]) -> Path:
             *(f"-I{f}" for f in folders),
             str(SHIM),
             "-o",
-            str(made),
+            str(library),
         ]
-        done = subprocess.run(
+        result = subprocess.run(
             words, capture_output=True, text=True, check=False, env=toolchain.environment()
         )
-        if done.returncode != 0:
-            errors = [line for line in done.stderr.splitlines() if "error" in line]
-            told_of = "; ".join(errors[:3]) or done.stderr[-300:]
+        if result.returncode != 0:
+            errors = [line for line in result.stderr.splitlines() if "error" in line]
+            messages = "; ".join(errors[:3]) or result.stderr[-300:]
             raise ConfigError(
-                f"hipBLASLt's headers in {', '.join(folders)} (of ROCm 6.2 or newer): {told_of}"
+                f"hipBLASLt's headers in {', '.join(folders)} (of ROCm 6.2 or newer): {messages}"
             )
-        return made
+        return library
 
     return kept.library(key, "blaslt_shim.so", build)

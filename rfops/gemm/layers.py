@@ -1,4 +1,5 @@
-"""Linear layers of large language models: of what shapes GEMMs are drawn to tune by.
+"""Linear layers of large language models, (N, K) for one GPU: by their shapes GEMMs are drawn to
+tune by, and some are benched and tuned.
 
 Hidden size, columns of q, of k and v together, and of the feed-forward part are the models' own
 config.json; a GPU has them whole or its share of 2, 4 or 8.
@@ -25,37 +26,60 @@ DENSE = {
     "Mistral Large 2": (12288, 12288, 2048, 28672),
     "GPT-OSS 120B": (2880, 4096, 1024, 2880),
 }
-# DeepSeek-V3 and Kimi-K2: (N, K) whole, and which of the two is shared out.
-LATENT = (
+# (N, K) whole, and which of the two is shared out. DeepSeek-V3: q_a and kv_a in one, q_b, o_proj,
+# and gate_up and down of the dense layers.
+DEEPSEEK_V3 = (
     (2112, 7168, ""),
-    (576, 7168, ""),
     (24576, 1536, "N"),
-    (12288, 1536, "N"),
     (7168, 16384, "K"),
     (36864, 7168, "N"),
     (7168, 18432, "K"),
+)
+# And Kimi-K2's.
+LATENT = (
+    *DEEPSEEK_V3,
+    (576, 7168, ""),
+    (12288, 1536, "N"),
     (4096, 7168, "N"),
     (7168, 2048, "K"),
     (32768, 512, "N"),
 )
 _MIN_N, _MULTIPLE = 64, 16
-_MAX_WORK, _MAX_W = 6e10, 3e8  # multiplications and elements of w: more tell nothing else
+# Multiplications and elements of w: more tell nothing else, and take timing mode seconds a variant.
+_MAX_WORK, _MAX_W = 2e10, 2e8
+
+
+def part_of(layer: tuple[int, int, str], parts: int = 1) -> tuple[int, int]:
+    """(N, K) of one of so many GPUs."""
+    n, k, shared = layer
+    return n // (parts if shared == "N" else 1), k // (parts if shared == "K" else 1)
+
+
+_Q_KV_A, _Q_B, _O, *_DENSE = DEEPSEEK_V3
+DEEPSEEK_V3_ATTENTION = (
+    part_of(_Q_KV_A),
+    part_of(_Q_B),
+    part_of(_Q_B, 8),
+    part_of(_O),
+    part_of(_O, 8),
+)
+DEEPSEEK_V3_DENSE = tuple([part_of(layer) for layer in _DENSE])
+DEEPSEEK_V3_DENSE_TP8 = tuple([part_of(layer, 8) for layer in _DENSE])
 
 
 @functools.cache
 def shapes(multiple: int) -> tuple[tuple[int, int], ...]:
     """(N, K) of one GPU, K a multiple of that."""
-    found: set[tuple[int, int]] = set()
-    for part in PARTS:
+    pairs: set[tuple[int, int]] = set()
+    for tp in PARTS:
         for hidden, q, kv, wide in DENSE.values():
-            found |= {((q + kv) // part, hidden), (hidden, q // part)}
-            found |= {(2 * wide // part, hidden), (hidden, wide // part)}
-        for n, k, shared in LATENT:
-            found.add((n // (part if shared == "N" else 1), k // (part if shared == "K" else 1)))
+            pairs |= {((q + kv) // tp, hidden), (hidden, q // tp)}
+            pairs |= {(2 * wide // tp, hidden), (hidden, wide // tp)}
+        pairs |= {part_of(layer, tp) for layer in LATENT}
     return tuple(
         sorted(
             (n, k)
-            for n, k in found
+            for n, k in pairs
             if n >= _MIN_N and n % _MULTIPLE == 0 and k >= multiple and k % multiple == 0
         )
     )

@@ -31,9 +31,9 @@ def _fail(op: str, name: str, expected: str, got: object, way_out: str) -> NoRet
     Guard(op).fail(name, expected, show(got), way_out)
 
 
-def _refuse(op: str, **given: Any) -> None:
+def _refuse(op: str, **options: Any) -> None:
     """Refuse arguments that rfops has no use for, unless they are None or False."""
-    for name, value in given.items():
+    for name, value in options.items():
         if value:
             way_out = "rfops takes its own tuned table" if name == "config" else "pass none"
             _fail(op, name, "None or False", value, way_out)
@@ -74,11 +74,11 @@ def gemm_a4w4(
     if bias is not None:
         bias = bias.reshape(-1)
     if alpha not in (None, 1.0):
-        made = alpha * _gemm_afp4wfp4(x, w, *scales, torch.float32)
-        made = (made if bias is None else made + bias).to(dtype)
+        product = alpha * _gemm_afp4wfp4(x, w, *scales, torch.float32)
+        product = (product if bias is None else product + bias).to(dtype)
         if out is None:
-            return made.view(*A.shape[:-1], n)
-        out[: x.shape[0]] = made
+            return product.view(*A.shape[:-1], n)
+        out[: x.shape[0]] = product
     elif out is None:
         return _gemm_afp4wfp4(x, w, *scales, dtype, bias=bias).view(*A.shape[:-1], n)
     else:

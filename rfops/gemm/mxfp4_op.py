@@ -9,7 +9,8 @@ hold anything.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import random
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -22,6 +23,9 @@ from rfops.dispatch.op import Op
 from rfops.quantization.mxfp4 import FP4_DTYPES, dequant_mxfp4, fp4_values, quant_mxfp4
 from rfops.quantization.mxfp8 import BLOCK, E8M0_BIAS, E8M0_NAN, FP8, dequant_mxfp8
 from rfops.quantization.shuffle import TILE_ROWS, padded_scale, unshuffle_scale, unshuffle_weight
+
+from . import layers
+from .terms import GemmModel
 
 RAW = "raw"
 QUANTISE = "quantise it with rfops.quant_mxfp4, two elements a byte"
@@ -45,8 +49,6 @@ SCALED = """
     w_scale_layout: raw|32x8
     -> out: dtype[M, N]
     """
-_LARGE = 1 << 25  # elements of w
-_WIDE = 112  # columns a CU, of which each then has a tile of 128 or two of 64
 # A scale's argument: the size that it has a row for each of, and those of its own.
 SCALES = {"w_scale": ("N", "SN", "SK"), "x_scale": ("M", "XM", "XK")}
 
@@ -61,11 +63,34 @@ def x_bits(c: Call) -> int:
     return 4 if c.x_dtype in FP4_DTYPES else 8 if c.x_dtype == FP8 else 16
 
 
+_X_BYTES = {16: 2.0, 8: 33 / 32, 4: 17 / 32}  # by the bits of an element, with its scale
+
+
+class Fp4Model(GemmModel):
+    def bytes_of(self, c: Call) -> tuple[float, float, float]:
+        return _X_BYTES[x_bits(c)], 17 / 32, c.dtype.itemsize
+
+    def static(self, c: Call) -> tuple[Any, ...]:
+        layouts = c.w_layout, c.w_scale_layout, c.values.get("x_scale_layout")
+        return *super().static(c), *layouts, c.has("bias")
+
+    def prepared(self, c: Call) -> tuple[float, float]:
+        """x of 16 bits is quantised, raw scales are shuffled."""
+        launches, moved = 0, 0.0
+        if x_bits(c) == 16:
+            launches, moved = 1, (2 + 17 / 32) * c.M * c.K
+        elif c.x_scale_layout == RAW:
+            launches, moved = 1, 2 / BLOCK * c.M * c.K
+        if c.w_scale_layout == RAW:
+            launches, moved = launches + 1, moved + 2 / BLOCK * c.N * c.K
+        return launches, moved
+
+
 class Fp4Gemm(Op):
-    """One of the three. Their kernels are listed in the order in which they are tried."""
+    """One of the three."""
 
     def __init__(self, name: str, arguments: str, x_hint: str, **options: Any) -> None:
-        options |= {"positive": "K", "table": "M+ N K", "max_bytes": None}
+        options |= {"positive": "K", "table": "M+ N K", "max_bytes": None, "time_model": Fp4Model}
         super().__init__(name, arguments, hints={**HINTS, "x": x_hint}, **options)
 
     @property
@@ -76,21 +101,25 @@ class Fp4Gemm(Op):
         return "fp8" if c.x_dtype == torch.float8_e4m3fn else "fp4"
 
     def unsupported_reason(self, c: Call, *sizes: int) -> tuple[str, str, str, str] | None:
-        given = dict(zip(self.declaration.sizes, sizes, strict=True))
-        n, k = given["N"], given["K"]
+        size_of = dict(zip(self.declaration.sizes, sizes, strict=True))
+        n, k = size_of["N"], size_of["K"]
         if k % BLOCK:
             return "K", f"a positive multiple of {BLOCK}", f"K={k}", self.hints["K"]
         if c.w_layout != RAW and n % 16:
             return "N", "a multiple of 16 where w is shuffled", f"N={n}", "pad w with zeros"
         for name in self.scales:
-            rows, own, columns = (given[size] for size in SCALES[name])
+            rows, num_rows, columns = (size_of[size] for size in SCALES[name])
             layout = getattr(c, f"{name}_layout")
-            most, wanted = scale_sizes(layout, rows, k)
+            min_rows, num_columns = scale_sizes(layout, rows, k)
             is_shuffled = layout != RAW
-            enough = own >= most and own % TILE_ROWS == 0 if is_shuffled else own == most
-            if not enough or columns != wanted:
-                shape = f"[{most}{' or more' * is_shuffled}, {wanted}]"
-                got = f"[{own}, {columns}]"
+            is_sized = (
+                num_rows >= min_rows and num_rows % TILE_ROWS == 0
+                if is_shuffled
+                else num_rows == min_rows
+            )
+            if not is_sized or columns != num_columns:
+                shape = f"[{min_rows}{' or more' * is_shuffled}, {num_columns}]"
+                got = f"[{num_rows}, {columns}]"
                 return name, f"a {shape} tensor, {layout}", got, self.hints[name]
         return self._refuses_strides(c)
 
@@ -106,23 +135,18 @@ class Fp4Gemm(Op):
     def _multiple_of(self, size: str) -> int:
         return BLOCK if size == "K" else super()._multiple_of(size)
 
-    def order(self, c: Call) -> Sequence[str]:
-        """HIP's: for few rows the kernel that streams w; then those that are bound by loads, the
-        one that wants x and scales prepared where w is so large that a launch for it pays, or all
-        is prepared; above it the loop."""
-        is_prepared = x_bits(c) == 4 and c.w_scale_layout == c.x_scale_layout != RAW
-        middle = "deep" if is_prepared or c.N * c.K >= _LARGE else "tiles"
-        few = 16 if is_prepared and c.N >= _WIDE * c.cu_num else 64
-        first = ["stream"] if c.M <= few else [middle] if c.M <= 512 else ["loop"]
-        rank = {name: at for at, name in enumerate(first)}
-        return sorted(super().order(c), key=lambda name: rank.get(name, len(rank)))
-
     def assume(self, sizes: dict[str, int], values: Mapping[str, Any]) -> None:
         for name in self.scales:
-            rows, own, columns = SCALES[name]
-            least = scale_sizes(values[f"{name}_layout"], sizes[rows], sizes["K"])
-            sizes.setdefault(own, least[0])
-            sizes.setdefault(columns, least[1])
+            rows, scale_rows, columns = SCALES[name]
+            min_rows = scale_sizes(values[f"{name}_layout"], sizes[rows], sizes["K"])
+            sizes.setdefault(scale_rows, min_rows[0])
+            sizes.setdefault(columns, min_rows[1])
+
+    def draw(self, rng: random.Random) -> dict[str, Any]:
+        """One in two with all shuffled that can be."""
+        layouts = {f"{name}_layout": "32x8" for name in self.scales} | {"w_layout": "16x16"}
+        is_raw = rng.random() < 0.5
+        return layers.draw(rng, BLOCK) | ({} if is_raw else layouts)
 
     def flops(self, c: Call) -> int:
         return int(2 * c.M * c.N * c.K)
@@ -150,7 +174,7 @@ def call_scaled(
     w_scale: torch.Tensor | Shuffled,
     bias: torch.Tensor | None,
     dtype: torch.dtype,
-    *more: Any,
+    *arguments: Any,
 ) -> torch.Tensor:
     """An op whose x has scales, by its public arguments."""
     call: Callable[..., torch.Tensor] = op.traced if is_dynamo_compiling() else op.call
@@ -158,7 +182,7 @@ def call_scaled(
     x_scale_, x_layout = unwrap(x_scale)
     w_scale_, w_scale_layout = unwrap(w_scale)
     tensors = x, weight, x_scale_, w_scale_, bias
-    return call(*tensors, dtype, layout, x_layout, w_scale_layout, *more)
+    return call(*tensors, dtype, layout, x_layout, w_scale_layout, *arguments)
 
 
 def roundings(k: int) -> int:
@@ -179,13 +203,13 @@ class Torch(Kernel):
         if x_bits(c) == 16:
             rounding = c.rounding
 
-            def run_quantised(out: Tensor, x: Tensor, *others: Any) -> None:
-                run_torch(out, *quant_mxfp4(x, rounding), *others, layouts=layouts)
+            def run_quantised(out: Tensor, x: Tensor, *inputs: Any) -> None:
+                run_torch(out, *quant_mxfp4(x, rounding), *inputs, layouts=layouts)
 
             return lambda *_sizes: run_quantised
 
-        def run(out: Tensor, x: Tensor, w: Tensor, x_scale: Tensor, *others: Any) -> None:
-            run_torch(out, x, x_scale, w, *others, layouts=layouts)
+        def run(out: Tensor, x: Tensor, w: Tensor, x_scale: Tensor, *inputs: Any) -> None:
+            run_torch(out, x, x_scale, w, *inputs, layouts=layouts)
 
         return lambda *_sizes: run
 
@@ -215,8 +239,8 @@ def run_torch(
     for n0 in range(0, n, rows):
         values = dequant_mxfp4(w[n0 : n0 + rows], w_scale[n0 : n0 + rows], torch.float64)
         for m0 in range(0, m, rows):
-            part = widen(x[m0 : m0 + rows], x_scale[m0 : m0 + rows], torch.float64)
-            sums = part @ values.T
+            x_rows = widen(x[m0 : m0 + rows], x_scale[m0 : m0 + rows], torch.float64)
+            sums = x_rows @ values.T
             if bias is not None:
                 sums += bias[n0 : n0 + rows].to(torch.float64)
             out[m0 : m0 + rows, n0 : n0 + rows] = sums
@@ -279,7 +303,15 @@ def scaled_reference(
     x_scale_layout: str = RAW,
     w_scale_layout: str = RAW,
 ) -> torch.Tensor:
-    """The formula of gemm_afp4wfp4 and gemm_a8wfp4 in plain float64 torch, on any device."""
+    """The formula of gemm_afp4wfp4 and gemm_a8wfp4 in plain float64 torch, block by block.
+
+    Takes x [M, K/2] of two e2m1 a byte, or [M, K] float8_e4m3fn, w [N, K/2], e8m0 scales [M, K/32]
+    and [N, K/32], and bias [N] as the ops do, on any device; the layouts name the orders of plain
+    tensors ("raw", "16x16", "32x8"). Returns [M, N] of any float dtype. Raises ValueError for a
+    scale that its layout does not fit, and torch's RuntimeError for other sizes that do not fit.
+
+    Source: OCP Microscaling Formats (MX) Specification, version 1.0.
+    """
     layouts = x_scale_layout, w_layout, w_scale_layout
     return reference(x, x_scale, w, w_scale, bias, dtype, *layouts)
 

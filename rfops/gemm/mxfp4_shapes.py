@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rfops.dispatch.problem import grid
 
-from .model_layers import DEEPSEEK_V3_ATTENTION, DEEPSEEK_V3_DENSE_TP8
+from .layers import DEEPSEEK_V3_ATTENTION, DEEPSEEK_V3_DENSE_TP8
 
 # (M, N, K) of the challenge of 2026: what it times, and what it checks.
 CHALLENGE = (

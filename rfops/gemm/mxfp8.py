@@ -10,7 +10,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import random
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,21 +19,21 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from rfops.dispatch.guards import OUT_DTYPES, check_dtype
+from rfops.dispatch.heuristic import coarse
 from rfops.dispatch.kernel import Call, Kernel, RunOf
 from rfops.dispatch.op import Op
 from rfops.dispatch.problem import grid
 from rfops.quantization.mxfp8 import BLOCK, E8M0_BIAS, E8M0_NAN, dequant_mxfp8
 
-from .kernels.mxfp8.gemv import Gemv
+from . import layers
+from .kernels.mxfp8.gemv import MAX_M, Gemv
 from .kernels.mxfp8.mfma import TILE_K, Mfma
 from .kernels.mxfp8.triton import TritonGemm
 from .kernels.variant import TILE
+from .terms import GemmModel
 
 __all__ = ["gemm_mxfp8", "gemm_mxfp8_ref"]
 
-# Without a row: the GEMV first up to this M (beyond, its vector ALU is the bound), and no HIP
-# kernel at all beyond that one.
-GEMV_FIRST_M, UNTUNED_M = 4, 16
 QUANTISE = "quantise it with rfops.quant_mxfp8 (float8_e4m3fnuz and e5m2 have other values)"
 RAW_SCALE = "pass the e8m0 bytes, one per 32 elements of K"
 
@@ -44,9 +45,23 @@ class Torch(Kernel):
         return lambda *_sizes: run_torch
 
 
+class _Model(GemmModel):
+    def like(self, c: Call) -> Call:
+        """With N and K as calls share decisions; M as it is where the GEMV compiles it in."""
+        c = c.with_sizes(N=coarse(c.N, TILE), K=coarse(c.K, TILE_K))
+        return super().like(c)
+
+    def static(self, c: Call) -> tuple[Any, ...]:
+        return *super().static(c), c.M if c.M <= MAX_M else 0
+
+    def bytes_of(self, c: Call) -> tuple[float, float, float]:
+        return 33 / 32, 33 / 32, c.dtype.itemsize
+
+
 class _Gemm(Op):
-    def order(self, c: Call) -> Sequence[str]:
-        return ("gemv", "mfma") if c.M <= GEMV_FIRST_M else ("mfma", "gemv")
+    def draw(self, rng: random.Random) -> dict[str, Any]:
+        """Most of decoding."""
+        return layers.draw(rng, TILE_K, most_m=64 if rng.random() < 0.7 else 1024)
 
     def flops(self, c: Call) -> int:
         return int(2 * c.M * c.N * c.K)
@@ -58,9 +73,6 @@ class _Gemm(Op):
 
     def roundings(self, c: Call) -> int:
         return roundings(c.K)
-
-    def untuned(self, c: Call) -> str | None:
-        return None if c.M <= UNTUNED_M else f"M={c.M} is above {UNTUNED_M} and has no row"
 
 
 def roundings(k: int) -> int:
@@ -95,6 +107,7 @@ OP = _Gemm(
     shapes={"published": _SETS["tp4"], **_SETS},
     kernels=(Gemv(), Mfma(), TritonGemm(), Torch()),
     coarse={"N": TILE, "K": TILE_K},
+    time_model=_Model,
     hints={
         "x": QUANTISE,
         "w": QUANTISE,
@@ -155,8 +168,8 @@ def run_torch(out: Tensor, x: Tensor, w: Tensor, x_scale: Tensor, w_scale: Tenso
 
     def part(payload: torch.Tensor, scale: torch.Tensor, row: int, k0: int) -> torch.Tensor:
         blocks = slice(k0 // BLOCK, (k0 + step) // BLOCK)
-        piece = payload[row : row + rows, k0 : k0 + step]
-        return dequant_mxfp8(piece, scale[row : row + rows, blocks], torch.float64)
+        block = payload[row : row + rows, k0 : k0 + step]
+        return dequant_mxfp8(block, scale[row : row + rows, blocks], torch.float64)
 
     for m0 in range(0, m, rows):
         for n0 in range(0, n, rows):
@@ -177,7 +190,14 @@ def gemm_mxfp8_ref(
     w_scale: torch.Tensor,
     dtype: torch.dtype = torch.bfloat16,
 ) -> torch.Tensor:
-    """The formula of `gemm_mxfp8` in plain fp32 torch, block by block, on any device."""
+    """The formula of `gemm_mxfp8` in plain fp32 torch, one block of 32 along K at a time.
+
+    Takes x [M, K], w [N, K] and e8m0 scales as the op does, on any device. dtype : of the result
+    [M, N]; bfloat16, float16, float32 or float64. Raises ValueError for another dtype, and torch's
+    RuntimeError for sizes that do not fit each other.
+
+    Source: OCP Microscaling Formats (MX) Specification, version 1.0.
+    """
     check_dtype("gemm_mxfp8_ref", "dtype", dtype, (*OUT_DTYPES, torch.float64))
     x_byte = x_scale.view(torch.uint8).to(torch.int32)
     w_byte = w_scale.view(torch.uint8).to(torch.int32)
@@ -198,6 +218,6 @@ OP.reference = gemm_mxfp8_ref
 def _ldexp(value: torch.Tensor, exponent: torch.Tensor) -> torch.Tensor:
     """value * 2^exponent for |exponent| <= 254, in two exact factors that fp32 can hold."""
     half = exponent >> 1
-    for part in (half, exponent - half):
-        value = value * ((part + E8M0_BIAS).clamp(min=1) << 23).view(torch.float32)
+    for term in (half, exponent - half):
+        value = value * ((term + E8M0_BIAS).clamp(min=1) << 23).view(torch.float32)
     return value

@@ -39,6 +39,8 @@ ID_DTYPES = {torch.int32: "i32", torch.int64: "i64"}
 
 
 class Aligned(NamedTuple):
+    """The results of moe_align_block_size."""
+
     sorted_token_ids: torch.Tensor
     expert_ids: torch.Tensor
     num_tokens_post_padded: torch.Tensor
@@ -80,6 +82,8 @@ def _defines(waves: int, dtype: torch.dtype) -> dict[str, int | str]:
 
 
 class Align(Kernel):
+    """The HIP kernel: one workgroup, or a count and a placement by several."""
+
     name = "align"
     module = "moe_align_block_size"
 
@@ -95,6 +99,8 @@ class Align(Kernel):
 
 
 class Torch(Kernel):
+    """The reference in plain torch, for every device and call."""
+
     name = "torch"
 
     def variant(self, c: Call, config: Any) -> RunOf:

@@ -34,6 +34,7 @@ class Weights:
 
     @property
     def experts(self) -> int:
+        """The number of experts."""
         return len(self.gate)
 
 

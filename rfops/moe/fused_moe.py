@@ -14,6 +14,7 @@ Weights come stacked, as vLLM has them, or as tables of one tensor an expert (fu
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -28,12 +29,24 @@ from rfops.dispatch.op import Op
 from rfops.dispatch.problem import InputGenerator, grid
 from rfops.jit.errors import show
 from rfops.quantization.shuffle import unshuffle_weight
+from rfops.rowwise.act_mul import ALPHA, BETA, LIMIT
 
-from . import fused_moe_fp8, fused_moe_mxfp4, fused_moe_mxfp8, fused_moe_tables
+from . import (
+    fused_moe_fp8,
+    fused_moe_mxfp4,
+    fused_moe_mxfp8,
+    fused_moe_tables,
+    gated_experts,
+    layers,
+    local_experts,
+)
 from .experts import Weights, experts_ref
-from .kernels.bf16.hip import HipMoe
+from .gated_experts import ExpertWeights, Gating
+from .kernels.bf16.hip import VEC, HipMoe
 from .kernels.bf16.triton import TritonMoe
 from .moe_op import HINTS, Moe, Torch, declared, reference_of
+from .router import moe_router
+from .terms import Bf16Model
 
 __all__ = ["fused_moe", "fused_moe_ref", "moe_layer"]
 
@@ -57,11 +70,13 @@ class _FusedMoe(Moe):
         super().assume(sizes, values)
         sizes.setdefault("N", 2 * sizes["I"])
 
-    def fit(self, c: Call, draw: InputGenerator) -> Mapping[str, Any]:
-        """Weights whose results are about 1, and different experts."""
+    def weights(self, c: Call, draw: InputGenerator) -> Mapping[str, Any]:
         w1 = draw.floats((c.E, c.N, c.D), c.w1_dtype) / c.D**0.5
         w2 = draw.floats((c.E, c.D, c.I), c.w2_dtype) / c.I**0.5
-        return {**super().fit(c, draw), "w1": w1, "w2": w2}
+        return {"w1": w1, "w2": w2}
+
+    def draw(self, rng: random.Random) -> dict[str, Any]:
+        return layers.draw(rng, VEC)
 
 
 OP = _FusedMoe(
@@ -78,6 +93,7 @@ OP = _FusedMoe(
         Torch(lambda c, own: _stacked(own[0], own[1], c.w_layout)),
     ),
     max_bytes=None,
+    time_model=Bf16Model,
     shapes={
         # Mixtral 8x7B, Qwen3-30B-A3B and 235B-A22B of TP8, DeepSeek-V3 of TP8
         "models": grid(
@@ -106,6 +122,16 @@ def fused_moe(
     w1_scale: Any = None,
     w2_scale: Any = None,
     rounding: str | None = None,
+    expert_map: Tensor | None = None,
+    apply_router_weight_on_input: bool = False,
+    combine: bool = True,
+    activation: str = "silu",
+    interleaved: bool = False,
+    alpha: float = ALPHA,
+    limit: float = LIMIT,
+    beta: float = BETA,
+    bias1: Tensor | None = None,
+    bias2: Tensor | None = None,
     out: Tensor | None = None,
     config: Any = None,
 ) -> Tensor:
@@ -128,7 +154,18 @@ def fused_moe(
         or as shuffle_scale leaves those of all experts. Of "fp8_blockscale" fp32, one for 128 x
         128: [E, 2I/128, D/128] and [E, D/128, I/128].
     rounding : how scales of x and h are rounded, as of quant_mxfp4 and quant_mxfp8; None: as there.
-    out : [M, D] of x's dtype, written in place where given.
+    expert_map : [all experts] int32, of expert parallelism: topk_ids number all experts, and this
+        gives the number of each in w1, -1 for one that is elsewhere, which adds nothing. In torch,
+        before the op.
+    apply_router_weight_on_input : x[t] is multiplied by topk_weights[t, j] before expert e_j, whose
+        result is not. Each choice is then a token of its own: x is copied K times.
+    combine : False returns topk_weights[t, j] * expert e_j of x[t] as [M, K, D], zeros for an id
+        outside; x is copied K times.
+    activation, interleaved, alpha, limit, beta : of gate and up, as of rfops.act_mul: silu, gelu,
+        gelu_tanh or swiglu; interleaved: rows of w1 are pairs of gate and up.
+    bias1, bias2 : [E, 2I] and [E, D] bfloat16, float16 or float32, added in fp32. These and other
+        activations are computed by torch, expert by expert, which waits for the device.
+    out : as returned, of x's dtype, written in place where given.
     config : takes that kernel in that variant, whatever the tuned table says.
 
     Products are summed in fp32; h and each expert's result are rounded to x's dtype, their weighted
@@ -140,7 +177,39 @@ def fused_moe(
     """
     if not isinstance(topk_ids, Tensor) or topk_ids.dim() != 2:
         OP.fail("topk_ids", "a [M, K] tensor", describe(topk_ids), OP.hints["topk_ids"])
+    if expert_map is not None:
+        topk_ids = local_experts.local_ids(topk_ids, expert_map)
+    if apply_router_weight_on_input is not False or combine is not True:
+
+        def of_tokens(x: Tensor, weights: Tensor, ids: Tensor, out: Tensor | None) -> Tensor:
+            return fused_moe(
+                x,
+                w1,
+                w2,
+                weights,
+                ids,
+                quant=quant,
+                w1_scale=w1_scale,
+                w2_scale=w2_scale,
+                rounding=rounding,
+                activation=activation,
+                interleaved=interleaved,
+                alpha=alpha,
+                limit=limit,
+                beta=beta,
+                bias1=bias1,
+                bias2=bias2,
+                out=out,
+                config=config,
+            )
+
+        choices = x, topk_weights, topk_ids, apply_router_weight_on_input, combine, num_shared
+        return local_experts.by_choices(of_tokens, *choices, out)
     choice = topk_weights, topk_ids, None, topk_ids.shape[1]
+    if activation != "silu" or interleaved or bias1 is not None or bias2 is not None:
+        gating = Gating(activation, interleaved, alpha, limit, beta, bias1, bias2)
+        scales = w1_scale, w2_scale
+        return _gated(x, w1, w2, choice, num_shared, quant, scales, rounding, gating, out)
     if quant is not None or w1_scale is not None or w2_scale is not None:
         scales = w1_scale, w2_scale
         call, router_flags = _of_quant(quant), (False, False)
@@ -153,6 +222,13 @@ _QUANTS: dict[str, Callable[..., Tensor]] = {
     "fp8_blockscale": fused_moe_fp8.call,
     "mxfp4": fused_moe_mxfp4.call,
     "mxfp8": fused_moe_mxfp8.call,
+}
+
+
+_WEIGHTS: dict[str, Callable[..., ExpertWeights]] = {
+    "fp8_blockscale": fused_moe_fp8.weights_of,
+    "mxfp4": fused_moe_mxfp4.OP.weights_of,
+    "mxfp8": fused_moe_mxfp8.OP.weights_of,
 }
 
 
@@ -204,7 +280,62 @@ def _call(
     )
 
 
+def _gated(
+    x: Tensor,
+    w1: Any,
+    w2: Any,
+    choice: tuple[Any, ...],
+    num_shared: int,
+    quant: Any,
+    scales: tuple[Any, Any],
+    rounding: str | None,
+    gating: Gating,
+    out: Tensor | None,
+) -> Tensor:
+    """In torch, after the checks of the format's op."""
+    if isinstance(w1, _LISTS) or isinstance(w2, _LISTS):
+        OP.fail("w1", "stacked with biases or another activation", describe(w1), "stack them")
+    if quant is None and scales == (None, None):
+        weights = _weights_of(x, w1, w2, choice, num_shared, out)
+    else:
+        _of_quant(quant)  # refuses another word
+        weights = _WEIGHTS[quant](x, w1, w2, *scales, choice, num_shared, rounding, out)
+    gating.check(weights.experts, weights.rows, x.shape[1])
+    p, ids, *_ = choice
+    made = gated_experts.run(x, weights, p, ids, num_shared, gating).to(x.dtype)
+    return made if out is None else out.copy_(made)
+
+
+def _weights_of(
+    x: Tensor, w1: Any, w2: Any, choice: tuple[Any, ...], num_shared: int, out: Tensor | None
+) -> ExpertWeights:
+    """Of 16-bit weights. Raises ValueError as the op does."""
+    (w1, layout), (w2, layout_2) = unwrap(w1), unwrap(w2)
+    if layout != layout_2:
+        OP.fail("w2", f"{layout} as w1 is", layout_2, "shuffle both or neither")
+    for name, w in (("w1", w1), ("w2", w2)):
+        if not isinstance(w, Tensor) or w.dim() != 3:
+            OP.fail(name, "a [E, rows, columns] tensor", describe(w), OP.hints[name])
+    routed = w2.shape[0] - check_int(OP.name, "num_shared", num_shared, 0, w2.shape[0])
+    OP.check((x, w1, w2, *choice, routed, False, False, x.dtype, layout, out, None))
+    plain = (w1, w2) if layout == "raw" else (unshuffle_weight(w1), unshuffle_weight(w2))
+    first, second = plain
+    return ExpertWeights(
+        len(w2), w1.shape[1], lambda e: first[e].float(), lambda e: second[e].float(), Tensor.float
+    )
+
+
 _LISTS = (tuple, list)
+
+
+def _check_routed(router_weight: Any, w2: Any, num_shared: Any) -> None:
+    """A router of as many experts as are not shared."""
+    down = unwrap(w2)[0]
+    experts = len(down) if isinstance(down, _LISTS) else down.shape[0]
+    routed = experts - check_int(OP.name, "num_shared", num_shared, 0, experts)
+    if not isinstance(router_weight, Tensor) or router_weight.shape[:1] != (routed,):
+        fix = "pass a row for each expert that is not shared"
+        OP.fail("router_weight", f"a [R={routed}, D] tensor", describe(router_weight), fix)
 
 
 def _check_lists(w1: Any, w2: Any) -> None:
@@ -231,18 +362,43 @@ def moe_layer(
     w1_scale: Any = None,
     w2_scale: Any = None,
     rounding: str | None = None,
+    num_groups: int = 1,
+    topk_groups: int = 1,
+    bias: Tensor | None = None,
+    score: str = "softmax",
+    scale: float = 1.0,
     out: Tensor | None = None,
     config: Any = None,
 ) -> Tensor:
     """A whole mixture: `moe_router` chooses, `fused_moe` computes, [M, D] of x [M, D].
 
-    router_weight : [E - num_shared, D] of x's dtype.
+    router_weight : [E - num_shared, D] of x's dtype, bfloat16 or float16.
     top_k, renormalize, round_scores : as of `moe_router`.
+    num_groups, topk_groups, bias, score, scale : as of `moe_router`, which then runs first.
     All others : as of `fused_moe`.
 
-    By HIP four launches, five with `quant`, without a copy to the host. Raises as these two.
+    By HIP four to six launches, two more with what runs `moe_router` first; without a copy to the
+    host. Raises as these two.
+
+    Source: as of `moe_router` and `fused_moe`.
     """
-    choice, router_flags = (None, None, router_weight, top_k), (renormalize, round_scores)
+    choice: tuple[Any, ...] = None, None, router_weight, top_k
+    router_flags = renormalize, round_scores
+    if bias is not None or (num_groups, topk_groups, score, scale) != (1, 1, "softmax", 1.0):
+        _check_routed(router_weight, w2, num_shared)
+        chosen = moe_router(
+            x,
+            router_weight,
+            top_k,
+            renormalize,
+            round_scores=round_scores,
+            num_groups=num_groups,
+            topk_groups=topk_groups,
+            bias=bias,
+            score=score,
+            scale=scale,
+        )
+        choice, router_flags = (*chosen, None, top_k), (False, False)
     if quant is not None or w1_scale is not None or w2_scale is not None:
         call = _of_quant(quant)
         return call(
@@ -263,7 +419,14 @@ def fused_moe_ref(
     num_shared: int = 0,
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    """The formula of `fused_moe` in plain fp32 torch, or fp64 where x is, on any device."""
+    """The formula of `fused_moe` in plain fp32 torch, or fp64 where x is float64.
+
+    Takes x [M, D], stacked w1 [E, 2I, D] and w2 [E, D, I], topk_weights and topk_ids [M, K] as the
+    op does, without a format of quantised weights; on any device. dtype : of the result [M, D],
+    which is float64 where x is. Raises torch's RuntimeError for sizes that do not fit each other.
+
+    Source: as of `fused_moe`.
+    """
     result = experts_ref(x, Weights.stacked(w1, w2), topk_weights, topk_ids, num_shared)
     return result if result.dtype == torch.float64 else result.to(dtype)
 

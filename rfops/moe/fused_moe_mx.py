@@ -9,6 +9,7 @@ silu(g) * u is rounded to x's dtype before it is quantised, as where the two pro
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -31,11 +32,16 @@ from rfops.quantization.shuffle import (
     unshuffle_weight,
 )
 
+from . import layers
 from .experts import with_shared
+from .gated_experts import ExpertWeights
 from .moe_op import Moe, chosen
 from .router import moe_router_ref
 
 RAW = "raw"
+_RAW_CALLS = 0.15  # of calls that are drawn, those whose weights are raw
+_MOST_WORK = 1.5e10  # multiplications of a layer that is drawn
+_SHUFFLED_MULTIPLE = 256  # of I, where scales are shuffled without padding
 Values = Callable[[Tensor, Tensor, torch.dtype], Tensor]
 
 
@@ -56,6 +62,7 @@ class Format:
         return 1024 // self.bits
 
     def and_back(self, x: Tensor, rounding: str, dtype: torch.dtype) -> Tensor:
+        """Return x quantised to the format and dequantised to `dtype`."""
         return self.values(*self.quantise(x, rounding), dtype)
 
 
@@ -135,6 +142,43 @@ class MxMoe(Moe):
         made: Tensor = run(*args, out, config)
         return made
 
+    def weights_of(
+        self,
+        x: Tensor,
+        w1: Any,
+        w2: Any,
+        w1_scale: Any,
+        w2_scale: Any,
+        choice: Sequence[Any],
+        num_shared: int,
+        rounding: str | None,
+        out: Tensor | None,
+    ) -> ExpertWeights:
+        """What gated_experts.py computes with, of fused_moe's arguments; checked as a call's."""
+        scales, flags = (w1_scale, w2_scale), (False, False)
+        args = arguments(self, x, w1, w2, *scales, choice, num_shared, flags, rounding)
+        self.check((*args, out, None))
+        first, second, first_scale, second_scale = args[1:5]
+        *_, bumps, layout, scale_layout, _dtype = args
+        scales = first_scale, second_scale
+        own = Experts(self.fmt, bumps, first, second, *scales, layout, scale_layout)
+        return ExpertWeights(
+            len(own.w1),
+            own.w1.shape[1],
+            lambda e: own.weights(e, own.w1, own.w1_scale),
+            lambda e: own.weights(e, own.w2, own.w2_scale),
+            lambda rows: self.fmt.and_back(rows, bumps, torch.float32),
+        )
+
+    def draw(self, rng: random.Random) -> dict[str, Any]:
+        """Weights shuffled, as they are served, in most calls; scales where they can be."""
+        is_raw = rng.random() < _RAW_CALLS
+        layer = layers.draw(rng, BLOCK, most_work=_MOST_WORK)
+        if is_raw:
+            return layer
+        scales = {} if layer["I"] % _SHUFFLED_MULTIPLE else {"scale_layout": "32x8"}
+        return {**layer, "w_layout": "16x16", **scales}
+
     def product_type(self, c: Call) -> str:
         return "fp4" if self.fmt is MXFP4 else "fp8"
 
@@ -167,12 +211,11 @@ class MxMoe(Moe):
     def _multiple_of(self, size: str) -> int:
         return BLOCK if size in ("D", "I") else super()._multiple_of(size)
 
-    def fit(self, c: Call, draw: InputGenerator) -> Mapping[str, Any]:
-        """Weights whose results are about 1, as quantising gives them."""
+    def weights(self, c: Call, draw: InputGenerator) -> Mapping[str, Any]:
+        """Return weights whose results are about 1, as quantising gives them."""
         pairs = [self._weights(c, draw, rows, k) for rows, k in ((c.N, c.D), (c.D, c.I))]
         (w1, s1), (w2, s2) = pairs
-        own = {"w1": w1, "w2": w2, "w1_scale": s1, "w2_scale": s2}
-        return {**super().fit(c, draw), **own}
+        return {"w1": w1, "w2": w2, "w1_scale": s1, "w2_scale": s2}
 
     def _weights(self, c: Call, draw: InputGenerator, rows: int, k: int) -> tuple[Tensor, Tensor]:
         made = [
@@ -187,6 +230,7 @@ class MxMoe(Moe):
 
     @property
     def default_rounding(self) -> str:
+        """The rounding of scales if the call names none."""
         return next(iter(self.fmt.bumps))
 
     def roundings(self, c: Call) -> int:
@@ -236,6 +280,7 @@ class Experts:
         return self.fmt.and_back(h, self.rounding, torch.float32)
 
     def weights(self, e: int, w: Tensor, scale: Tensor) -> Tensor:
+        """Return an expert's weights in fp32, from their stored layout."""
         payload, scales = w[e], scale[e]
         if self.w_layout != RAW:
             payload = unshuffle_weight(payload)
@@ -249,6 +294,7 @@ class Torch(Kernel):
     """Expert by expert."""
 
     name = "torch"
+    is_capturable = False
 
     def __init__(self, fmt: Format) -> None:
         self.fmt = fmt

@@ -10,6 +10,7 @@ of their own, as the challenge of 2025 and plain modules hold them. No copy is m
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,20 +20,24 @@ from torch import Tensor
 from rfops.dispatch.kernel import Call
 from rfops.dispatch.problem import InputGenerator, grid
 
+from . import layers
 from .experts import Weights, experts_ref
-from .kernels.bf16.hip import HipMoe
+from .kernels.bf16.hip import TABLE, VEC, HipMoe
 from .kernels.bf16.triton import TritonMoe
 from .moe_op import HINTS, Moe, Torch, declared, reference_of
+from .terms import Bf16Model
 
 
 class _Tables(Moe):
-    def fit(self, c: Call, draw: InputGenerator) -> Mapping[str, Any]:
+    def weights(self, c: Call, draw: InputGenerator) -> Mapping[str, Any]:
         def matrices(rows: int, columns: int) -> tuple[Tensor, ...]:
             made = [draw.floats((rows, columns), c.x_dtype) / rows**0.5 for _ in range(c.E)]
             return tuple(made)
 
-        own = {"gate": matrices(c.D, c.I), "up": matrices(c.D, c.I), "down": matrices(c.I, c.D)}
-        return {**super().fit(c, draw), **own}
+        return {"gate": matrices(c.D, c.I), "up": matrices(c.D, c.I), "down": matrices(c.I, c.D)}
+
+    def draw(self, rng: random.Random) -> dict[str, Any]:
+        return layers.draw(rng, VEC, most_experts=TABLE)
 
 
 OP = _Tables(
@@ -52,6 +57,7 @@ OP = _Tables(
         Torch(lambda _c, own: Weights(*own)),
     ),
     max_bytes=None,
+    time_model=Bf16Model,
     shapes={
         # The challenge of 2025: 32 experts and a shared one
         "published": grid(

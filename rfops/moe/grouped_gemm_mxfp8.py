@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import functools
+import random
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -22,22 +23,24 @@ from rfops.dispatch.kernel import Call, Kernel, Run, RunOf
 from rfops.dispatch.op import Op
 from rfops.dispatch.problem import InputGenerator, grid
 from rfops.gemm.mxfp8 import QUANTISE, RAW_SCALE, gemm_mxfp8_ref, roundings
-from rfops.quantization.mxfp8 import dequant_mxfp8
+from rfops.quantization.mxfp8 import BLOCK, dequant_mxfp8
 
+from . import layers
 from .align_block_size import moe_align_block_size_ref
 from .experts import layout_sizes
+from .grouped_terms import GroupedModel
 from .kernels.grouped.hip import Moe
 from .kernels.grouped.triton import TritonGrouped
 
 __all__ = ["grouped_gemm_mxfp8", "grouped_gemm_mxfp8_ref"]
 
 LAYOUT = "make the layout with rfops.moe_align_block_size"  # a way out
-# Routed rows up to which HIP is taken without a row of the table, as published (aiter pull request
-# 3783): of a gemm1 (a_div = top_k, no weight), with few experts and with MANY or more; of a gemm2.
-GEMM1_ROWS, GEMM1_ROWS_MANY, MANY_EXPERTS, GEMM2_ROWS = 16, 64, 128, 8
+_MOST_WORK = 2e10  # multiplications of a layer that is drawn
 
 
 class Torch(Kernel):
+    """The reference in plain torch, for every device and call."""
+
     name = "torch"
 
     def variant(self, c: Call, config: Any) -> RunOf:
@@ -65,14 +68,16 @@ class _GroupedGemm(Op):
     def is_empty(self, c: Call) -> bool:
         return 0 in (c.M, c.N, c.ids)
 
-    def untuned(self, c: Call) -> str | None:
-        if c.a_div == c.top_k and not c.has("mul_weight_by"):
-            name, max_rows = "gemm1", GEMM1_ROWS_MANY if c.E >= MANY_EXPERTS else GEMM1_ROWS
-        else:
-            name, max_rows = "gemm2", GEMM2_ROWS
-        if max_rows >= c.M:
-            return None
-        return f"{c.M} routed rows of {name} with E={c.E} are above {max_rows}"
+    def draw(self, rng: random.Random) -> dict[str, Any]:
+        """One of a layer's two products, blocks about as high as an expert has rows."""
+        layer = layers.draw(rng, BLOCK, most_work=_MOST_WORK)
+        d, i, experts, k = layer["D"], layer["I"], layer["R"], layer["K"]
+        m = layer["M"] * k
+        block_m = next((b for b in (16, 32, 64) if b * experts >= m), 128)
+        sizes = {"M": m, "E": experts, "top_k": k, "block_m": block_m}
+        if rng.random() < 0.5:
+            return {**sizes, "N": 2 * i, "K": d, "a_div": k, "mul_weight_by": False}
+        return {**sizes, "N": d, "K": i, "a_div": 1, "mul_weight_by": True}
 
     def assume(self, sizes: dict[str, int], values: Mapping[str, Any]) -> None:
         sizes.setdefault("A", -(-sizes["M"] // values["a_div"]))
@@ -145,6 +150,7 @@ OP = _GroupedGemm(
         )
     },
     kernels=(Moe(), TritonGrouped(), Torch()),
+    time_model=GroupedModel,
     coarse={"M": 1, "A": 1, "ids": 0, "blocks": 0},
     hints={
         "a_q": QUANTISE,
@@ -310,8 +316,15 @@ def grouped_gemm_mxfp8_ref(
     mul_weight_by: Tensor | None = None,
     topk_ids: Tensor | None = None,
 ) -> Tensor:
-    """The formula of `grouped_gemm_mxfp8` in plain fp32 torch, row by row, on any device; rows that
-    no block names are zero."""
+    """The formula of `grouped_gemm_mxfp8` in plain fp32 torch, row by row, on any device.
+
+    Takes all arguments as the op does, w [E, N, K] and the ids among them; topk_ids is not read.
+    out_dtype : of the result [num_valid_tokens, N]; bfloat16, float16, float32 or float64. Rows
+    that no block names are zero. Raises ValueError for another dtype or count, and torch's
+    RuntimeError for sizes that do not fit each other.
+
+    Source: as of `grouped_gemm_mxfp8`; the products are those of `gemm_mxfp8_ref`.
+    """
     ref = f"{OP.name}_ref"
     num_valid_tokens = check_int(ref, "num_valid_tokens", num_valid_tokens, 0)
     top_k, block_m, a_div = (

@@ -1,6 +1,6 @@
 """grouped_topk: a token's best experts among those of its best groups, as DeepSeek-V3 routes.
 
-s = sigmoid(logits) or softmax(logits),  key = s + bias
+s = sigmoid(logits), softmax(logits) or sqrt(softplus(logits)),  key = s + bias
 group g's score = the sum of its two largest keys; without a bias the largest
 ids[t] = the top_k largest keys in the topk_groups best groups,  weights[t, j] = s[t, ids[t, j]]
 """
@@ -29,7 +29,7 @@ OP = Choose(
     num_groups: int >= 1
     topk_groups: int >= 1
     renormalize: bool
-    score: sigmoid|softmax
+    score: sigmoid|softmax|sqrtsoftplus
     scale: float
     -> weights: f32[M, K]
     -> ids: i32[M, K]
@@ -84,7 +84,7 @@ def grouped_topk(
         (DeepSeek-V3's correction). With it a group counts by the sum of its two best experts,
         without by its best.
     renormalize : the weights of a token add up to `scale`.
-    score : "sigmoid" or "softmax" of the logits.
+    score : "sigmoid", "softmax" or "sqrtsoftplus" of the logits; softplus(x) = log(1 + exp(x)).
     scale : what weights are multiplied by in the end.
     weights, ids : [M, top_k] float32 and int32, written in place where given.
 
@@ -114,7 +114,13 @@ def grouped_topk_ref(
     score: str = "sigmoid",
     scale: float = 1.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`grouped_topk` in plain fp32 torch, on any device."""
+    """`grouped_topk` in plain fp32 torch, on any device, of logits [M, E] and bias [E].
+
+    Returns weights and ids, [M, top_k] float32 and int32. Raises torch's RuntimeError for what does
+    not fit, such as more groups than experts.
+
+    Source: DeepSeek-V3 Technical Report (arXiv:2412.19437), 2.1.2.
+    """
     return choose(
         logits,
         bias,

@@ -27,19 +27,22 @@ from .align_block_size import Aligned
 from .align_block_size import moe_align_block_size as _moe_align_block_size
 from .fused_moe import fused_moe as _fused_moe
 from .grouped_topk import grouped_topk as _grouped_topk
+from .kernels.topk.choosing import SCORES
+from .local_experts import local_ids, map_of_mask
 from .topk_softmax import topk_softmax as _topk_softmax
 
 
 class ActivationType(IntEnum):
     """aiter's, by name and number; its own are taken as well."""
 
-    Silu, Gelu, Swiglu = 0, 1, 2
+    No, Silu, Gelu, Swiglu, Situv2 = -1, 0, 1, 2, 3
 
 
 class QuantType(IntEnum):
     """aiter's, by name and number; its own are taken as well."""
 
     No, per_Tensor, per_Token, per_1x32, per_1x128, per_128x128 = 0, 1, 2, 3, 4, 5
+    per_256x128, per_1024x128 = 6, 7
 
 
 # rfops' word for each that it computes.
@@ -49,14 +52,36 @@ _QUANTS: Mapping[int, str | None] = {
     QuantType.per_1x128: "fp8_blockscale",
     QuantType.per_128x128: "fp8_blockscale",
 }
-# Arguments of aiters newer than e404860, and the values that change nothing, as None does.
-_NEUTRAL: Mapping[str, tuple[Any, ...]] = {"no_combine": (False,)}
+# Arguments of aiters newer than e404860, and the values that are taken beside None.
+_NEUTRAL: Mapping[str, tuple[Any, ...]] = {"no_combine": (False, True)}
+# rfops' word for each activation that it computes, and its values without a limit and with one.
+_ACTIVATIONS: Mapping[int, tuple[str, Mapping[str, float]]] = {
+    ActivationType.Silu: ("silu", {"alpha": 1.0, "beta": 0.0}),
+    ActivationType.Gelu: ("gelu", {}),
+    ActivationType.Swiglu: ("swiglu", {"alpha": 1.702, "limit": 7.0, "beta": 1.0}),
+}
+# What a caller of fused_moe can do without the original, where rfops computes something else.
+_WAYS_OUT: Mapping[str, str] = {
+    "activation": "or take the engine's Triton experts",
+    "swiglu_limit": "or take the engine's Triton experts",
+    "beta": "or take the engine's Triton experts",
+    "linear_beta": "or take the engine's Triton experts",
+    "gate_mode": "or load w1 with all gate rows before all up rows",
+    "quant_type": "or quantise weights to MXFP4, or to FP8 by 128 x 128",
+    "a1_scale": "or pass hidden_states as they were before their quantisation",
+    "a2_scale": "or leave it out: rfops quantises between the linears by block",
+    "shared_w1": "or put them last in w1 and w2, for num_shared of rfops.fused_moe",
+    "shared_expert_id": "or put them last in w1 and w2, for num_shared of rfops.fused_moe",
+}
 _ROUNDINGS = ("down", "up", "even")  # by the number of aiter's MxScaleRoundModeInt
 
 
 def _refuse(op: str, argument: str, expected: str, value: Any) -> NoReturn:
     text = describe(value) if isinstance(value, Tensor) else show(value)
-    Guard(op).fail(argument, expected, text, "call the original")
+    way_out = _WAYS_OUT.get(argument) if op == "fused_moe" else None
+    Guard(op).fail(
+        argument, expected, text, ", ".join(filter(None, ("call the original", way_out)))
+    )
 
 
 def _is_one_of(value: Any, allowed: Container[int]) -> bool:
@@ -115,19 +140,21 @@ def fused_moe(
     installed: up, in e404860. Of quant_type No, per_1x32 (MXFP4, whose scales are always
     shuffled) and per_128x128 or per_1x128 (FP8 with scales of blocks). expert_mask [all experts] is
     1 for those that are here, whose order is that of w1. Tokens from num_local_tokens on have rows
-    of zeros. doweight_stage1 for one expert a token. Raises ValueError for what is not taken: other
-    activations, biases, scales of activations, padding, newer arguments that change the result.
+    of zeros. doweight_stage1: as fused_moe's apply_router_weight_on_input; no_combine: rows
+    [M, top_k, D]. hidden_pad and intermediate_pad: the last so many of D and I are zeros in the
+    weights, and of no meaning in hidden_states. Gelu (by erf), Swiglu (GPT-OSS's, of a limit of
+    7 unless swiglu_limit says another), Silu with a swiglu_limit and biases are computed by torch;
+    x and h are rounded to the weights' format there too. Raises ValueError for what is not taken:
+    other activations, scales of activations, newer arguments that change the result.
     """
     name = "fused_moe"
-    if not _is_one_of(activation, {ActivationType.Silu}):
-        _refuse(name, "activation", "Silu", activation)
+    if not _is_one_of(activation, _ACTIVATIONS):
+        _refuse(name, "activation", "Silu, Gelu or Swiglu", activation)
     if not _is_one_of(quant_type, _QUANTS):
         _refuse(name, "quant_type", "No, per_1x32, per_1x128 or per_128x128", quant_type)
     neutral_args = {
         "a1_scale": a1_scale,
         "a2_scale": a2_scale,
-        "bias1": bias1,
-        "bias2": bias2,
         "beta": beta,
         "linear_beta": linear_beta,
         "shared_w1": shared_w1,
@@ -143,24 +170,26 @@ def fused_moe(
         _refuse(name, "gate_mode", "separated", gate_mode)
     if shared_expert_id not in (None, -1):
         _refuse(name, "shared_expert_id", "-1", shared_expert_id)
-    numbers = {
-        "hidden_pad": hidden_pad,
-        "intermediate_pad": intermediate_pad,
-        "swiglu_limit": swiglu_limit,
-    }
-    for argument, number in numbers.items():
-        if number:
-            _refuse(name, argument, "0", number)
+    word, words = _ACTIVATIONS[int(activation)]
+    gating: dict[str, Any] = {"activation": word, **words}
+    if swiglu_limit:
+        if word == "gelu":
+            _refuse(name, "swiglu_limit", "0 for Gelu", swiglu_limit)
+        gating |= {"activation": "swiglu", "limit": float(swiglu_limit)}
+    for argument, pad, size in (
+        ("hidden_pad", hidden_pad, hidden_states.shape[-1]),
+        ("intermediate_pad", intermediate_pad, w2.shape[-1]),
+    ):
+        if pad and not 0 < pad < size:
+            _refuse(name, argument, f"from 0 to {size - 1}", pad)
     for argument, value in unused.items():
         if value is not None and value not in _NEUTRAL.get(argument, ()):
             _refuse(name, argument, "as if it were not passed", value)
     if block_size_M or splitk or moe_sorting_dispatch_policy:
         _say_ignored(name)
     x = hidden_states
-    if doweight_stage1:
-        if topk_weight.shape[-1] != 1:
-            _refuse(name, "doweight_stage1", "False for several experts a token", True)
-        x, topk_weight = x * topk_weight.to(x.dtype), torch.ones_like(topk_weight)
+    if hidden_pad:  # a NaN there would not vanish in zeros of the weights
+        x = torch.nn.functional.pad(x[:, :-hidden_pad], (0, hidden_pad))
     ids = _local_ids(topk_ids, expert_mask, num_local_tokens)
     weights: list[Any] = [w1, w2]
     if isinstance(w1, Shuffled) or getattr(w1, "is_shuffled", False):
@@ -180,6 +209,11 @@ def fused_moe(
         w1_scale=scales[0],
         w2_scale=scales[1],
         rounding=rounding,
+        apply_router_weight_on_input=doweight_stage1,
+        combine=not unused.get("no_combine"),
+        bias1=bias1,
+        bias2=bias2,
+        **gating,
     )
     return out if dtype is None else out.to(dtype)
 
@@ -196,19 +230,11 @@ def _aiter_rounding() -> str:
 def _local_ids(ids: Tensor, mask: Tensor | None, num_tokens: Tensor | None) -> Tensor:
     """Numbers of the experts that are here, and -1 for others and for tokens that are not there."""
     if mask is not None:
-        last_id = mask.numel() - 1
-        is_known = (ids >= 0) & (ids <= last_id)
-        ids = torch.where(is_known, _expert_map(mask)[ids.clamp(0, last_id)], -1)
+        ids = local_ids(ids, map_of_mask(mask))
     if num_tokens is not None:
         row = torch.arange(ids.shape[0], dtype=torch.int32, device=ids.device)
         ids = torch.where((row < num_tokens)[:, None], ids, -1)
     return ids
-
-
-def _expert_map(mask: Tensor) -> Tensor:
-    """[all experts] int32: the number of those with a 1 among themselves, -1 of others."""
-    is_here = mask.reshape(-1) > 0
-    return torch.where(is_here, is_here.cumsum(0, dtype=torch.int32) - 1, -1).to(torch.int32)
 
 
 def moe_sorting(
@@ -232,9 +258,12 @@ def moe_sorting(
     A sorted id is j << 24 | token of topk_ids[token, j], padding is top_k << 24 | M; here it also
     fills what lies beyond num_valid_ids[0], where aiter writes nothing. num_valid_ids[1] is the
     number of tokens. Blocks are those of experts with a 1 in expert_mask, by their number among
-    themselves.
+    themselves. With num_local_tokens, topk_weights may lack rows that are beyond it.
     """
     m, top_k = topk_ids.shape
+    missing_rows = m - topk_weights.shape[0]
+    if num_local_tokens is not None and missing_rows > 0:  # ids are padded, weights need not be
+        topk_weights = torch.nn.functional.pad(topk_weights, (0, 0, 0, missing_rows))
     if topk_weights.shape != topk_ids.shape:
         Guard("moe_sorting").fail(
             "topk_weights",
@@ -253,7 +282,7 @@ def moe_sorting(
     if dispatch_policy:
         _say_ignored("moe_sorting")
     ids = _local_ids(topk_ids, None, num_local_tokens)
-    experts = None if expert_mask is None else _expert_map(expert_mask)
+    experts = None if expert_mask is None else map_of_mask(expert_mask)
     aligned = _moe_align_block_size(ids, block_size, num_experts, experts, False, True)
     num_slots = topk_ids.numel() + num_experts * block_size - top_k
     rows = torch.full((num_slots,), m * top_k, dtype=torch.int32, device=ids.device)
@@ -297,10 +326,7 @@ def topk_softmax(
     if num_shared_experts:
         if shared_expert_scoring_func != "sigmoid":
             _refuse(name, "shared_expert_scoring_func", "sigmoid", shared_expert_scoring_func)
-        routed = gating_output.shape[1] - num_shared_experts
-        logits = gating_output[:, :routed]
-        shared = topk_weights[:, top_k : top_k + num_shared_experts]
-        shared.copy_(gating_output[:, routed:].float().sigmoid())
+        logits = _write_shared(topk_weights, gating_output, top_k, num_shared_experts)
     results = _Results(topk_weights[:, :top_k], topk_indices)
     results.take(
         _topk_softmax(logits, top_k, need_renorm, weights=results.weights, ids=results.ids)
@@ -317,17 +343,36 @@ def topk_gating(
     score_func: str = "sqrtsoftplus",
     num_shared_experts: int = 0,
 ) -> None:
-    """aiter.ops.topk.topk_gating, of softmax without a bias: as topk_softmax; shared experts'
-    columns get their sigmoid. Its default, sqrtsoftplus, is refused."""
-    if score_func != "softmax":
-        _refuse("topk_gating", "score_func", "softmax", score_func)
-    if correction_bias is not None:
-        _refuse("topk_gating", "correction_bias", "None", correction_bias)
-    if routed_scaling_factor != 1.0:
-        _refuse("topk_gating", "routed_scaling_factor", "1.0", routed_scaling_factor)
-    topk_softmax(
-        topk_weights, topk_indices, None, gating_output, need_renorm, num_shared_experts, "sigmoid"
+    """aiter.ops.topk.topk_gating: topk_weights and topk_indices [M, top_k] are written, of any
+    strides: by score_func "softmax", "sigmoid" or "sqrtsoftplus", correction_bias [E] for the
+    choice alone. Shared experts' columns get their sigmoid, as in topk_softmax."""
+    if score_func not in SCORES:
+        _refuse("topk_gating", "score_func", " or ".join(SCORES), score_func)
+    top_k, logits = topk_indices.shape[1], gating_output
+    if num_shared_experts:
+        logits = _write_shared(topk_weights, gating_output, top_k, num_shared_experts)
+    # aiter's callers pass an empty bias for none.
+    bias = correction_bias if correction_bias is not None and correction_bias.numel() else None
+    results = _Results(topk_weights[:, :top_k], topk_indices)
+    results.take(
+        _grouped_topk(
+            logits,
+            top_k,
+            bias=bias,
+            renormalize=need_renorm,
+            score=score_func,
+            scale=routed_scaling_factor,
+            weights=results.weights,
+            ids=results.ids,
+        )
     )
+
+
+def _write_shared(weights: Tensor, logits: Tensor, top_k: int, shared: int) -> Tensor:
+    """Write the sigmoid of the last columns behind the first top_k; return the other columns."""
+    routed = logits.shape[1] - shared
+    weights[:, top_k : top_k + shared].copy_(logits[:, routed:].float().sigmoid())
+    return logits[:, :routed]
 
 
 def fused_topk(

@@ -18,6 +18,7 @@ from .experts import Weights, experts_ref, run_experts
 from .router import moe_router, moe_router_ref
 
 NO_WEIGHTS = ("x", "topk_weights", "topk_ids", "router_weight")
+LIST_TOKENS = 128  # that the first workgroup of any kernel here lists at least
 HINTS = {
     "x": "convert it first",
     "topk_weights": "convert them with .float()",
@@ -48,6 +49,7 @@ class Torch(Kernel):
     """Expert by expert. weights_of(c, tensors): those of a call."""
 
     name = "torch"
+    is_capturable = False
 
     def __init__(self, weights_of: Callable[[Call, Sequence[Any]], Weights]) -> None:
         self.weights_of = weights_of
@@ -121,15 +123,26 @@ class Moe(Op):
     def is_empty(self, c: Call) -> bool:
         return bool(c.M == 0 or c.D == 0)
 
+    def weights(self, c: Call, draw: InputGenerator) -> Mapping[str, Any]:
+        """Return the experts' weights by argument, such that results are about 1."""
+        raise NotImplementedError
+
     def fit(self, c: Call, draw: InputGenerator) -> Mapping[str, Any]:
-        """Different experts of a token; weights of subclasses are such that results are about 1."""
+        """Different experts per token; the weights of a call that is only timed are zeros."""
         ids = draw.picks(c.M, c.K, c.R).to(c.topk_ids_dtype)
         router = draw.floats((c.R, c.D), c.x_dtype) / c.D**0.5 if c.has("router_weight") else None
         chosen = {"topk_ids": ids, "topk_weights": draw.floats((c.M, c.K)).softmax(1)}
+        own = {} if draw.is_light else self.weights(c, draw)
         return {
+            **own,
             "router_weight": router,
             **(dict.fromkeys(chosen) if router is not None else chosen),
         }
+
+    def is_chained(self, c: Call) -> bool:
+        """A router's choice, and the lists of tokens that several workgroups write, say what rows
+        the products have."""
+        return bool(c.has("router_weight") or c.M > LIST_TOKENS)
 
     def flops(self, c: Call) -> int:
         return int(6 * c.M * (c.K + c.E - c.R) * c.D * c.I)

@@ -1,21 +1,23 @@
-"""moe_router: the experts of tokens, from their rows to ids and weights in one kernel.
+"""moe_router: the experts of tokens, from their rows to ids and weights.
 
     logits = dtype(x @ router_weight^T),  p = softmax(logits),  with round_scores p = dtype(p)
     ids[t] = the top_k largest of p[t],  weights[t, j] = p[t, ids[t, j]]
 
-dtype is x's. With the rounding (the default) experts are those of
-torch.topk(torch.softmax(torch.nn.functional.linear(x, router_weight), -1), top_k): one logit in
-hundreds differs in its last bit by the order of the sum, but what decides is the rounded p.
+dtype is x's; p may be other scores, with a bias and groups as of grouped_topk. With the rounding
+(the default) experts are those of torch.topk(torch.softmax(torch.nn.functional.linear(x,
+router_weight), -1), top_k): one logit in hundreds differs in its last bit by the order of the sum,
+but what decides is the rounded p.
 
 | kernel | what it takes |
 |---|---|
-| hip (csrc/moe/moe_router.hip) | up to 512 experts, up to 16 of them chosen; K a multiple of 8 |
+| products (gemm_a16w16's stream, then csrc/moe/moe_topk.hip) | up to 1,024 experts, 16 chosen |
+| hip (csrc/moe/moe_router.hip) | up to 512 experts, by softmax alone, in one launch |
 | torch | whatever is left |
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,16 +27,21 @@ from rfops.dispatch.guards import MAX_BYTES
 from rfops.dispatch.heuristic import ceil
 from rfops.dispatch.kernel import Call, Kernel, Run, RunOf
 from rfops.dispatch.op import Op
-from rfops.dispatch.problem import grid
-from rfops.dispatch.steps import Step
+from rfops.dispatch.problem import InputGenerator, grid
+from rfops.dispatch.steps import Bindable, NestedRun, Shaped, Step, run_steps
 from rfops.dispatch.strided import matrix_strides
+from rfops.gemm.a16w16 import OP as GEMM
 from rfops.jit import compile_ops, u32
 
-from .kernels.topk.choosing import IN_TYPES, choose, refuses_choosing
+from .kernels.topk.choosing import IN_TYPES, choice_options, choose, refuses_choosing
+from .kernels.topk.kernels import choosing_defines, moe_topk_kernel, refuses_groups
 
 __all__ = ["moe_router", "moe_router_ref"]
 
 TOKENS, THREADS = 16, 512  # of a workgroup
+MAX_EXPERTS = 512  # whose sums a wave holds
+# 8 experts, D of 4096, MI355X: 9.1 us in one launch for 2,048 tokens, 11.0 in two.
+FEW_EXPERTS, MANY_TOKENS = 16, 512
 VEC = 8  # elements that a lane loads at once
 
 
@@ -63,12 +70,82 @@ def moe_router_kernel(
     """csrc/moe/moe_router.hip: the shapes stand there."""
 
 
+class Products(Kernel):
+    """Logits by gemm_a16w16's kernel, which has K split over all of the chip, then the choice."""
+
+    name = "products"
+    module = "moe_topk"
+    more_modules = ("a16w16_stream",)
+
+    def unsupported_reason(self, c: Call) -> str | None:
+        if reason := self.unsupported_arch_reason(c) or refuses_choosing(c):
+            return reason
+        if c.E <= FEW_EXPERTS and c.M > MANY_TOKENS and ONE_LAUNCH.unsupported_reason(c) is None:
+            return f"{c.E} experts for {c.M} tokens: one launch is quicker"
+        return GEMM.kernels["stream"].unsupported_reason(_product(c))
+
+    def defines(self, c: Call, config: Any) -> Mapping[str, Any]:
+        bias = c.values.get("bias_dtype", torch.float32) if c.has("bias") else None
+        return choosing_defines(
+            {**c.sizes, **c.values, "bias_dtype": bias, "logits_dtype": c.x_dtype}
+        )
+
+    def variant(self, c: Call, config: Any) -> RunOf:
+        def run_of(m: int, d: int, experts: int, k: int) -> Run:
+            steps = self.steps(c.with_sizes(M=m, D=d, E=experts, K=k))
+            workspace = {"logits": ((m, experts), c.x_dtype)}
+            run = run_steps(
+                c.device, self.arguments, steps, arch=c.arch, workspace=workspace, outer=True
+            )
+            return lambda results, *inputs: run(*results, *inputs)
+
+        return run_of
+
+    def steps(self, c: Call, arguments: Mapping[str, str] | None = None) -> tuple[NestedRun, Step]:
+        """The launches on `x`, `router_weight`, `bias`, `logits`, `weights` and `ids`; `arguments`
+        has other names of these."""
+        defines = self.defines(c, None)
+        threads = int(defines["THREADS"])
+        choice = {
+            "m": c.M,
+            "experts": c.E,
+            "row_stride": c.E,
+            "column_stride": 1,
+            "scale": float(c.values.get("scale", 1.0)),
+            **({} if c.has("bias") else {"bias": None}),
+            **(arguments or {}),
+        }
+        grid = ceil(c.M, threads // int(defines["LANES"]))
+        return _logits(c), Step(moe_topk_kernel, defines, threads, grid, choice)
+
+
+def _product(c: Call) -> Call:
+    """The call of gemm_a16w16 that gives the logits."""
+    sizes = {"M": c.M, "N": c.E, "K": c.D}
+    types = dict.fromkeys(("x_dtype", "w_dtype", "dtype"), c.x_dtype)
+    views = {"x": c.tensors.get("x"), "w": c.tensors.get("router_weight")}
+    return Call(c.arch, c.cu_num, c.device, sizes, types, views)
+
+
+def _logits(c: Call) -> NestedRun:
+    gemm, call = GEMM.kernels["stream"], _product(c)
+    run = gemm.variant(call, gemm.default(call))(c.M, c.E, c.D)
+    return NestedRun(run, gemm.arguments, {"out": "logits", "w": "router_weight"})
+
+
 class Hip(Kernel):
+    """The HIP kernel: logits and the choice of experts in one launch."""
+
     name = "hip"
     module = "moe_router"
 
     def unsupported_reason(self, c: Call) -> str | None:
-        return self.unsupported_arch_reason(c) or refuses_choosing(c) or refuses_rows(c, c.E)
+        return (
+            self.unsupported_arch_reason(c)
+            or refuses_choosing(c, MAX_EXPERTS)
+            or _refuses_scores(c)
+            or refuses_rows(c, c.E)
+        )
 
     def defines(self, c: Call, config: Any) -> Mapping[str, Any]:
         return defines(c, c.E, False)
@@ -94,6 +171,26 @@ def defines(c: Call, experts: int, lists: bool) -> dict[str, Any]:
     }
 
 
+def lists_tokens(c: Call, experts: int) -> bool:
+    """Whether the router of an op lists the tokens of each expert, where the op wants lists: the
+    kernel of one launch does."""
+    has_router, routed = c.has("router_weight"), c.with_sizes(E=experts)
+    return has_router and PRODUCTS.unsupported_reason(routed) is not None
+
+
+def steps(
+    c: Call, experts: int, arguments: Mapping[str, str], lists: bool = False
+) -> tuple[Sequence[Bindable], Mapping[str, Shaped]]:
+    """The launches that write `weights` and `ids` of an op, none without a router, and their
+    workspace; `arguments` has other names. The op's own workspace is `outer` with a router."""
+    if not c.has("router_weight"):
+        return (), {}
+    routed = c.with_sizes(E=experts)
+    if PRODUCTS.unsupported_reason(routed) is None:
+        return PRODUCTS.steps(routed, arguments), {"logits": ((c.M, experts), c.x_dtype)}
+    return [step(c, experts, lists, arguments)], {}
+
+
 def step(c: Call, experts: int, lists: bool, arguments: Mapping[str, str] | None = None) -> Step:
     """The launch on `weights`, `ids`, `x` and `router_weight`; with `lists` it also makes `counts`,
     `lists` and `slots`. `arguments` has other names of these."""
@@ -107,6 +204,16 @@ def step(c: Call, experts: int, lists: bool, arguments: Mapping[str, str] | None
         ceil(c.M, TOKENS),
         {"w": "router_weight", **sizes, **null_lists, **(arguments or {})},
     )
+
+
+def _refuses_scores(c: Call) -> str | None:
+    """Why the kernel of one launch does not take these scores."""
+    values = c.values
+    if values.get("score", "softmax") != "softmax" or values.get("num_groups", 1) > 1:
+        return "it scores by softmax alone, without groups"
+    if c.has("bias") or values.get("scale", 1.0) != 1.0:
+        return "it takes no bias and no scale"
+    return None
 
 
 def refuses_rows(c: Call, experts: int) -> str | None:
@@ -124,15 +231,21 @@ def refuses_rows(c: Call, experts: int) -> str | None:
     return None
 
 
+PRODUCTS, ONE_LAUNCH = Products(), Hip()
+
+
 class Torch(Kernel):
+    """The reference in plain torch, for every device and call."""
+
     name = "torch"
 
     def variant(self, c: Call, config: Any) -> RunOf:
-        flags = {"renormalize": c.renormalize, "round_scores": c.round_scores}
+        options = choice_options(c.values)
 
         def run_of(_m: int, _d: int, _experts: int, k: int) -> Run:
-            def run(results: Any, x: torch.Tensor, w: torch.Tensor) -> None:
-                for result, tensor in zip(results, choose(x @ w.T, None, k, **flags), strict=True):
+            def run(results: Any, x: Any, w: Any, bias: torch.Tensor | None = None) -> None:
+                chosen_pair = choose(x @ w.T, bias, k, **options)
+                for result, tensor in zip(results, chosen_pair, strict=True):
                     result.copy_(tensor)
 
             return run
@@ -147,8 +260,8 @@ class _Router(Op):
 
     def unsupported_reason(self, c: Call, *sizes: int) -> tuple[str, str, str, str] | None:
         _m, _d, experts, k = sizes
-        if k > experts:
-            return "top_k", f"at most E={experts}", str(k), "pass fewer"
+        if refusal := refuses_groups(c, experts, k):
+            return refusal
         if c.x_dtype != c.router_weight_dtype:
             shown = str(c.router_weight_dtype)
             return "router_weight", f"{c.x_dtype} as x is", shown, "convert it first"
@@ -156,6 +269,13 @@ class _Router(Op):
 
     def is_empty(self, c: Call) -> bool:
         return bool(c.M == 0)
+
+    def fit(self, c: Call, draw: InputGenerator) -> Mapping[str, Any]:
+        """Small whole numbers, one of eight of x not 0: logits are whole in any order of the sum,
+        so that no rounding decides between experts."""
+        x = draw.ints((c.M, c.D), -1, 2) * (draw.ints((c.M, c.D), 0, 8) == 0)
+        weight = draw.ints((c.E, c.D), -1, 2)
+        return {"x": x.to(c.x_dtype), "router_weight": weight.to(c.router_weight_dtype)}
 
     def flops(self, c: Call) -> int:
         return int(2 * c.M * c.E * c.D)
@@ -172,20 +292,39 @@ OP = _Router(
     top_k: K >= 1
     renormalize: bool
     round_scores: bool
+    bias: bf16|f16|f32[E]?
+    num_groups: int >= 1
+    topk_groups: int >= 1
+    score: softmax|sigmoid|sqrtsoftplus
+    scale: float
     -> weights: f32[M, K]
     -> ids: i32[M, K]
     """,
     sizes="M D E K",
     positive="D E",
-    kernels=(Hip(), Torch()),
-    coarse={"M": 0},
+    kernels=(PRODUCTS, ONE_LAUNCH, Torch()),
+    coarse={"M": MANY_TOKENS},
     max_bytes=None,
-    usual={"round_scores": True},
+    usual={"round_scores": True, "scale": 1.0},
     shapes={
         "published": grid("D E K", [(7168, 32, 4)], M=(64, 2048, 8192), x_dtype=(torch.float16,)),
         "models": grid("D E K", [(4096, 128, 8), (4096, 8, 2)], M=(1, 64, 2048)),
+        "deepseek_v3": grid(
+            "D E K num_groups topk_groups",
+            [(7168, 256, 8, 8, 4)],
+            M=(1, 16, 64),
+            bias=(True,),
+            renormalize=(True,),
+            score=("sigmoid",),
+            scale=(2.5,),
+            round_scores=(False,),
+        ),
     },
-    hints={"x": "convert it first", "router_weight": "convert it first"},
+    hints={
+        "x": "convert it first",
+        "router_weight": "convert it first",
+        "bias": "pass one number for each expert, or None",
+    },
 )
 
 
@@ -196,20 +335,30 @@ def moe_router(
     renormalize: bool = False,
     *,
     round_scores: bool = True,
+    num_groups: int = 1,
+    topk_groups: int = 1,
+    bias: torch.Tensor | None = None,
+    score: str = "softmax",
+    scale: float = 1.0,
     weights: torch.Tensor | None = None,
     ids: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The top_k experts of each token by the softmax of x @ router_weight^T, the best first.
+    """The top_k experts of each token by the scores of x @ router_weight^T, the best first.
 
     Parameters
     ----------
     x : [M, D] bfloat16 or float16, any strides.
     router_weight : [E, D] of the same dtype.
     top_k : of E.
-    renormalize : the weights of a token add up to 1.
-    round_scores : probabilities are rounded to x's dtype before they are compared, as torch does
-        when it computes the softmax in that dtype; otherwise logits are compared, which are rounded
-        to it in any case.
+    renormalize : the weights of a token add up to `scale`.
+    round_scores : scores are rounded to x's dtype before they are compared, as torch does when it
+        computes them in that dtype; otherwise fp32 scores of logits are, which are rounded to it in
+        any case.
+    num_groups, topk_groups : E / num_groups neighbouring experts are a group.
+    bias : [E] bfloat16, float16 or float32, or None, added to the scores for the choice alone.
+    score : "softmax", "sigmoid" or "sqrtsoftplus" of the logits.
+    scale : what weights are multiplied by in the end. DeepSeek-V3's router has num_groups=8,
+        topk_groups=4, a bias, score="sigmoid", scale=2.5 and round_scores=False.
     weights, ids : [M, top_k] float32 and int32, written in place where given.
 
     Returns weights and ids; of equal experts the lowest id comes first. A logit of NaN counts as
@@ -217,11 +366,22 @@ def moe_router(
     for what does not fit, and what building the kernel raises.
 
     Source: top-k gating, Outrageously Large Neural Networks (arXiv:1701.06538), 2.1, without noise,
-    the softmax taken first.
+    the softmax taken first; DeepSeek-V3 (arXiv:2412.19437), 2.1.2: sigmoid, bias and groups.
     """
     call: Callable[..., Any] = OP.traced if is_dynamo_compiling() else OP.call
     results: tuple[torch.Tensor, torch.Tensor] = call(
-        x, router_weight, top_k, renormalize, round_scores, weights, ids
+        x,
+        router_weight,
+        top_k,
+        renormalize,
+        round_scores,
+        bias,
+        num_groups,
+        topk_groups,
+        score,
+        scale,
+        weights,
+        ids,
     )
     return results
 
@@ -235,10 +395,31 @@ def moe_router_ref(
     top_k: int,
     renormalize: bool = False,
     round_scores: bool = True,
+    bias: torch.Tensor | None = None,
+    num_groups: int = 1,
+    topk_groups: int = 1,
+    score: str = "softmax",
+    scale: float = 1.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`moe_router` in plain fp32 torch, on any device."""
+    """`moe_router` in plain fp32 torch, on any device, of x [M, D] and router_weight [E, D].
+
+    Logits are rounded to x's dtype. Returns weights and ids, [M, top_k] float32 and int32. Raises
+    torch's RuntimeError for sizes that do not fit each other.
+
+    Source: Outrageously Large Neural Networks (arXiv:1701.06538), 2.1, without noise.
+    """
     logits = (x.to(torch.float32) @ router_weight.to(torch.float32).T).to(x.dtype)
-    return choose(logits, None, top_k, renormalize=renormalize, round_scores=round_scores)
+    return choose(
+        logits,
+        bias,
+        top_k,
+        num_groups=num_groups,
+        topk_groups=topk_groups,
+        renormalize=renormalize,
+        score=score,
+        scale=scale,
+        round_scores=round_scores,
+    )
 
 
 OP.reference = moe_router_ref

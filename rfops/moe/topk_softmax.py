@@ -80,7 +80,13 @@ topk_softmax.supports = OP.supports  # type: ignore[attr-defined]
 def topk_softmax_ref(
     logits: torch.Tensor, top_k: int, renormalize: bool = False, round_scores: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`topk_softmax` in plain fp32 torch, on any device."""
+    """`topk_softmax` in plain fp32 torch, on any device, of logits [M, E].
+
+    Returns weights and ids, [M, min(top_k, E)] float32 and int32. Raises torch's errors: IndexError
+    for logits of one dimension.
+
+    Source: Outrageously Large Neural Networks (arXiv:1701.06538), 2.1, without noise.
+    """
     return choose(logits, None, top_k, renormalize=renormalize, round_scores=round_scores)
 
 

@@ -55,12 +55,15 @@ class Tensorlike:
     is_shuffled: Any = None
 
     def dim(self) -> int:
+        """The number of dimensions."""
         return len(self.shape)
 
     def numel(self) -> int:
+        """The number of elements."""
         return self.shape.numel()
 
     def element_size(self) -> int:
+        """Bytes per element."""
         return self.dtype.itemsize
 
 
@@ -122,6 +125,7 @@ def _is_neutral(value: Any, neutral: Collection[Any]) -> bool:
 
 
 def show(value: Any) -> str:
+    """Return a value for a message: shape and dtype of a tensor, else at most 60 characters."""
     if isinstance(value, torch.Tensor | Tensorlike):
         return f"{list(value.shape)} {str(value.dtype).removeprefix('torch.')}"
     return repr(value)[:60]

@@ -107,7 +107,21 @@ def moe_route(hidden_states: Any, w1: Any, w2: Any, topk_ids: Any) -> RouteCall:
     return x.device, name, sizes | {"x_dtype": x.dtype, "w1_dtype": w1.dtype, "w2_dtype": w2.dtype}
 
 
-def _aiter_moe_route(hidden_states: Any, w1: Any, w2: Any, topk_ids: Any) -> RouteCall:
+def _aiter_moe_route(
+    hidden_states: Any,
+    w1: Any,
+    w2: Any,
+    topk_ids: Any,
+    activation: Any = 0,
+    bias1: Any = None,
+    bias2: Any = None,
+    swiglu_limit: float | None = None,
+) -> RouteCall:
+    if int(activation) or bias1 is not None or bias2 is not None or swiglu_limit:
+        raise ValueError(
+            "activation must be Silu without swiglu_limit, bias1 and bias2: rfops computes others "
+            f"in torch, got {activation!r}"
+        )
     orders = layouts.of(w1), layouts.of(w2)
     if orders[0] != orders[1] or orders[0] not in (layouts.RAW, layouts.SHUFFLED):
         raise ValueError(
@@ -132,6 +146,11 @@ def _moe_arguments(arguments: Arguments) -> Arguments:
 
 def _softmax_route(topk_indices: Any, gating_output: Any, num_shared_experts: int = 0) -> RouteCall:
     return _topk(gating_output, topk_indices.shape[1], num_shared_experts)
+
+
+def _gating_route(topk_indices: Any, gating_output: Any, num_shared_experts: int = 0) -> RouteCall:
+    device, _, sizes = _softmax_route(topk_indices, gating_output, num_shared_experts)
+    return device, "grouped_topk", sizes
 
 
 def _fused_topk_route(gating_output: Any, topk: int) -> RouteCall:
@@ -170,18 +189,19 @@ def _align_route(topk_ids: Any, block_size: int, num_experts: int) -> RouteCall:
 def _fp8_route(
     XQ: Any, WQ: Any, x_scale: Any, w_scale: Any, dtype: Any = None, isBpreshuffled: bool = False
 ) -> RouteCall:
-    return _fp8(XQ, WQ, x_scale, dtype, bool(isBpreshuffled))
+    return fp8_route(XQ, WQ, x_scale, dtype, bool(isBpreshuffled))
 
 
 def _fp8_shuffled_route(XQ: Any, WQ: Any, x_scale: Any, dtype: Any = None) -> RouteCall:
-    return _fp8(XQ, WQ, x_scale, dtype, True)
+    return fp8_route(XQ, WQ, x_scale, dtype, True)
 
 
 def _fp8_triton_route(x: Any, w: Any, x_scale: Any, dtype: Any = None) -> RouteCall:
-    return _fp8(x, w, x_scale, dtype, False)
+    return fp8_route(x, w, x_scale, dtype, False)
 
 
-def _fp8(x: Any, w: Any, x_scale: Any, dtype: Any, is_shuffled: bool) -> RouteCall:
+def fp8_route(x: Any, w: Any, x_scale: Any, dtype: Any, is_shuffled: bool) -> RouteCall:
+    """Return device, op and sizes of an engine's call of an FP8 linear layer."""
     _check_mark(w, is_shuffled)
     if x_scale.element_size() != 4:
         raise ValueError("scales are not float32")
@@ -243,11 +263,97 @@ def _group_quant_route(x: Any, quant_dtype: Any = torch.int8) -> RouteCall:
     return x.device, "quant_fp8_blockscale", sizes | {"dtype": quant_dtype}
 
 
+# ---------------------------------------------------------------- ops of rows
+
+# Wrapped are functions of which rfops makes no more launches than aiter: not those that add a
+# residual into a new tensor, which rms_norm adds to in place.
+
+
+def _norm_route(input: Any, weight: Any) -> RouteCall:
+    sizes = {"M": input.shape[:-1].numel(), "K": input.shape[-1], "residual": False}
+    return input.device, "rms_norm", sizes | {"x_dtype": input.dtype, "weight_dtype": weight.dtype}
+
+
+def _norm_quant_route(
+    inp1: Any,
+    inp1_weight: Any,
+    dtype_quant: Any = None,
+    res1: Any = None,
+    output_unquantized_inp1: bool = False,
+    transpose_scale: bool = False,
+) -> RouteCall:
+    if res1 is not None or output_unquantized_inp1:
+        raise ValueError("rfops needs a launch more for res1, and for output_unquantized_inp1")
+    sizes = {"M": inp1.shape[0], "K": inp1.shape[1], "residual": False, "quant": "fp8_group"}
+    sizes |= {"x_dtype": inp1.dtype, "weight_dtype": inp1_weight.dtype}
+    sizes |= {} if dtype_quant is None else {"dtype": dtype_quant}
+    return inp1.device, "rms_norm_quant", sizes | {"transpose_scale": bool(transpose_scale)}
+
+
+def _silu_route(input: Any) -> RouteCall:
+    return _activation(input, "silu")
+
+
+def _activation(x: Any, activation: str, **more: Any) -> RouteCall:
+    sizes = {"M": x.shape[:-1].numel(), "N": x.shape[-1], "activation": activation}
+    op = "act_mul_quant" if "quant" in more else "act_mul"
+    return x.device, op, sizes | {"x_dtype": x.dtype} | more
+
+
+def _clamp_route(
+    inp: Any,
+    activation: str = "silu",
+    weights: Any = None,
+    dtype_quant: Any = None,
+    transpose_scale: bool = False,
+    scale_dtype_fmt: str = "fp32",
+) -> RouteCall:
+    if weights is not None:
+        raise ValueError("rfops multiplies by weights in torch")
+    if dtype_quant is None:
+        return _activation(inp, activation)
+    if scale_dtype_fmt != "fp32":
+        return _activation(inp, activation, quant="mxfp8", dtype=dtype_quant)
+    more = {"transpose_scale": bool(transpose_scale), "dtype": dtype_quant}
+    return _activation(inp, activation, quant="fp8_group", **more)
+
+
+def _token_quant_route(out: Any, input: Any) -> RouteCall:
+    return _rows_quant(input, out.dtype, "token")
+
+
+def _tensor_quant_route(out: Any, input: Any) -> RouteCall:
+    return _rows_quant(input, out.dtype, "tensor")
+
+
+def _static_quant_route(out: Any, input: Any) -> RouteCall:
+    device, name, sizes = _rows_quant(input, out.dtype, "tensor")
+    return device, name, {**sizes, "static_scale": True}
+
+
+def _new_token_quant_route(x: Any, quant_dtype: Any = torch.int8) -> RouteCall:
+    return _rows_quant(x, quant_dtype, "token")
+
+
+def _rows_quant(x: Any, dtype: Any, per: str) -> RouteCall:
+    if dtype is torch.int8:
+        raise ValueError("results must be FP8, got int8")
+    sizes = {"M": x.shape[:-1].numel(), "K": x.shape[-1], "x_dtype": x.dtype, "per": per}
+    return x.device, "quant_fp8", sizes | {"dtype": dtype}
+
+
 # ---------------------------------------------------------------- the table
 
 _TRITON = "aiter.ops.triton"
 _BASIC = f"{_TRITON}.gemm.basic"  # where today's aiter has its GEMMs; the former names are aliases
 _FP4_MODULES = (f"{_BASIC}.gemm_afp4wfp4",)
+
+
+def _own(module: str, name: str) -> Any:
+    """The importable aiter's function."""
+    return compat(name, f".aiter.{module}")
+
+
 AITER = (
     Callee(
         "aiter.mla.mla_decode_fwd",
@@ -267,7 +373,7 @@ AITER = (
         adapt=_moe_arguments,
     ),
     Callee("aiter.topk_softmax", "gating_output topk_indices", _softmax_route),
-    Callee("aiter.ops.topk.topk_gating", "gating_output topk_indices", _softmax_route),
+    Callee("aiter.ops.topk.topk_gating", "gating_output topk_indices", _gating_route),
     Callee("aiter.fused_moe.fused_topk", "gating_output", _fused_topk_route),
     Callee("aiter.biased_grouped_topk", "gating_output topk_ids", _groups_route),
     Callee("aiter.grouped_topk", "gating_output topk_ids", _groups_route),
@@ -304,6 +410,49 @@ AITER = (
         aliases=_FP4_MODULES,
     ),
     Callee(f"{_TRITON}.quant.dynamic_mxfp4_quant", "x", _quant_route),
+    Callee("aiter.rms_norm", "input weight", _norm_route, _own("norms", "rms_norm")),
+    Callee("aiter.rmsnorm2d_fwd", "input weight", _norm_route, _own("norms", "rms_norm")),
+    Callee(
+        f"{_TRITON}.fused_fp8_quant.fused_rms_fp8_group_quant",
+        "inp1 inp1_weight",
+        _norm_quant_route,
+        _own("norms", "fused_rms_fp8_group_quant"),
+        aliases=(f"{_TRITON}.quant.fused_fp8_quant",),
+    ),
+    Callee("aiter.silu_and_mul", "input", _silu_route, _own("activations", "silu_and_mul")),
+    Callee(
+        f"{_TRITON}.fusions.fused_clamp_act_mul.fused_clamp_act_mul",
+        "inp",
+        _clamp_route,
+        _own("activations", "fused_clamp_act_mul"),
+    ),
+    Callee(
+        "aiter.ops.quant.dynamic_per_token_scaled_quant",
+        "out input",
+        _token_quant_route,
+        _own("quant", "dynamic_per_token_scaled_quant"),
+        aliases=("aiter",),
+    ),
+    Callee(
+        "aiter.ops.quant.dynamic_per_tensor_quant",
+        "out input",
+        _tensor_quant_route,
+        _own("quant", "dynamic_per_tensor_quant"),
+        aliases=("aiter",),
+    ),
+    Callee(
+        "aiter.ops.quant.static_per_tensor_quant",
+        "out input",
+        _static_quant_route,
+        _own("quant", "static_per_tensor_quant"),
+        aliases=("aiter",),
+    ),
+    Callee(
+        "aiter.per_token_quant_hip",
+        "x",
+        _new_token_quant_route,
+        _own("quant", "per_token_quant_hip"),
+    ),
 )
 VLLM = (
     Callee(

@@ -29,6 +29,15 @@ AITER = {
     f"{_TRITON}.gemm_afp4wfp4.gemm_afp4wfp4": "mxfp4",
     f"{_TRITON}.gemm_afp4wfp4.gemm_afp4wfp4_preshuffle": "mxfp4",
     f"{_TRITON}.quant.dynamic_mxfp4_quant": "mxfp4",
+    "aiter.rms_norm": "rows",
+    "aiter.rmsnorm2d_fwd": "rows",
+    f"{_TRITON}.fused_fp8_quant.fused_rms_fp8_group_quant": "rows",
+    "aiter.silu_and_mul": "rows",
+    f"{_TRITON}.fusions.fused_clamp_act_mul.fused_clamp_act_mul": "rows",
+    "aiter.ops.quant.dynamic_per_token_scaled_quant": "rows",
+    "aiter.ops.quant.dynamic_per_tensor_quant": "rows",
+    "aiter.ops.quant.static_per_tensor_quant": "rows",
+    "aiter.per_token_quant_hip": "rows",
 }
 VLLM = {
     "vllm.v1.attention.ops.triton_decode_attention.decode_attention_fwd": "mla",

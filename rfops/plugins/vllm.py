@@ -2,7 +2,8 @@
 
 With aiter, its functions and vLLM's own Triton ones are wrapped as soon as their modules are
 imported: vLLM takes each callee inside the call. Without, there are an attention backend,
-`--attention-backend RFOPS_MLA`, and experts without quantisation out of tree.
+`--attention-backend RFOPS_MLA`, experts in bf16, FP8 with scales of 128 x 128 and Quark's MXFP4,
+and linear layers in that FP8.
 """
 
 from __future__ import annotations
@@ -26,23 +27,51 @@ def register() -> None:
     for callee in (*AITER, *VLLM, SHUFFLE) if has_aiter else VLLM:
         if callee.group in groups:
             around.wrap_when_imported(callee)
-    if not has_aiter and "mla" in groups:
-        when_imported("vllm.v1.attention.backends.registry", _add_backend)
-    if not has_aiter and "moe" in groups:
-        name = "vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method"
-        when_imported(name, _add_experts)
+    for group, module, hook in () if has_aiter else _HOOKS:
+        if group in groups:
+            when_imported(module, hook)
     around.tell_at_exit()
 
 
 def is_rocm() -> bool:
+    """Return whether torch is a build for ROCm."""
     import torch
 
     return torch.version.hip is not None
 
 
+def backend() -> Any:
+    """Return the member RFOPS_MLA of vLLM's backends, in a process that may not have it yet."""
+    from vllm.v1.attention.backends import registry
+
+    _add_backend(registry)
+    return registry.AttentionBackendEnum[targets.VLLM_BACKEND]
+
+
 def _add_backend(registry: Any) -> None:
     if targets.VLLM_BACKEND not in registry.AttentionBackendEnum.__members__:
         registry.register_backend(targets.VLLM_BACKEND, "rfops.plugins.vllm_mla.RfopsMLABackend")
+        # An engine's process unpickles its config before it loads plugins.
+        member = registry.AttentionBackendEnum[targets.VLLM_BACKEND]
+        member.__reduce_ex__ = lambda _protocol: (backend, ())
+
+
+def _add_fp8_linear(module: Any) -> None:
+    from .vllm_fp8 import wrap
+
+    wrap(module)
+
+
+def _add_fp8_experts(module: Any) -> None:
+    from .vllm_moe import wrap_fp8
+
+    wrap_fp8(module)
+
+
+def _add_mxfp4_experts(module: Any) -> None:
+    from .vllm_moe import wrap_mxfp4
+
+    wrap_mxfp4(module)
 
 
 def _add_experts(module: Any) -> None:
@@ -53,3 +82,14 @@ def _add_experts(module: Any) -> None:
     name = "UnquantizedFusedMoEMethod"
     if name not in op_registry_oot:
         CustomOp.register_oot(name=name)(method_over(module.UnquantizedFusedMoEMethod))
+
+
+_LAYERS = "vllm.model_executor.layers"
+# Without aiter: the word of RFOPS_PLUGIN, the module of vLLM, and what is put there.
+_HOOKS = (
+    ("mla", "vllm.v1.attention.backends.registry", _add_backend),
+    ("moe", f"{_LAYERS}.fused_moe.unquantized_fused_moe_method", _add_experts),
+    ("moe", f"{_LAYERS}.quantization.fp8", _add_fp8_experts),
+    ("moe", f"{_LAYERS}.quantization.quark.quark_moe", _add_mxfp4_experts),
+    ("fp8", "vllm.model_executor.kernels.linear.scaled_mm.triton", _add_fp8_linear),
+)

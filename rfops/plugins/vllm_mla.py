@@ -58,6 +58,8 @@ MLA = Callee("vllm: RFOPS_MLA", "q kv_c_and_k_pe_cache", _route, lambda: _decode
 
 
 class RfopsMLAImpl(TritonMLAImpl):  # type: ignore[misc]
+    """vLLM's Triton MLA whose decode attention is `rfops.mla_decode` where that takes the call."""
+
     def forward_mqa(
         self, q: Any, kv_c_and_k_pe_cache: torch.Tensor, attn_metadata: Any, layer: Any
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -69,10 +71,14 @@ class RfopsMLAImpl(TritonMLAImpl):  # type: ignore[misc]
 
 
 class RfopsMLABackend(TritonMLABackend):  # type: ignore[misc]
+    """The attention backend RFOPS_MLA of vLLM."""
+
     @staticmethod
     def get_name() -> str:
+        """The name that vLLM's --attention-backend takes."""
         return "RFOPS_MLA"
 
     @staticmethod
     def get_impl_cls() -> type[RfopsMLAImpl]:
+        """The class of the attention layers."""
         return RfopsMLAImpl

@@ -33,12 +33,13 @@ _UNDECIDED, _NEEDS_FINE_KEY, _ADAPTED = "", "\0", "\1"
 CALLEES: list[Callee] = []
 
 
-def compat(name: str) -> Callable[[], Callable[..., Any]]:
-    """Finds rfops.compat's function, which the first call imports."""
+def compat(name: str, module: str = "") -> Callable[[], Callable[..., Any]]:
+    """Finds a function of rfops.compat or of a module below it, which the first call imports."""
 
     @functools.cache
     def find() -> Callable[..., Any]:
-        function: Callable[..., Any] = getattr(importlib.import_module("rfops.compat"), name)
+        found = importlib.import_module(f"rfops.compat{module}")
+        function: Callable[..., Any] = getattr(found, name)
         return function
 
     return find
@@ -255,6 +256,7 @@ AROUNDS: weakref.WeakValueDictionary[int, Around] = weakref.WeakValueDictionary(
 
 
 def short(error: Exception) -> str:
+    """Return the first line of an error's text, at most 160 characters; without one, its type."""
     return next(iter(str(error).splitlines()), "")[:160] or type(error).__name__
 
 

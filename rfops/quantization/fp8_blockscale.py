@@ -60,6 +60,8 @@ def quant_fp8_blockscale_kernel(
 
 
 class Hip(Kernel):
+    """The HIP kernel, which converts to the FP8 type of its architecture."""
+
     name = "hip"
     module = "quant_fp8_blockscale"
     limits = "M K"
@@ -93,6 +95,8 @@ class Hip(Kernel):
 
 
 class Torch(Kernel):
+    """The reference in plain torch, for every device."""
+
     name = "torch"
 
     def variant(self, c: Call, config: Any) -> RunOf:
@@ -190,19 +194,22 @@ def reference(
     padded = torch.zeros(rows * block_rows, k, dtype=torch.float32, device=x.device)
     padded[:m] = x
     tiles = padded.view(rows, block_rows, k // BLOCK, BLOCK)
+    payload, scale = quantise_tiles(tiles, dtype)
+    return payload.view(-1, k)[:m], scale.T.contiguous() if transpose_scale else scale
+
+
+def quantise_tiles(tiles: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """fp32 [R, rows, B, columns] with a scale for each tile of rows x columns: the payload in that
+    shape, the scale [R, B]."""
     amax = tiles.abs().amax((1, 3))
     is_nan = ~amax.isfinite()
     amax = amax.clamp(min=MIN_AMAX).masked_fill(is_nan, float("nan"))
     max_fp8 = torch.full_like(amax, max_of(dtype))
-    factor = (max_fp8 / amax)[
-        :, None, :, None
-    ]  # of two tensors: a number over one is rounded twice
-    payload = (tiles * factor).to(dtype).view(rows * block_rows, k)[:m]
-    codes = torch.zeros_like(tiles, dtype=torch.bool) | is_nan[:, None, :, None]
+    factor = max_fp8 / amax  # of two tensors: a number over one is rounded twice
+    payload = (tiles * factor[:, None, :, None]).to(dtype)
     nan = 0x80 if dtype == FNUZ else 0x7F
-    payload = payload.view(torch.uint8).masked_fill(codes.view(-1, k)[:m], nan).view(dtype)
-    scale = amax / max_fp8
-    return payload, scale.T.contiguous() if transpose_scale else scale
+    codes = payload.view(torch.uint8).masked_fill(is_nan[:, None, :, None], nan)
+    return codes.view(dtype), amax / max_fp8
 
 
 OP.reference = reference

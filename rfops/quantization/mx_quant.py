@@ -37,6 +37,8 @@ def _strides_or_dense(c: Call, k: int, strides: tuple[int, int]) -> tuple[int, i
 
 
 class HipQuant(Kernel):
+    """The HIP kernel of MX quantisation; subclasses name the module and its rounding."""
+
     name = "hip"
     compiled: ClassVar[CompiledOp]
 
@@ -117,6 +119,8 @@ class TritonQuant(Kernel):
 
 
 class MxQuant(Op):
+    """An op that quantises to an MX format, with one e8m0 scale per 32 elements."""
+
     def vmap(self, _info: Any, dims: tuple[int | None, ...], x: torch.Tensor, *args: Any) -> Any:
         return self._op(x.movedim(dims[0] or 0, 0), *args), (0, 0)
 

@@ -69,6 +69,7 @@ def _scaled(
 def quant_mxfp8(
     payload, scale, x, blocks, k_blocks, x_m, x_k, BUMP: tl.constexpr, BLOCKS: tl.constexpr
 ):
+    """BLOCKS blocks of 32 elements to e4m3 codes and e8m0 scales; a block with a NaN is all NaN."""
     number, is_there, byte, scaled = _scaled(x, blocks, k_blocks, x_m, x_k, BUMP, 8, BLOCKS)
     codes = tl.where((byte == NAN)[:, None], 0x7F, fp8_code(scaled)).to(tl.uint8)
     at = payload + number[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
@@ -80,6 +81,7 @@ def quant_mxfp8(
 def quant_mxfp4(
     payload, scale, x, blocks, k_blocks, x_m, x_k, BUMP: tl.constexpr, BLOCKS: tl.constexpr
 ):
+    """BLOCKS blocks of 32 elements to packed e2m1 codes, even element low, and e8m0 scales."""
     number, is_there, byte, scaled = _scaled(x, blocks, k_blocks, x_m, x_k, BUMP, 2, BLOCKS)
     codes = tl.where((byte == NAN)[:, None], 0, fp4_code(scaled)).to(tl.uint8)
     even, odd = tl.split(tl.reshape(codes, (BLOCKS, BLOCK // 2, 2)))

@@ -73,6 +73,8 @@ def quant_mxfp4_kernel(
 
 
 class Hip(HipQuant):
+    """The HIP kernel to MXFP4."""
+
     module = "quant_mxfp4"
     compiled = quant_mxfp4_kernel
 
@@ -82,6 +84,8 @@ class Hip(HipQuant):
 
 
 class Torch(Kernel):
+    """The reference in plain torch, for every device."""
+
     name = "torch"
 
     def variant(self, c: Call, config: Any) -> RunOf:

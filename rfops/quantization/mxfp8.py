@@ -66,6 +66,8 @@ def quant_mxfp8_kernel(
 
 
 class Hip(HipQuant):
+    """The HIP kernel to MX-FP8."""
+
     module = "quant_mxfp8"
     compiled = quant_mxfp8_kernel
 
@@ -75,6 +77,8 @@ class Hip(HipQuant):
 
 
 class Torch(Kernel):
+    """The reference in plain torch, for every device."""
+
     name = "torch"
 
     def variant(self, c: Call, config: Any) -> RunOf:

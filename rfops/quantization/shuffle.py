@@ -33,8 +33,17 @@ _PAD = 127  # of scales: 1
 
 
 def shuffle_weight(w: torch.Tensor, layout: tuple[int, int] = (16, 16)) -> Shuffled:
-    """Weights [..., rows, columns] of FP8, of two FP4 a byte, or of 16 bits; rows, and the bytes of
-    one, are multiples of 16."""
+    """Weights in the order "16x16" of this module, for ops that read weights more than once.
+
+    w : [..., rows, columns] of FP8, of two FP4 a byte (uint8), or of 16 bits, any strides; rows,
+        and the bytes of one, are multiples of 16.
+    layout : (16, 16), the one order there is; the argument is that of aiter.
+
+    Returns a Shuffled of w's shape and dtype, on its device. Raises ValueError for what does not
+    fit.
+
+    Source: the layout of aiter's shuffle_weight.
+    """
     fits = isinstance(w, torch.Tensor) and w.dim() >= 2 and w.itemsize <= 2
     if layout != (16, 16) or not fits or w.shape[-2] % 16 or w.shape[-1] * w.itemsize % 16:
         raise ValueError(
@@ -49,7 +58,13 @@ def shuffle_weight(w: torch.Tensor, layout: tuple[int, int] = (16, 16)) -> Shuff
 
 
 def unshuffle_weight(w: torch.Tensor | Shuffled) -> torch.Tensor:
-    """The rows of what shuffle_weight made."""
+    """The rows of what shuffle_weight made: a plain tensor of w's shape and dtype.
+
+    w : a Shuffled, or a plain tensor [..., rows, columns] in the order "16x16". Raises torch's
+    RuntimeError where rows, or the bytes of one, are no multiples of 16.
+
+    Source: the inverse of aiter's shuffle_weight.
+    """
     data = w.data if isinstance(w, Shuffled) else w
     stored = data.contiguous().view(torch.uint8)
     *lead, rows, columns = stored.shape
@@ -63,8 +78,16 @@ def padded_scale(rows: int, blocks: int, multiple: int = SCALE_ROWS) -> tuple[in
 
 
 def shuffle_scale(scale: torch.Tensor) -> Shuffled:
-    """e8m0 scales [rows, K/32] of any strides; padding is 1, byte 127. aiter's e8m0_shuffle leaves
-    padding as it finds it, so kernels read none of it."""
+    """Scales in the order "32x8" of this module, padded to multiples of 256 rows by 8 blocks.
+
+    scale : [rows, K/32] e8m0, uint8 or float8_e8m0fnu, any strides.
+
+    Returns a Shuffled of the padded shape and the same dtype; padding is 1, byte 127. Raises
+    ValueError for another shape or dtype.
+
+    Source: the layout of aiter's e8m0_shuffle. That leaves padding as it finds it, so kernels read
+    none of it.
+    """
     if not isinstance(scale, torch.Tensor) or scale.dim() != 2 or scale.dtype not in DTYPES["e8m0"]:
         expected = "a [rows, K/32] tensor of float8_e8m0fnu or uint8"
         raise ValueError(
@@ -80,7 +103,13 @@ def shuffle_scale(scale: torch.Tensor) -> Shuffled:
 
 
 def unshuffle_scale(scale: torch.Tensor | Shuffled, rows: int, blocks: int) -> torch.Tensor:
-    """The [rows, blocks] that shuffle_scale was given."""
+    """The [rows, blocks] that shuffle_scale was given: a plain tensor of its dtype, a byte each.
+
+    scale : a Shuffled, or a plain tensor in the order "32x8", padded to multiples of at least 32
+    rows by 8 blocks. Raises ValueError for another shape.
+
+    Source: the inverse of aiter's e8m0_shuffle.
+    """
     data = scale.data if isinstance(scale, Shuffled) else scale
     min_rows, columns = padded_scale(rows, blocks, TILE_ROWS)
     if data.dim() != 2 or data.shape[0] < min_rows or data.shape[1] != columns:

@@ -143,6 +143,7 @@ class TritonStep:
     arguments: Mapping[str, int | str | None]
 
     def bind(self, _device: torch.device, _arch: str | None, names: Sequence[str]) -> Run:
+        """Return the launch, which takes the tensors `names`. Raises as BoundTriton.prepare."""
         numbers = {n: value for n, value in self.arguments.items() if isinstance(value, int)}
         sources = {n: v for n, v in self.arguments.items() if not isinstance(v, int)}
         return self.kernel.prepare(names, sources=sources)(self.grid, **numbers)
@@ -243,7 +244,7 @@ def _is_small(tensor: torch.Tensor) -> bool:
 def _specialised(value: torch.Tensor | _Number, by_size: bool) -> object:
     """What a compiled kernel may know of an argument, whether this one does or not."""
     if isinstance(value, tuple):
-        return tuple([_specialised(one, by_size) for one in value])
+        return tuple([_specialised(item, by_size) for item in value])
     if isinstance(value, torch.Tensor):
         is_small = by_size and _is_small(value)
         return value.dtype, value.data_ptr() % _ALIGN == 0, is_small

@@ -56,9 +56,9 @@ class TritonKernel(Kernel):
         return launch.missing() or unsupported_arch_reason(c.arch)
 
     def unsupported_config_reason(self, c: Call, config: Any) -> str | None:
-        needed, available = self.lds_bytes(c, config), spec_of(c.arch).lds_bytes
-        if needed > available:
-            return f"about {needed} bytes of LDS, {c.arch} has {available}"
+        lds_bytes, available = self.lds_bytes(c, config), spec_of(c.arch).lds_bytes
+        if lds_bytes > available:
+            return f"about {lds_bytes} bytes of LDS, {c.arch} has {available}"
         return None
 
     def lds_bytes(self, c: Call, config: Any) -> int:

@@ -184,6 +184,7 @@ def gemm_kernel(
     GROUP_M: tl.constexpr,
     WIDE: tl.constexpr,
 ):
+    """One BLOCK_M x BLOCK_N tile of out, summed over one split of K."""
     if needed is not None:
         if tl.load(needed) == 0:
             return
@@ -247,6 +248,7 @@ def matmul_kernel(
     GROUP_M: tl.constexpr,
     WIDE: tl.constexpr,
 ):
+    """One BLOCK_M x BLOCK_N tile of out from bf16 operands, summed over all of K."""
     pid_m, pid_n = grouped_tile(tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N), GROUP_M)
     m0, n0 = (pid_m * BLOCK_M).to(tl.int64), (pid_n * BLOCK_N).to(tl.int64)
     m, n, k = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K)
@@ -306,6 +308,7 @@ def grouped_kernel(
     EVEN_K: tl.constexpr,
     WIDE: tl.constexpr,
 ):
+    """One BLOCK_M x BLOCK_N tile of out: rows of sorted_ids, all of one expert."""
     parts = tl.cdiv(block_m, BLOCK_M)  # tiles of a block
     pid_m, pid_n = grouped_tile(blocks * parts, tl.cdiv(N, BLOCK_N), GROUP_M)
     block, part = pid_m // parts, pid_m % parts

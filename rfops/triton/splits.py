@@ -29,8 +29,8 @@ def in_splits(device: torch.device, splits: int, m: int, n: int, gemm: Run) -> R
     run_add = launch((m, ceil(n, _COLUMNS), 1), m=m, n=n)
 
     def run(out: torch.Tensor, *inputs: torch.Tensor) -> None:
-        (parts,) = workspace()
-        gemm(parts, *inputs)
-        run_add(out, parts)
+        (partials,) = workspace()
+        gemm(partials, *inputs)
+        run_add(out, partials)
 
     return run

@@ -103,6 +103,7 @@ class TritonConfig:
 
 
 def of(row: Row) -> TritonConfig:
+    """Return the config of a tuned row. Raises as routing.parse_config."""
     config: TritonConfig = routing.parse_config(TritonConfig, row.config, row)
     return config
 

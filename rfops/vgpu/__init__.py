@@ -18,11 +18,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
-
 from rfops.jit import ConfigError, settings
 from rfops.jit.arch import ARCHS
-from rfops.jit.launch import hip
 
 if TYPE_CHECKING:
     from rfops.vgpu.checking import Check
@@ -37,6 +34,10 @@ _INSTALL_TRITON = f"pip install 'triton>={'.'.join(map(str, OLDEST_TRITON))}'"
 
 def library_path() -> Path:
     """The virtual GPU's libamdhip64.so, built on first use. Raises as rfops.jit.vgpu_library."""
+    import torch  # the commands `run` and `debug` need no torch of their own
+
+    from rfops.jit.launch import hip
+
     runtime = hip.runtime(torch.device("cpu"))
     if not runtime.is_virtual:
         raise ConfigError(
@@ -44,6 +45,21 @@ def library_path() -> Path:
             "FlyDSL on CPU tensors need that one; unset RFOPS_HIP_LIBRARY"
         )
     return runtime.path
+
+
+def _own_library_path() -> Path:
+    """The library for Triton and FlyDSL. Raises as library_path, ConfigError for AMD's runtime."""
+    import torch
+
+    from rfops.jit.launch import hip
+
+    path = library_path()
+    if hip.runtime(torch.device("cpu")).is_on_hsa:
+        raise ConfigError(
+            f"RFOPS_HIP_LIBRARY={path} is AMD's HIP runtime, which knows no CPU tensors, so that "
+            "Triton and FlyDSL refuse them; unset RFOPS_HIP_LIBRARY"
+        )
+    return path
 
 
 def activate_triton(arch: str | None = None) -> None:
@@ -58,7 +74,7 @@ def activate_triton(arch: str | None = None) -> None:
     """
     arch = _chosen_arch("activate_triton", arch)
     _check_triton()
-    library = library_path()
+    library = _own_library_path()
     from rfops.vgpu import triton_driver
 
     triton_driver.activate(arch, library)
@@ -81,7 +97,7 @@ def activate_flydsl(arch: str | None = None) -> None:
     """
     arch = _chosen_arch("activate_flydsl", arch)
     _check_flydsl()
-    library = library_path()
+    library = _own_library_path()
     from rfops.vgpu import flydsl
 
     flydsl.activate(arch, library)

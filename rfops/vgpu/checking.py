@@ -9,7 +9,6 @@ RFOPS_VGPU_CHECK=1 does the same for a whole process, with findings on stderr.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from ctypes import CDLL, c_char_p, c_int
@@ -18,12 +17,15 @@ from pathlib import Path
 from typing import Any
 
 from rfops.jit.launch import bind, tensor_memory
+from rfops.vgpu import source
+from rfops.vgpu.timed import records_of
 
 
 @dataclass(frozen=True)
 class Finding:
     """One defect, at its first occurrence of `count`. `lane` is None for what a wave does; `file`
-    and `line` are None without debug lines (build with -g); `address` is an offset in LDS."""
+    and `line` are None without debug lines (build with -gline-tables-only); `callers` are the lines
+    from which they were inlined, the innermost first; `address` is an offset in LDS."""
 
     # "out of bounds", "use after free", "uninitialised", "missing wait", "LDS race", "MFMA hazard",
     # "hazard", "barrier divergence"
@@ -39,12 +41,26 @@ class Finding:
     address: int | None = None
     file: str | None = None
     line: int | None = None
+    callers: tuple[str, ...] = ()
+
+    @property
+    def place(self) -> str:
+        """The line of the kernel's own file, and the helper's that is inlined there."""
+        if not self.file:
+            return ""
+        row = {"source": f"{self.file}:{self.line}", "callers": self.callers}
+        return source.described(row, self.kernel)
 
 
 def read_finding(record: dict[str, Any]) -> Finding:
-    """A finding as the library tells it."""
+    """A finding as the library tells it, with files of this machine."""
     x, y, z = record["workgroup"]
-    return Finding(**{**record, "workgroup": (x, y, z)})
+    found = {**record, "workgroup": (x, y, z)}
+    if "file" in record:
+        row = {"source": f"{record['file']}:{record['line']}", "callers": record["callers"]}
+        own, *callers = source.places(row, record["kernel"])
+        found |= {"file": source.file_of(own), "callers": tuple(callers)}
+    return Finding(**found)
 
 
 @dataclass
@@ -68,5 +84,5 @@ def collect(library: Path) -> Iterator[Check]:
             yield check
     finally:
         runtime.rfops_vgpu_check(previous)
-        records = json.loads(runtime.rfops_vgpu_check_take())
+        records = records_of(runtime.rfops_vgpu_check_take())
         check.findings.extend(map(read_finding, records))

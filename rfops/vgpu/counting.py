@@ -9,7 +9,6 @@ Counts are exact for the machine code that ran. The time beside them is timing m
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -44,6 +43,7 @@ class LaunchRecord:
     time: timed.TimedLaunch
 
     def as_dict(self) -> dict[str, Any]:
+        """Return all figures of the launch."""
         return dict(self.figures)
 
     def estimate(self) -> timed.TimedLaunch:
@@ -104,7 +104,7 @@ class Counting:
                 self._times.clear()
 
     def _deliver(self) -> None:
-        records = json.loads(self._library.rfops_vgpu_profile_take())
+        records = timed.records_of(self._library.rfops_vgpu_profile_take())
         self._mode.deliver()  # a launch's time is there before its counters
         for record in records:
             time = self._times.pop(record.pop("launch"), None)
@@ -126,6 +126,26 @@ def collect(library: Path) -> Iterator[Profile]:
     profile = Profile()
     with counting(library).on(profile):
         yield profile
+
+
+# Figures of the code and the launch, whatever ran of it.
+_STATIC = (
+    "kernel", "arch", "grid", "block", "workgroups", "waves", "vgpr", "agpr", "sgpr", "vgpr_spills",
+    "sgpr_spills", "scratch_bytes_per_lane", "lds_bytes_per_workgroup", "workgroups_per_cu",
+    "waves_per_simd", "compute_units",
+)  # fmt: skip
+# Of these the ratios hold for the whole launch too, as all workgroups are assumed to behave alike.
+_RATIOS = ("requests_64B", "bytes")
+
+
+def of_sample(record: LaunchRecord) -> LaunchRecord:
+    """A record of which only some workgroups ran (`timing(results=False)`), without the counters
+    that need all of them."""
+    f = record.figures
+    kept = {name: f[name] for name in _STATIC}
+    for name in ("global_read", "global_write"):
+        kept[name] = {ratio: f[name][ratio] for ratio in _RATIOS}
+    return LaunchRecord(MappingProxyType(kept), record.time)
 
 
 def table(record: LaunchRecord) -> str:

@@ -31,6 +31,11 @@ def _flydsl(_module: ModuleType) -> None:
     _try("FlyDSL's kernels", lambda: importlib.import_module("rfops.vgpu").activate_flydsl())
 
 
+def _engine(name: str, any_release: bool) -> Callable[[], None]:
+    """Whatever an engine lacks ends the program: without it, it would run on another platform."""
+    return lambda: importlib.import_module("rfops.engines").activate(name, any_release)
+
+
 def _try(feature: str, activate: Callable[[], object]) -> None:
     """A program may import Triton and use none of it: then what is missing does no harm."""
     try:
@@ -48,43 +53,52 @@ HOOKS: dict[str, Callable[[ModuleType], None]] = {
     "triton": _triton,
     "flydsl": _flydsl,
 }
+ENGINES: dict[str, Callable[[], None]] = {}  # called before the package's own code runs
 
 
 class Loader(importlib.abc.Loader):
-    """The module's own, and then the hook."""
+    """The module's own, and then the hook, once."""
 
-    def __init__(self, loader: importlib.abc.Loader, hook: Callable[[ModuleType], None]) -> None:
-        self._own, self._hook = loader, hook
+    def __init__(self, loader: importlib.abc.Loader) -> None:
+        self._own = loader
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         return self._own.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
+        ENGINES.pop(module.__name__, lambda: None)()
         self._own.exec_module(module)
-        self._hook(module)
+        hook = HOOKS.pop(module.__name__, None)
+        if hook is not None:
+            hook(module)
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._own, name)
 
 
 class Finder(importlib.abc.MetaPathFinder):
-    """Each hook once, when its module is first looked for."""
+    """What the others find, with the hook behind its load; a program may look for a module before
+    it imports it."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        hook = HOOKS.pop(name, None)
-        if hook is None:
+        if name not in HOOKS and name not in ENGINES:
             return None
-        spec = importlib.util.find_spec(name)
-        if spec is None or spec.loader is None:
-            return spec
-        spec.loader = Loader(spec.loader, hook)
-        return spec
+        # Those behind this one: one before it (rfops.later's) asks all others, and thus this one.
+        for finder in sys.meta_path[sys.meta_path.index(self) + 1 :]:
+            find = getattr(finder, "find_spec", None)
+            spec: ModuleSpec | None = find(name, path, target) if find is not None else None
+            if spec is not None:
+                spec.loader = Loader(spec.loader) if spec.loader else None
+                return spec
+        return None
 
 
-def start(folder: str) -> None:
+def start(folder: str, engine: str = "", any_release: bool = False) -> None:
     """Called by the `sitecustomize` in this folder, which hides another one: that one runs too."""
+    if engine:
+        ENGINES[engine] = _engine(engine, any_release)
     sys.path[:] = [entry for entry in sys.path if entry != folder]
     sys.meta_path.insert(0, Finder())
     spec = PathFinder.find_spec("sitecustomize")

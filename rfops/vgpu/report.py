@@ -15,6 +15,7 @@ from typing import Any
 from rfops.vgpu import timed_text
 from rfops.vgpu.checking import Finding, read_finding
 from rfops.vgpu.counting import LaunchRecord
+from rfops.vgpu.source import described
 from rfops.vgpu.timed import TimedLaunch
 
 MOST_KERNELS = 20  # of a table
@@ -74,6 +75,9 @@ class Followed:
 
 @dataclass
 class Report:
+    """What `rfops run` has seen in all processes: launches by kernel, findings, failures, followed
+    launches."""
+
     processes: list[str] = field(default_factory=list)  # how they were called
     kernels: dict[tuple[str, str], Kernel] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
@@ -101,6 +105,7 @@ class Report:
 
     @property
     def by_time(self) -> list[Kernel]:
+        """The kernels, longest total time first."""
         return sorted(self.kernels.values(), key=lambda kernel: (-kernel.us, kernel.name))
 
 
@@ -123,6 +128,13 @@ def from_launches(launches: Sequence[LaunchRecord]) -> Report:
         if followed is not None:
             followed.counted = launch.figures
     return report
+
+
+def times(file: Path) -> Iterator[tuple[str, float]]:
+    """Kernel and estimated us of each launch of one process, in their order."""
+    for record in _lines(file):
+        if "timed" in record:
+            yield record["timed"]["kernel"], record["timed"]["us"]
 
 
 class _Process:
@@ -233,6 +245,7 @@ def _head(report: Report) -> str:
 
 
 def many(count: int, noun: str) -> str:
+    """Return the count with its noun: "1 launch", "2 launches"."""
     return f"{count} {noun}{'' if count == 1 else 'es' if noun[-1] in 'hs' else 's'}"
 
 
@@ -309,9 +322,7 @@ def _instructions(launch: TimedLaunch) -> list[str]:
     for row in rows:
         clk = sum(row["stalls"].values())
         if clk:
-            source_line = (
-                timed_text.source_path(row["source"], launch.kernel) if "source" in row else ""
-            )
+            source_line = described(row, launch.kernel)
             source = f"  {source_line}" if source_line else ""
             instruction = timed_text.readable(row["text"])
             lines.append(f"  {clk / total:6.1%} {row['offset']:#8x}  {instruction}{source}")
@@ -328,7 +339,7 @@ def findings(report: Report) -> list[str]:
 
 
 def _finding(f: Finding) -> str:
-    location = f", {f.file}:{f.line}" if f.file else ""
+    location = f", {f.place}" if f.file else ""
     lane = f" lane {f.lane}" if f.lane is not None else ""
     times = f", {f.count} times" if f.count > 1 else ""
     group = ",".join(map(str, f.workgroup))

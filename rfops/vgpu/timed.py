@@ -32,10 +32,12 @@ class TimedLaunch:
     clock_ghz, clocks, floor_us : the clock that power allows, clk of the body, the launch itself.
     bound, busy : what limits it, and the busy share of each unit.
     memory : bytes and hit rate of each level, and rows of HBM that reads opened, of the XCD that
-        was looked at; `sharing`, how many XCDs read a line of memory on average.
+        was looked at (rfops.vgpu.figures has them of the whole GPU); `sharing`, how many XCDs read
+        a line of memory on average; `rates`, TB/s that each level delivers to the whole GPU.
     stalls, barrier_because : clk that waves waited, by reason; what the last wave at a barrier
         had waited for, by the clk that this cost the others.
-    pcs : for each instruction its offset, text, how often it was issued, and its stalls.
+    pcs : for each instruction its offset, text, source line, how often it was issued, its stalls,
+        and, if it accesses memory, clk of LDS and of its bank conflicts, bytes, lines of 128 bytes.
     vmem_latency : clk from an instruction of vector memory's issue until it is done, on average.
     sampled : which part of the launch that is from.
     events : issues of the CU that is done last (clk, offset, SIMD, wave, clk stalled, reason),
@@ -45,9 +47,11 @@ class TimedLaunch:
     figures: Mapping[str, Any]
 
     def json(self) -> str:
+        """Return all figures as JSON text."""
         return json.dumps(dict(self.figures))
 
     def as_dict(self) -> dict[str, Any]:
+        """Return all figures by name."""
         return dict(self.figures)
 
     def __getattr__(self, name: str) -> Any:
@@ -55,6 +59,12 @@ class TimedLaunch:
             return self.figures[name]
         except KeyError:
             raise AttributeError(f"a timed launch has no figure {name!r}") from None
+
+
+def records_of(text: bytes) -> list[dict[str, Any]]:
+    """Records of the virtual GPU; names come from code objects and may be no UTF-8."""
+    records: list[dict[str, Any]] = json.loads(text.decode("utf-8", "replace"))
+    return records
 
 
 @dataclass
@@ -89,6 +99,7 @@ class Mode:
 
     @contextmanager
     def on(self, block: Block) -> Iterator[None]:
+        """Time the launches inside the `with` statement for `block`."""
         self.start(block)
         try:
             yield
@@ -96,12 +107,14 @@ class Mode:
             self.stop(block)
 
     def start(self, block: Block) -> None:
+        """Time launches for `block` from here on; earlier launches go to the blocks around it."""
         with self._lock:
             self.deliver()
             self._set([*self._blocks, block])
             self._blocks.append(block)
 
     def stop(self, block: Block) -> None:
+        """Stop timing for `block`, after it got the launches that have ended."""
         with self._lock:
             self.deliver()
             self._blocks = [active for active in self._blocks if active is not block]
@@ -112,8 +125,9 @@ class Mode:
         return int(self._library.rfops_vgpu_modelled_ps())
 
     def deliver(self) -> None:
+        """Pass the launches that have ended to all active blocks."""
         with self._lock:
-            self._records.extend(json.loads(self._library.rfops_vgpu_timing_take()))
+            self._records.extend(records_of(self._library.rfops_vgpu_timing_take()))
             while self._records:
                 record = self._records.popleft()
                 number, launch = record.pop("launch"), TimedLaunch(MappingProxyType(record))

@@ -6,14 +6,12 @@ import linecache
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from rfops.jit.launch.bind import source_folders
 from rfops.jit.paths import CSRC
+from rfops.vgpu import figures
 from rfops.vgpu.timed import TimedLaunch
 
 NUM_MARKED = 5  # instructions of a listing, the most stalled
-_LEVELS = {"l1": "L1", "scalar": "scalar", "l2": "L2", "mall": "Infinity Cache"}
 
 
 def table(launch: TimedLaunch) -> str:
@@ -31,7 +29,7 @@ def table(launch: TimedLaunch) -> str:
         ("clock", f"{f['clock_ghz']:.2f} GHz, {f['clocks']:.0f} clk"),
         ("bound", f["bound"]),
         ("busy", ", ".join(f"{name} {fraction:.1%}" for name, fraction in f["busy"].items())),
-        *((name, text) for name, text in levels(f)),
+        *levels(launch),
         (
             "waves",
             f"{f['waves_in_flight_per_cu']:.1f} in flight per CU, "
@@ -71,16 +69,19 @@ def annotate(launch: TimedLaunch) -> str:
     return "\n".join(lines)
 
 
-def levels(f: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Bytes and hits of each level of memory, with the part of the GPU that they are of."""
-    m, scope = f["memory"], sampled_scope(f["sampled"])
-    levels = [(name, m[level]) for level, name in _LEVELS.items() if m[level]["bytes"]]
-    rows = [
-        (name, f"{level['bytes']} B {scope}, {level['hit_rate']:.1%} hits")
-        for name, level in levels
-    ]
-    hbm = f"{m['hbm_read_bytes']} B read; {m['written_bytes']} B written {scope}"
-    return [*rows, ("HBM", hbm)]
+def levels(launch: TimedLaunch) -> list[tuple[str, str]]:
+    """Bytes of the whole launch, rate and hits of each level of memory."""
+    rows = []
+    for level in figures.traffic(launch):
+        text = f"{figures.bytes_text(level.bytes)}, {figures.rate_text(level.tb_s)}"
+        if level.peak_share is not None:
+            text += f" ({level.peak_share:.0%} of what it delivers)"
+        if level.hit_rate is not None:
+            text += f", {level.hit_rate:.1%} hits"
+        rows.append((level.level, text))
+    read, written = map(figures.bytes_text, figures.hbm_bytes(launch))
+    name, text = rows.pop()
+    return [*rows, (name, f"{text}: {read} read, {written} written back")]
 
 
 def sampled_scope(s: Mapping[str, int]) -> str:
@@ -90,6 +91,7 @@ def sampled_scope(s: Mapping[str, int]) -> str:
 
 
 def sampled(s: Mapping[str, int]) -> str:
+    """Return which part of a launch was timed, as text."""
     left_out = f", {s['left_out_of_xcd']} of its middle left out" if s["left_out_of_xcd"] else ""
     if s["left_out_instructions"]:
         left_out += f", {s['left_out_instructions']} instructions at their ends too"
@@ -100,6 +102,7 @@ def sampled(s: Mapping[str, int]) -> str:
 
 
 def sorted_stalls(stalls: Mapping[str, int]) -> list[tuple[str, int]]:
+    """Return (reason, cycles) of the stalls, most cycles first."""
     return sorted(stalls.items(), key=lambda item: -item[1])
 
 
@@ -128,7 +131,8 @@ def readable(text: str) -> str:
     return f"{name} {' '.join(waits) or operand}"
 
 
-_STAGE = re.compile(r"^/.*/\.stage-[^/]+/")  # where the engine compiled, and left nothing
+# Where the engine compiled, and left nothing; or `.`, as its code objects call it.
+_STAGE = re.compile(r"^(/.*/\.stage-[^/]+/|\./)")
 
 
 def source_path(source: str, kernel: str) -> str:
@@ -139,11 +143,18 @@ def source_path(source: str, kernel: str) -> str:
     """
     name = _STAGE.sub("", source)
     root, _, relative = name.partition("/")
-    folders = {"rfops": (CSRC,), "root": source_folders(kernel)}.get(root, ())
+    folders = (CSRC,) if root == "rfops" else _roots(kernel) if root == "root" else ()
     candidates = (folder / relative for folder in folders)
     return next((str(f) for f in candidates if Path(str(f).rpartition(":")[0]).is_file()), name)
 
 
+def _roots(kernel: str) -> tuple[Path, ...]:
+    from rfops.jit.launch.bind import source_folders  # and torch with it
+
+    return source_folders(kernel)
+
+
 def with_text(source: str) -> str:
+    """Return "file:line" followed by that line of the source, if the file is there."""
     path, _, line = source.rpartition(":")
     return f"{source}  {linecache.getline(path, int(line)).strip()}".rstrip()

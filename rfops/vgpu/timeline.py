@@ -41,6 +41,7 @@ class Issue(NamedTuple):
 
     @property
     def waits_from(self) -> int:
+        """The clock from which the wave waited to issue."""
         return self.at - self.stalled
 
 

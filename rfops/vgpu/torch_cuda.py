@@ -78,7 +78,8 @@ def _vast(*sizes: Any, dtype: torch.dtype | None = None) -> torch.Tensor | None:
     shape = sizes[0] if len(sizes) == 1 and isinstance(sizes[0], (tuple, list)) else sizes
     if not shape or not all(isinstance(size, int) and size > 0 for size in shape):
         return None
-    dtype = dtype or torch.get_default_dtype()
+    if not isinstance(dtype, torch.dtype):  # none, or Python's bool, int or float
+        dtype = torch.empty(0, dtype=dtype).dtype
     size = math.prod(shape) * dtype.itemsize
     if size < _VAST:
         return None
@@ -133,7 +134,9 @@ def _with_names(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 _KEYS = {"CUDA": "CPU", "AutogradCUDA": "AutogradCPU", "AutocastCUDA": "AutocastCPU"}
-_TORCHS = ("aten", "prims")  # whose operators are the host's, and stay so
+# Whose operators are the host's and stay so: an op of rfops, called in a mode, would go to torch's
+# dispatcher, from which it came.
+_KEPT = ("aten", "prims", "rfops")
 
 
 def _opening(init: Callable[..., None]) -> Callable[..., None]:
@@ -142,7 +145,7 @@ def _opening(init: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(init)
     def on_host(library: Any, ns: str, kind: str, dispatch_key: str = "") -> None:
         library.rfops_key = dispatch_key
-        init(library, ns, kind, dispatch_key if ns in _TORCHS else _on_host(dispatch_key))
+        init(library, ns, kind, dispatch_key if ns in _KEPT else _on_host(dispatch_key))
 
     return on_host
 
@@ -158,7 +161,7 @@ def _registering(register: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(register)
     def impl(library: Any, op_name: Any, fn: Any, dispatch_key: str = "", **options: Any) -> Any:
-        if library.ns in _TORCHS:
+        if library.ns in _KEPT:
             return register(library, op_name, fn, dispatch_key, **options)
         key = dispatch_key or getattr(library, "rfops_key", library.dispatch_key)
         name = f"{library.ns}::{_op_name(op_name).rpartition('::')[2]} {_on_host(key)}"
@@ -251,6 +254,7 @@ def activate(torch_module: Any) -> None:
         setattr(torch_module.cuda.nvtx._nvtx, name, staticmethod(lambda *_: 0))
     torch_module._C.__getattr__ = names.lack
     torch_module.Generator = Generator
+    torch_module.Event = names.AnyEvent
     torch_module.cpu.set_stream = (
         names.set_stream
     )  # getattr(torch, device.type), as scripts have it

@@ -9,10 +9,10 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-import os
 import threading
 from collections import defaultdict
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -33,23 +33,36 @@ class Event:
         self._timing, self._ms = enable_timing, -1.0
 
     def record(self, _stream: Any = None) -> None:
+        """Store the model's clock."""
         from rfops.vgpu import modelled_ms
 
         self._ms = modelled_ms()
 
     def elapsed_time(self, end: Event) -> float:
+        """Return the modelled ms from this event to `end`. Raises RuntimeError unless both are
+        recorded with timing."""
         if not (self._timing and end._timing) or min(self._ms, end._ms) < 0:
             raise RuntimeError(
                 "elapsed_time: both events must be created with enable_timing=True and recorded"
             )
         return end._ms - self._ms
 
-    def synchronize(self) -> None: ...
+    def synchronize(self) -> None:
+        """Return at once: the event's work has ended."""
 
-    def wait(self, _stream: Any = None) -> None: ...
+    def wait(self, _stream: Any = None) -> None:
+        """Return at once: the event's work has ended."""
 
     def query(self) -> bool:
+        """Return True: the event's work has ended."""
         return True
+
+
+class AnyEvent(Event):
+    """torch.Event, which has the device in front and is of the accelerator without one."""
+
+    def __init__(self, device: Any = None, *, enable_timing: bool = False, **_: Any) -> None:
+        super().__init__(enable_timing)
 
 
 class Stream:
@@ -65,6 +78,7 @@ class Stream:
 
     @functools.cached_property
     def cuda_stream(self) -> int:
+        """The HIP handle. Raises RuntimeError if HIP refuses to create it."""
         from rfops.vgpu import library_path
 
         handle = ctypes.c_void_p()
@@ -75,27 +89,35 @@ class Stream:
 
     @property
     def stream_id(self) -> int:
+        """The HIP handle as torch's id of the stream."""
         return self.cuda_stream
 
     @staticmethod
     def priority_range() -> tuple[int, int]:
+        """Return the lowest and the highest priority, as HIP has them."""
         return 0, -1
 
     def record_event(self, event: Event | None = None) -> Event:
+        """Record the event, or a new one, and return it."""
         event = event or Event()
         event.record()
         return event
 
-    def synchronize(self) -> None: ...
+    def synchronize(self) -> None:
+        """Return at once: each launch has ended."""
 
-    def wait_stream(self, _stream: Any) -> None: ...
+    def wait_stream(self, _stream: Any) -> None:
+        """Return at once: each launch has ended."""
 
-    def wait_event(self, _event: Any) -> None: ...
+    def wait_event(self, _event: Any) -> None:
+        """Return at once: each launch has ended."""
 
     def is_capturing(self) -> bool:
+        """Return False: graphs are not captured."""
         return False
 
     def query(self) -> bool:
+        """Return True: each launch has ended."""
         return True
 
     def __eq__(self, other: object) -> bool:
@@ -120,11 +142,13 @@ _current = threading.local()
 
 
 def current_stream(_device: Any = None) -> Stream:
+    """Return this thread's stream; the default one unless `set_stream` chose another."""
     stream: Stream = getattr(_current, "stream", DEFAULT_STREAM)
     return stream
 
 
 def set_stream(stream: Stream | None) -> None:
+    """Make `stream` this thread's stream; None changes nothing."""
     if stream is not None:
         _current.stream = stream
 
@@ -158,6 +182,7 @@ class _Anywhere(contextlib.AbstractContextManager[None]):
 
 
 def arch() -> str:
+    """Return the virtual GPU's architecture."""
     from rfops.jit import settings
 
     return settings.text("RFOPS_VGPU_ARCH")
@@ -192,15 +217,17 @@ def _capability(_device: Any = None) -> tuple[int, int]:
 
 
 @functools.cache
-def _measured_memory() -> tuple[int, int]:
-    page = os.sysconf("SC_PAGE_SIZE")
-    return page * os.sysconf("SC_AVPHYS_PAGES"), page * os.sysconf("SC_PHYS_PAGES")
+def _measured_memory() -> int:
+    text = Path("/proc/meminfo").read_text(encoding="ascii")
+    fields = dict(line.split(":") for line in text.splitlines())
+    return 1024 * int(fields["MemAvailable"].split()[0])
 
 
 def _memory(_device: Any = None) -> tuple[int, int]:
-    """Free and total bytes of the host, measured once: programs compare several calls, and what
-    other processes take is not theirs."""
-    return _measured_memory()
+    """Free and total bytes: both are what the host had available at the first call. Programs
+    compare several calls, want most of the total free, and what other processes take is not
+    theirs."""
+    return _measured_memory(), _measured_memory()
 
 
 def _summary(*_: Any, **__: Any) -> str:
@@ -231,6 +258,7 @@ def _set_rng_states(new_states: Any) -> None:
 
 
 def refusal_text(name: str) -> str:
+    """Return the message for a name of torch.cuda that the virtual GPU does not have."""
     return (
         f"rfops run: {name} needs a GPU of torch's own. Graphs of HIP work in programs that call "
         "the HIP runtime; in this one launch the kernels without a graph"
@@ -395,6 +423,7 @@ def accelerator_functions() -> dict[str, Any]:
         "set_device_index",
         "set_device_idx",
         "empty_cache",
+        "empty_host_cache",
         "reset_peak_memory_stats",
         "reset_accumulated_memory_stats",
     )

@@ -9,6 +9,7 @@ its own here, one that no real GPU has.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import importlib.util
 import shutil
 import subprocess
@@ -112,6 +113,13 @@ def _arch_of(device: int | None) -> str:
 
 class _Launcher(amd_driver.HIPLauncher):  # type: ignore[misc]
     """Adds to a launch's error what the virtual GPU knows of it; HIP's text is only its name."""
+
+    def __init__(self, src: Any, metadata: Any) -> None:
+        super().__init__(src, metadata)
+        if settings.raw("RFOPS_VGPU_DEBUG"):  # the code object names no argument
+            args = (f"{name}:{kind}" for name, kind in src.signature.items() if kind != "constexpr")
+            library = ctypes.CDLL(str(triton_driver.active.runtime.path))
+            library.rfops_vgpu_debug_args(metadata.name.encode(), " ".join(args).encode())
 
     def __call__(self, *args: Any) -> Any:
         try:

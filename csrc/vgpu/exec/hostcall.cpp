@@ -6,6 +6,7 @@
 // The host returns two words per lane.
 #include "vgpu/exec/hostcall.h"
 
+#include <atomic>
 #include <cstdio>
 #include <cstring>
 #include <map>
@@ -231,11 +232,16 @@ class Messages {
   u64 next_id_ = 1;
 };
 
+std::atomic<void (*)()> interrupt_handler{nullptr};
+
 }  // namespace
+
+void set_interrupt_handler(void (*handler)()) { interrupt_handler = handler; }
 
 u64 hostcall_buffer() { return reinterpret_cast<u64>(&shared_memory().buffer); }
 
 void serve_hostcalls(const Wave& wave, const Inst& inst) {
+  if (void (*const handler)() = interrupt_handler) return handler();
   static std::mutex serving;
   static Messages messages;
   const std::lock_guard lock(serving);

@@ -1,9 +1,12 @@
 // Copies and fills.
 //
-// Device memory is host memory, so every pointer of this process is a valid device pointer, and a
-// copy's direction only has to be one of HIP's. A copy is checked against live allocations if a
-// pointer lies in one, otherwise against the mapped pages of the process, so that an invalid
-// pointer gives an error.
+// Device memory is host memory, so every pointer of this process is a valid device pointer. As in
+// ROCm, a direction that names the device needs memory of HIP on one side, and so does a fill,
+// except in a process with torch, whose CPU tensors are the virtual GPU's. A copy is checked
+// against live allocations if a pointer lies in one, otherwise against the mapped pages of the
+// process, so that an invalid pointer gives an error.
+#include <dlfcn.h>
+
 #include <cstdio>
 
 #include "vgpu/hip/hip_capture.h"
@@ -44,12 +47,48 @@ bool is_direction(hipMemcpyKind kind) {
          kind == hipMemcpyDeviceToDeviceNoCU;
 }
 
+bool is_hip_memory(const void* pointer) {
+  return Allocations::instance().find(reinterpret_cast<u64>(pointer)) || in_module(pointer);
+}
+
+bool has_torch() {
+  void* const torch = dlopen("libtorch_cpu.so", RTLD_NOW | RTLD_NOLOAD);
+  if (torch) dlclose(torch);
+  return torch;
+}
+
+hipError_t not_of_hip(const void* dst, const void* src, hipMemcpyKind kind) {
+  char text[200];
+  std::snprintf(
+      text, sizeof(text),
+      "copy to %p from %p, direction %d: the device's side is not memory of HIP; allocate "
+      "it with hipMalloc, or copy with hipMemcpyHostToHost",
+      dst, src, kind);
+  return fail(hipErrorInvalidValue, text, kLogAlways);
+}
+
+// For a linear copy one side suffices, whatever the direction.
+hipError_t check_sides(const void* dst, const void* src, hipMemcpyKind kind) {
+  if (kind == hipMemcpyHostToHost || kind == hipMemcpyDefault) return hipSuccess;
+  if (is_hip_memory(dst) || is_hip_memory(src) || has_torch()) return hipSuccess;
+  return not_of_hip(dst, src, kind);
+}
+
+// For a copy of rows each side that the direction calls the device's must be it.
+hipError_t check_row_sides(const void* dst, const void* src, hipMemcpyKind kind) {
+  if (kind == hipMemcpyHostToHost || kind == hipMemcpyDefault) return hipSuccess;
+  const bool is_fit = (kind == hipMemcpyDeviceToHost || is_hip_memory(dst)) &&
+                      (kind == hipMemcpyHostToDevice || is_hip_memory(src));
+  return is_fit || has_torch() ? hipSuccess : not_of_hip(dst, src, kind);
+}
+
 hipError_t copy(void* dst, const void* src, u64 size, hipMemcpyKind kind = hipMemcpyDefault) {
   if (!is_direction(kind)) {
     return fail(hipErrorInvalidMemcpyDirection, "copy direction " + std::to_string(kind));
   }
   hipError_t code = check_range("copy destination", dst, size);
   if (code == hipSuccess) code = check_range("copy source", src, size);
+  if (code == hipSuccess && size) code = check_sides(dst, src, kind);
   if (code == hipSuccess && size) {
     std::memmove(dst, src, size);
     note_host_write(dst, size);
@@ -86,6 +125,7 @@ hipError_t copy_2d(void* dst, u64 dst_pitch, const void* src, u64 src_pitch, u64
   }
   if (code == hipSuccess) code = check_range("copy destination", dst, target.extent());
   if (code == hipSuccess) code = check_range("copy source", src, source.extent());
+  if (code == hipSuccess) code = check_row_sides(dst, src, kind);
   if (code != hipSuccess) return code;
   note_host_write(dst, target.extent());
   for (u64 row = 0; row < height; ++row) {
@@ -102,6 +142,9 @@ hipError_t fill(void* dst, T value, u64 count) {
     return fail(hipErrorInvalidValue, "memset: count is out of range");
   const hipError_t code = check_range("memset", dst, count * sizeof(T));
   if (code != hipSuccess || !count) return code;
+  if (!is_hip_memory(dst) && !has_torch()) {
+    return bad_range("memset", dst, count * sizeof(T), "is not memory of HIP");
+  }
   note_host_write(dst, count * sizeof(T));
   if constexpr (sizeof(T) == 1) {
     std::memset(dst, value, count);

@@ -3,6 +3,7 @@
 // A launch runs to its end before the call returns, so a fault is the launch's own result (hardware
 // reports it at the next synchronisation), and unlike on hardware the context stays usable.
 #include <algorithm>
+#include <atomic>
 #include <memory>
 
 #include "vgpu/exec/hostcall.h"
@@ -22,6 +23,28 @@ struct alignas(64) Queue {
   u8 unused[184] = {};
 };
 const Queue kQueue;
+
+// What a cooperative launch's workgroups wait for each other by: mg_info_t of ROCm's device
+// library, for a launch on one GPU. The library counts arrivals in `arrived`, and a launch begins
+// with 0.
+struct GridBarrier {
+  u64 of_all_gpus = 0;
+  u32 gpu = 0, gpus = 1;
+  u64 lanes_before = 0, lanes = 0;
+  u32 arrived = 0, unused = 0;
+  u32 workgroups = 0, padding = 0;
+};
+static_assert(sizeof(GridBarrier) == kGridBarrierBytes && offsetof(GridBarrier, arrived) == 32 &&
+              offsetof(GridBarrier, workgroups) == 40);
+thread_local GridBarrier t_barrier;
+
+u64 grid_barrier(const LaunchShape& s) {
+  if (!s.cooperative) return 0;
+  const u32 workgroups = s.grid[0] * s.grid[1] * s.grid[2];
+  t_barrier = {.lanes = u64{workgroups} * s.block[0] * s.block[1] * s.block[2],
+               .workgroups = workgroups};
+  return reinterpret_cast<u64>(&t_barrier);
+}
 
 struct HiddenRow {
   std::string_view value_kind;
@@ -43,6 +66,7 @@ constexpr HiddenRow kHidden[] = {
     {"hidden_shared_base", [](const LaunchShape&) { return kSharedBaseAddr >> 32; }},
     {"hidden_hostcall_buffer", [](const LaunchShape&) { return hostcall_buffer(); }},
     {"hidden_queue_ptr", [](const LaunchShape&) { return reinterpret_cast<u64>(&kQueue); }},
+    {"hidden_multigrid_sync_arg", grid_barrier},
 };
 
 std::string shape_text(const u64 (&shape)[3]) {
@@ -148,6 +172,17 @@ hipError_t copy_params(const LaunchRequest& request, u8* dst) {
   return hipSuccess;
 }
 
+// Logs, once per kernel, that a buffer has values after the last argument.
+void report_unread(const Function& function, const u8* buffer, u64 bytes) {
+  const u64 end = function.plan.explicit_end;
+  const bool is_padding =
+      end >= bytes || std::all_of(buffer + end, buffer + bytes, [](u8 byte) { return !byte; });
+  if (is_padding || function.unread_reported.exchange(true)) return;
+  log_line(kLogAlways, "launch of " + function.kernel->name + ": " + std::to_string(bytes) +
+                           " bytes of arguments, of which the kernel takes " + std::to_string(end) +
+                           "; the rest is not zero and is not read");
+}
+
 hipError_t copy_extra(const LaunchRequest& request, u8* dst) {
   const void* buffer = nullptr;
   const size_t* size = nullptr;
@@ -167,7 +202,8 @@ hipError_t copy_extra(const LaunchRequest& request, u8* dst) {
   }
   // As in ROCm, every argument is read from its own offset, whatever the buffer's size. Callers
   // pass one struct to kernels that take more or fewer of its members: an argument not wholly
-  // inside the buffer is zero, and bytes after the last argument are not read.
+  // inside the buffer is zero, and bytes after the last argument are not read. A kernel without
+  // arguments that gets some is another kernel than the caller believes.
   const u64 bytes = *size;
   const auto& explicits = request.function->plan.explicits;
   if (!explicits.empty() && !bytes) {
@@ -176,6 +212,12 @@ hipError_t copy_extra(const LaunchRequest& request, u8* dst) {
                       " arguments, but the argument buffer has 0 bytes");
   }
   const Kernel& kernel = *request.function->kernel;
+  const bool takes_none = kernel.has_metadata ? explicits.empty() : !kernel.kernarg_bytes;
+  if (bytes && takes_none) {
+    return refuse(request, hipErrorLaunchOutOfResources,
+                  "takes no arguments, but the argument buffer has " + std::to_string(bytes) +
+                      " bytes" + (kernel.has_metadata ? "" : "; its code object has no metadata"));
+  }
   if (!kernel.has_metadata) {
     std::memcpy(dst, buffer, std::min<u64>(bytes, kernel.kernarg_bytes));
     return hipSuccess;
@@ -184,6 +226,7 @@ hipError_t copy_extra(const LaunchRequest& request, u8* dst) {
     if (u64{arg.offset} + arg.size > bytes) continue;
     std::memcpy(dst + arg.offset, static_cast<const u8*>(buffer) + arg.offset, arg.size);
   }
+  report_unread(*request.function, static_cast<const u8*>(buffer), bytes);
   return hipSuccess;
 }
 
@@ -193,7 +236,7 @@ hipError_t copy_explicit(const LaunchRequest& request, u8* dst) {
     return refuse(request, hipErrorInvalidValue, "both kernelParams and extra are given");
   }
   if (request.extra) return copy_extra(request, dst);
-  if (!kernel.has_metadata && kernel.kernarg_bytes) {
+  if (!kernel.has_metadata && (kernel.kernarg_bytes || request.params)) {
     return refuse(request, hipErrorInvalidValue,
                   "the code object has no argument metadata: pass the buffer through extra");
   }
@@ -207,21 +250,14 @@ hipError_t copy_explicit(const LaunchRequest& request, u8* dst) {
 // Returns the HIP error code for a fault; the fault's text has the details. HIP has no code for an
 // illegal instruction: an unknown one is a launch failure.
 hipError_t fault_code(const std::string& text) {
-  struct Row {
-    const char* words;
-    hipError_t code;
-  };
-  static constexpr Row kRows[] = {
-      {"step budget", hipErrorLaunchTimeOut},
-      {kInterrupted, hipErrorLaunchTimeOut},
-      {"memory that is not mapped", hipErrorIllegalAddress},
-      {"which is invalid", hipErrorIllegalAddress},
-      {"outside the kernel's memory", hipErrorIllegalAddress},
-  };
-  for (const Row& row : kRows) {
-    if (text.find(row.words) != std::string::npos) return row.code;
+  switch (fault_kind(text)) {
+    case FaultKind::kTimeout:
+      return hipErrorLaunchTimeOut;
+    case FaultKind::kMemory:
+      return hipErrorIllegalAddress;
+    default:
+      return hipErrorLaunchFailure;
   }
-  return hipErrorLaunchFailure;
 }
 
 }  // namespace
@@ -237,6 +273,7 @@ ArgPlan plan_args(const Kernel& kernel) {
       }
     } else {
       plan.explicits.push_back({arg.offset, arg.size});
+      plan.explicit_end = std::max(plan.explicit_end, u64{arg.offset} + arg.size);
     }
   }
   return plan;
@@ -256,6 +293,7 @@ hipError_t prepare(const LaunchRequest& request, LaunchShape& shape, u8* args) {
     shape.block[d] = static_cast<u32>(request.block[d]);
   }
   shape.dynamic_lds = static_cast<u32>(request.dynamic_lds);
+  shape.cooperative = request.cooperative;
   for (const ArgPlan::Hidden& hidden : request.function->plan.hiddens) {
     const u64 value = hidden.value(shape);
     std::memcpy(args + hidden.offset, &value, hidden.size);
@@ -263,7 +301,34 @@ hipError_t prepare(const LaunchRequest& request, LaunchShape& shape, u8* args) {
   return hipSuccess;
 }
 
+// A launch as an observer sees it, before it runs (rfops/challenge/recorder.py).
+struct ObservedLaunch {
+  const u8* code;  // the ELF file of its code object
+  u64 code_bytes;
+  const char* kernel;
+  u32 grid[3], block[3], dynamic_lds, args_bytes;
+  const u8* args;  // explicit and hidden ones
+};
+using LaunchObserver = void (*)(const ObservedLaunch*);
+std::atomic<LaunchObserver> launch_observer{nullptr};
+
+void observe(const Kernel& kernel, const LaunchShape& shape, const u8* args) {
+  const LaunchObserver observer = launch_observer;
+  if (!observer) return;
+  ObservedLaunch observed{};
+  observed.code = kernel.object->file.data();
+  observed.code_bytes = kernel.object->file.size();
+  observed.kernel = kernel.name.c_str();
+  std::copy_n(shape.grid, 3, observed.grid);
+  std::copy_n(shape.block, 3, observed.block);
+  observed.dynamic_lds = shape.dynamic_lds;
+  observed.args_bytes = kernel.kernarg_bytes;
+  observed.args = args;
+  observer(&observed);
+}
+
 hipError_t execute(const Kernel& kernel, const LaunchShape& shape, const u8* args) {
+  observe(kernel, shape, args);
   Launch launch;
   std::copy_n(shape.grid, 3, launch.grid);
   std::copy_n(shape.block, 3, launch.block);
@@ -335,6 +400,9 @@ LaunchRequest make_request(const dim3& grid, const dim3& block, size_t dynamic_l
 }  // namespace vgpu
 
 using namespace vgpu;
+
+// Calls `observer` before each launch of this process, in the launching thread; null: no more.
+VGPU_API void rfops_vgpu_observe_launches(LaunchObserver observer) { launch_observer = observer; }
 
 VGPU_API hipError_t hipModuleLaunchKernel(hipFunction_t f, unsigned grid_x, unsigned grid_y,
                                           unsigned grid_z, unsigned block_x, unsigned block_y,

@@ -38,28 +38,34 @@ hipError_t allocate(void** out, size_t size, MemoryKind kind, u32 flags) {
                   ", the host has " + std::to_string(host_available()) + " left");
 }
 
-hipError_t release(void* pointer, bool host) {
+// As in ROCm, every function that frees takes memory of every function that allocates.
+hipError_t release(const char* function, void* pointer) {
   using Release = Allocations::Release;
   if (!pointer) return hipSuccess;
-  char address[32];
-  std::snprintf(address, sizeof(address), "%p", pointer);
-  const std::string call = std::string(host ? "hipHostFree(" : "hipFree(") + address + "): ";
-  switch (Allocations::instance().release(pointer, host)) {
+  char call[64];
+  std::snprintf(call, sizeof(call), "%s(%p): ", function, pointer);
+  const char* reason = "not memory of HIP";
+  switch (Allocations::instance().release(pointer)) {
     case Release::kFreed:
       return hipSuccess;
     case Release::kAlreadyFreed:
-      return fail(hipErrorInvalidValue, call + "already freed (double free)", kLogAlways);
+      reason = "already freed (double free)";
+      break;
     case Release::kInteriorPointer:
-      return fail(hipErrorInvalidValue, call + "points into a block, not at its start", kLogAlways);
-    case Release::kWrongKind:
-      return fail(hipErrorInvalidValue,
-                  call + (host ? "not host memory of hipHostMalloc: free it with hipFree"
-                               : "host memory: free it with hipHostFree"),
-                  kLogAlways);
+      reason = "points into a block, not at its start";
+      break;
+    case Release::kRegistered:
+      reason = "memory of hipHostRegister: undo that with hipHostUnregister";
+      break;
     case Release::kUnknownPointer:
       break;
   }
-  return fail(hipErrorInvalidValue, call + "not a pointer of hipMalloc", kLogAlways);
+  return fail(hipErrorInvalidValue, std::string(call) + reason, kLogAlways);
+}
+
+hipMemPool_t default_pool() {
+  static char pool;
+  return reinterpret_cast<hipMemPool_t>(&pool);
 }
 
 // Runs an allocation or release, which captures forbid except in relaxed mode.
@@ -132,7 +138,7 @@ VGPU_API hipError_t hipMemAllocHost(void** pointer, size_t size) {
 }
 
 VGPU_API hipError_t hipFree(void* pointer) {
-  return unless_captured(__func__, [&] { return release(pointer, false); });
+  return unless_captured(__func__, [&] { return release("hipFree", pointer); });
 }
 
 VGPU_API hipError_t hipFreeAsync(void* pointer, hipStream_t stream) {
@@ -140,12 +146,12 @@ VGPU_API hipError_t hipFreeAsync(void* pointer, hipStream_t stream) {
     bool captured = false;
     const hipError_t code = enter_stream(stream, captured);
     if (code != hipSuccess) return code;
-    return captured ? capture_free(pointer, stream) : release(pointer, false);
+    return captured ? capture_free(pointer, stream) : release("hipFreeAsync", pointer);
   });
 }
 
 VGPU_API hipError_t hipHostFree(void* pointer) {
-  return unless_captured(__func__, [&] { return release(pointer, true); });
+  return unless_captured(__func__, [&] { return release("hipHostFree", pointer); });
 }
 
 VGPU_API hipError_t hipFreeHost(void* pointer) { return hipHostFree(pointer); }
@@ -183,6 +189,26 @@ VGPU_API hipError_t hipHostGetFlags(unsigned* flags, void* pointer) {
     }
     *flags = block->flags;
     return hipSuccess;
+  });
+}
+
+// The default pool keeps no memory: hipFreeAsync returns it to the host at once, so that there is
+// nothing to trim. It is the only pool.
+VGPU_API hipError_t hipDeviceGetDefaultMemPool(hipMemPool_t* pool, int device) {
+  return with_error_handling(__func__, [&] {
+    if (!pool) return fail(hipErrorInvalidValue, "hipDeviceGetDefaultMemPool: null pointer");
+    const hipError_t code = check_ordinal(device);
+    if (code == hipSuccess) *pool = default_pool();
+    return code;
+  });
+}
+
+VGPU_API hipError_t hipMemPoolTrimTo(hipMemPool_t pool, size_t) {
+  return with_error_handling(__func__, [&] {
+    if (pool == default_pool()) return hipSuccess;
+    return fail(hipErrorInvalidValue,
+                "hipMemPoolTrimTo: not the pool of "
+                "hipDeviceGetDefaultMemPool, which is the only one");
   });
 }
 

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <fstream>
 #include <iterator>
+#include <map>
 
 #include "vgpu/hip/hip_internal.h"
 
@@ -9,6 +10,39 @@ namespace vgpu {
 
 HandleTable<Module>& modules() { return handle_table<Module>(); }
 HandleTable<Function>& functions() { return handle_table<Function>(); }
+
+namespace {
+
+// The images of all modules: end by start.
+struct Images {
+  std::shared_mutex mutex;
+  std::map<u64, u64> ends;
+};
+
+Images& images() {
+  static auto* const instance = new Images;  // exit handlers unload modules
+  return *instance;
+}
+
+}  // namespace
+
+Module::Module(std::unique_ptr<CodeObject> object) : object_(std::move(object)) {
+  const u64 start = reinterpret_cast<u64>(object_->image);
+  std::unique_lock lock(images().mutex);
+  images().ends[start] = start + object_->image_bytes;
+}
+
+Module::~Module() {
+  std::unique_lock lock(images().mutex);
+  images().ends.erase(reinterpret_cast<u64>(object_->image));
+}
+
+bool in_module(const void* pointer) {
+  const u64 address = reinterpret_cast<u64>(pointer);
+  std::shared_lock lock(images().mutex);
+  const auto next = images().ends.upper_bound(address);
+  return next != images().ends.begin() && address < std::prev(next)->second;
+}
 
 Function* Module::function(const std::shared_ptr<Module>& self, const std::string& name) {
   std::lock_guard lock(self->mutex_);

@@ -58,7 +58,7 @@ bool append_plan(const Graph& graph, std::vector<Node*>& plan) {
 
 GraphBlock::~GraphBlock() {
   const auto block = Allocations::instance().find(reinterpret_cast<u64>(base));
-  if (block && block->id == id) Allocations::instance().release(base, false);
+  if (block && block->id == id) Allocations::instance().release(base);
 }
 
 hipGraphNodeType type_of(const Work& work) {

@@ -1,6 +1,7 @@
 // Shared by the files of the HIP interface (hip_api_*.cpp): errors, handles, launches.
 #pragma once
 
+#include <atomic>
 #include <exception>
 #include <memory>
 #include <mutex>
@@ -83,6 +84,7 @@ struct LaunchShape {
   u32 grid[3];   // workgroups
   u32 block[3];  // lanes
   u32 dynamic_lds;
+  bool cooperative;
 };
 
 // The layout of a kernel's arguments, computed once from its metadata.
@@ -95,6 +97,7 @@ struct ArgPlan {
     u32 offset, size;
   };
   std::vector<Explicit> explicits;
+  u64 explicit_end = 0;  // of the last one
   std::vector<Hidden> hiddens;
 };
 ArgPlan plan_args(const Kernel& kernel);
@@ -102,11 +105,15 @@ ArgPlan plan_args(const Kernel& kernel);
 struct Function {
   const Kernel* kernel = nullptr;
   ArgPlan plan;
+  mutable std::atomic<bool> unread_reported{false};  // values that it was given and does not take
 };
 
 class Module {
  public:
-  explicit Module(std::unique_ptr<CodeObject> object) : object_(std::move(object)) {}
+  explicit Module(std::unique_ptr<CodeObject> object);
+  Module(const Module&) = delete;
+  Module& operator=(const Module&) = delete;
+  ~Module();
   const CodeObject& object() const { return *object_; }
   // Returns the handle of a kernel, created at first use; null if the module has none of this name.
   static Function* function(const std::shared_ptr<Module>& self, const std::string& name);
@@ -120,6 +127,9 @@ class Module {
 
 HandleTable<Module>& modules();
 HandleTable<Function>& functions();  // each function keeps its module alive while in use
+
+// Returns whether an address lies in the image of a loaded module, as device variables do.
+bool in_module(const void* pointer);
 
 // Loads for the current device; `size` 0: unknown. Null after fail().
 std::shared_ptr<Module> load_module(const void* image, u64 size, hipError_t& code);

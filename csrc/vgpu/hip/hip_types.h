@@ -59,6 +59,7 @@ enum hipError_t : int {
 using hipDevice_t = int;
 using hipModule_t = struct ihipModule_t*;
 using hipFunction_t = struct ihipFunction_t*;
+using hipMemPool_t = struct ihipMemPoolHandle_t*;
 using hipStream_t = struct ihipStream_t*;
 using hipEvent_t = struct ihipEvent_t*;
 using hipCtx_t = struct ihipCtx_t*;

@@ -69,7 +69,7 @@ void Allocations::remember_freed(const Allocation& allocation) {
   freed_[allocation.base] = allocation;
 }
 
-Allocations::Release Allocations::release(void* pointer, bool host) {
+Allocations::Release Allocations::release(void* pointer) {
   const u64 base = reinterpret_cast<u64>(pointer);
   Allocation released;
   {
@@ -80,10 +80,9 @@ Allocations::Release Allocations::release(void* pointer, bool host) {
       return freed_.count(base) ? Release::kAlreadyFreed : Release::kUnknownPointer;
     }
     released = it->second;
-    const bool is_host = released.kind == MemoryKind::kHost;
-    if (released.kind == MemoryKind::kRegistered || is_host != host) return Release::kWrongKind;
+    if (released.kind == MemoryKind::kRegistered) return Release::kRegistered;
     live_.erase(it);
-    if (!is_host) device_bytes_ -= released.size;
+    if (released.kind != MemoryKind::kHost) device_bytes_ -= released.size;
     remember_freed(released);
   }
   munmap(reinterpret_cast<void*>(released.base), released.mapped);

@@ -32,10 +32,9 @@ class Allocations {
   // Registers the caller's own memory (hipHostRegister). Returns false if it overlaps live memory.
   bool register_host(void* pointer, u64 size, u32 flags);
 
-  enum class Release : u8 { kFreed, kUnknownPointer, kInteriorPointer, kWrongKind, kAlreadyFreed };
-  // Frees a block, with the rules of hipHostFree if `host`, otherwise of hipFree. kRegistered
-  // memory is only unregistered.
-  Release release(void* pointer, bool host);
+  enum class Release : u8 { kFreed, kUnknownPointer, kInteriorPointer, kRegistered, kAlreadyFreed };
+  // Frees a block of any kind but kRegistered.
+  Release release(void* pointer);
   bool unregister_host(void* pointer);
 
   // Returns the live block that contains an address.

@@ -129,6 +129,7 @@ bool add_kernel(const ElfImage& image, const ElfImage::NamedSymbol& named_symbol
   if (const auto row = metadata.find(symbol_name); row != metadata.end()) kernel = row->second;
   kernel.name = name;
   kernel.object = &object;
+  kernel.descriptor = reinterpret_cast<u64>(bytes.data);
   const u64 entry = named_symbol.symbol.value + static_cast<u64>(descriptor.entry_offset);
   if (!fill_from_descriptor(descriptor, entry, *image.text(), kernel, error)) return false;
   object.kernels.insert_or_assign(name, std::move(kernel));
@@ -164,8 +165,9 @@ bool build(const Bytes& file, CodeObject& object, std::string& error, LoadFailur
     failure = LoadFailure::kWrongArch;
     return false;
   }
-  const Bytes note = image.metadata_note();
-  if (note.size && !read_kernel_metadata(note, metadata, error)) return false;
+  for (const Bytes& note : image.metadata_notes()) {
+    if (note.size && !read_kernel_metadata(note, metadata, error)) return false;
+  }
   if (!read_symbols(image, metadata, object, error)) return false;
   if (const elf::Segment* text = image.text()) {
     const u8* words = image.contents(text->vaddr, text->filesz).data;

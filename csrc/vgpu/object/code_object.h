@@ -18,10 +18,13 @@ struct KernelArg {
   u32 size = 0;
 };
 
+constexpr u64 kGridBarrierBytes = 48;  // behind a hidden_multigrid_sync_arg
+
 // The kernel descriptor (64 bytes at `<name>.kd`) and the kernel's metadata.
 struct Kernel {
   std::string name;
   struct CodeObject* object = nullptr;
+  u64 descriptor = 0;             // its descriptor's host address, in the image
   u32 group_segment_bytes = 0;    // static LDS
   u32 private_segment_bytes = 0;  // scratch per lane
   bool dynamic_stack = false;
@@ -37,6 +40,10 @@ struct Kernel {
   u32 max_workgroup_size = 1024;
   bool has_metadata = false;  // otherwise the layout of the arguments is unknown
   std::vector<KernelArg> args;
+
+  // Returns the dword index at which waves start: with preloaded arguments, behind a prologue of
+  // 256 bytes.
+  u32 first_instruction() const { return entry + (preload & 127 ? 64 : 0); }
 };
 
 struct CodeObject {

@@ -6,11 +6,12 @@
 #include <algorithm>
 #include <cerrno>
 
+#include "vgpu/object/compressed_bundle.h"
+
 namespace vgpu {
 namespace {
 
 constexpr std::string_view kBundleMagic = "__CLANG_OFFLOAD_BUNDLE__";
-constexpr std::string_view kCompressedMagic = "CCOB";
 constexpr u64 kMaxFileBytes = u64{2} << 30;
 constexpr u64 kChunkBytes = u64{1} << 20;
 constexpr u64 kBundleTableBytes = u64{64} << 10;  // maximum size of a bundle's entry table
@@ -110,17 +111,23 @@ u64 elf_extent(const u8* bytes) {
   return extent;
 }
 
-bool starts_with(const std::vector<u8>& bytes, std::string_view magic) {
-  return bytes.size() >= magic.size() && !std::memcmp(bytes.data(), magic.data(), magic.size());
+bool starts_with(Bytes bytes, std::string_view magic) {
+  return bytes.size >= magic.size() && !std::memcmp(bytes.data, magic.data(), magic.size());
 }
+
+Bytes as_bytes(const std::vector<u8>& bytes) { return {bytes.data(), bytes.size()}; }
 
 // Copies the caller's bytes; derives the size from the headers if it is unknown.
 std::vector<u8> copy_bytes(const u8* bytes, u64 size) {
   if (size) return std::vector<u8>(bytes, bytes + std::min(size, kMaxFileBytes));
-  std::vector<u8> head = copy_readable(bytes, kBundleMagic.size());
-  if (starts_with(head, kBundleMagic)) {
+  std::vector<u8> head = copy_readable(bytes, kCompressedHeaderBytes);
+  if (starts_with(as_bytes(head), kBundleMagic)) {
     head = copy_readable(bytes, kBundleTableBytes);
-    return copy_readable(bytes, bundle_extent({head.data(), head.size()}));
+    return copy_readable(bytes, bundle_extent(as_bytes(head)));
+  }
+  if (starts_with(as_bytes(head), kCompressedMagic)) {
+    const u64 extent = std::max<u64>(compressed_extent(as_bytes(head)), head.size());
+    return copy_readable(bytes, std::min(extent, kMaxFileBytes));
   }
   if (head.size() >= 4 && !std::memcmp(head.data(), elf::kMagic, 4)) {
     return copy_readable(bytes, elf_extent(bytes));
@@ -150,20 +157,20 @@ std::string entry_names(const std::vector<BundleEntry>& entries) {
   return names.empty() ? "no device image" : names;
 }
 
-std::vector<u8> extract_from_bundle(const std::vector<u8>& bundle, Arch arch, std::string& error,
+std::vector<u8> extract_from_bundle(Bytes bundle, Arch arch, std::string& error,
                                     LoadFailure& failure) {
-  const auto entries = bundle_entries({bundle.data(), bundle.size()});
+  const auto entries = bundle_entries(bundle);
   for (const BundleEntry& entry : entries) {
     if (!entry_fits(entry.id, arch)) continue;
-    if (!Bytes{bundle.data(), bundle.size()}.holds(entry.offset, entry.size)) {
+    if (!bundle.holds(entry.offset, entry.size)) {
       error = "truncated offload bundle: the image " + std::string(entry.id.substr(0, 100)) + " (" +
               std::to_string(entry.size) + " bytes at " + std::to_string(entry.offset) +
-              ") ends beyond the " + std::to_string(bundle.size()) + " bytes there are";
+              ") ends beyond the " + std::to_string(bundle.size) + " bytes there are";
       failure = LoadFailure::kCorrupt;
       return {};
     }
-    return {bundle.begin() + static_cast<i64>(entry.offset),
-            bundle.begin() + static_cast<i64>(entry.offset + entry.size)};
+    const u8* const image = bundle.data + entry.offset;
+    return {image, image + entry.size};
   }
   error = "offload bundle has no image for " + std::string(arch_name(arch)) +
           ":sramecc+:xnack-, only " + entry_names(entries) +
@@ -177,13 +184,17 @@ std::vector<u8> extract_from_bundle(const std::vector<u8>& bundle, Arch arch, st
 std::vector<u8> extract_code_object(const u8* bytes, u64 size, Arch arch, std::string& error,
                                     LoadFailure& failure) {
   std::vector<u8> owned = copy_bytes(bytes, size);
-  if (starts_with(owned, kBundleMagic)) return extract_from_bundle(owned, arch, error, failure);
-  if (starts_with(owned, kCompressedMagic)) {
-    error =
-        "compressed offload bundle (CCOB) is not supported: build with --no-offload-compress, or "
-        "with --no-gpu-bundle-output for a bare code object";
+  if (starts_with(as_bytes(owned), kCompressedMagic)) {
+    const Decompressed bundle = decompress_bundle(as_bytes(owned), kMaxFileBytes, error);
+    if (starts_with(bundle.bytes(), kBundleMagic)) {
+      return extract_from_bundle(bundle.bytes(), arch, error, failure);
+    }
+    if (bundle.data) error = "compressed offload bundle (CCOB): its contents are no offload bundle";
     failure = LoadFailure::kCorrupt;
     return {};
+  }
+  if (starts_with(as_bytes(owned), kBundleMagic)) {
+    return extract_from_bundle(as_bytes(owned), arch, error, failure);
   }
   if (owned.empty()) {
     error = "code object is empty or its memory is not readable";

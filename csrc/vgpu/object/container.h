@@ -1,5 +1,5 @@
-// Extracts the ELF of one architecture from the argument of hipModuleLoadData: a bare ELF, or a
-// __CLANG_OFFLOAD_BUNDLE__.
+// Extracts the ELF of one architecture from the argument of hipModuleLoadData: a bare ELF, a
+// __CLANG_OFFLOAD_BUNDLE__, or a compressed one.
 #pragma once
 
 #include <string>

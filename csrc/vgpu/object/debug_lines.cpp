@@ -1,7 +1,13 @@
 #include "vgpu/object/debug_lines.h"
 
+#include "vgpu/object/debug_inlines.h"
+#include "vgpu/object/dwarf_reader.h"
+
 namespace vgpu {
 namespace {
+
+using dwarf::Reader;
+using dwarf::Sections;
 
 constexpr u32 kMaxRows = 1 << 20, kMaxFiles = 1 << 14, kMaxFormats = 32;
 
@@ -51,100 +57,6 @@ enum StandardOpcode : u32 {  // DW_LNS_*
   kFixedAdvancePc = 9,
 };
 enum ExtendedOpcode : u32 { kEndSequence = 1, kSetAddress = 2, kDefineFile = 3 };  // DW_LNE_*
-
-// A bounds-checked reader: past the end it returns zeros and records the failure.
-class Reader {
- public:
-  explicit Reader(Bytes bytes) : bytes_(bytes) {}
-  bool ok() const { return ok_; }
-  bool at_end() const { return !ok_ || offset_ >= bytes_.size; }
-  u64 offset() const { return offset_; }
-  void seek(u64 offset) { offset <= bytes_.size ? offset_ = offset : fail(); }
-  u64 fail() {
-    ok_ = false;
-    offset_ = bytes_.size;
-    return 0;
-  }
-  u64 fixed(u32 count) {
-    if (count > bytes_.size - offset_) return fail();
-    u64 value = 0;
-    for (u32 i = 0; i < count; ++i) value |= u64{bytes_.data[offset_ + i]} << (8 * i);
-    offset_ += count;
-    return value;
-  }
-  u64 uleb() {
-    u64 value = 0;
-    for (u32 shift = 0;; shift += 7) {
-      const u64 byte = fixed(1);
-      if (!ok_ || shift > 63) return fail();
-      value |= (byte & 127) << shift;
-      if (!(byte & 128)) return value;
-    }
-  }
-  i64 sleb() {
-    u64 value = 0;
-    for (u32 shift = 0;;) {
-      const u64 byte = fixed(1);
-      if (!ok_ || shift > 63) return static_cast<i64>(fail());
-      value |= (byte & 127) << shift;
-      shift += 7;
-      if (byte & 128) continue;
-      if (byte & 64 && shift < 64) value |= ~u64{0} << shift;
-      return static_cast<i64>(value);
-    }
-  }
-  std::string_view text() {
-    const auto string = bytes_.text(offset_);
-    if (!string) {
-      fail();
-      return {};
-    }
-    offset_ += string->size() + 1;
-    return *string;
-  }
-  void skip(u64 count) { count <= bytes_.size - offset_ ? offset_ += count : fail(); }
-  Bytes read_bytes(u64 count) {
-    const Bytes bytes = bytes_.slice(offset_, count);
-    skip(count);
-    return bytes;
-  }
-
- private:
-  Bytes bytes_;
-  u64 offset_ = 0;
-  bool ok_ = true;
-};
-
-struct Sections {
-  Bytes line, line_str, str;
-};
-
-Sections find_sections(Bytes file) {
-  Sections sections;
-  if (file.size < sizeof(elf::Header)) return sections;
-  const auto header = load<elf::Header>(file.data);
-  const auto section = [&](u32 i) -> std::optional<elf::Section> {
-    const Bytes contents =
-        file.slice(header.shoff + u64{i} * sizeof(elf::Section), sizeof(elf::Section));
-    if (header.shentsize != sizeof(elf::Section) || contents.size < sizeof(elf::Section)) return {};
-    return load<elf::Section>(contents.data);
-  };
-  const auto names = section(header.shstrndx);
-  if (!names) return sections;
-  const Bytes strings = file.slice(names->offset, names->size);
-  constexpr u64 kCompressed = 1 << 11;
-  for (u32 i = 1; i < header.shnum; ++i) {
-    const auto row = section(i);
-    if (!row || row->type == elf::kSectionNoBits || row->flags & kCompressed) continue;
-    const auto name = strings.text(row->name);
-    if (!name) continue;
-    const Bytes content = file.slice(row->offset, row->size);
-    if (*name == ".debug_line") sections.line = content;
-    if (*name == ".debug_line_str") sections.line_str = content;
-    if (*name == ".debug_str") sections.str = content;
-  }
-  return sections;
-}
 
 }  // namespace
 
@@ -363,15 +275,17 @@ class LineProgram {
 };
 
 DebugLines::DebugLines(Bytes elf) {
-  const Sections sections = find_sections(elf);
+  const Sections sections = dwarf::find_sections(elf);
   Reader reader(sections.line);
   while (!reader.at_end()) {
+    units_.push_back({reader.offset(), static_cast<u32>(files_.size())});
     u64 length = reader.fixed(4);
     const bool is_dwarf64 = length == 0xffffffff;
     if (is_dwarf64) length = reader.fixed(8);
     const Bytes unit = reader.read_bytes(length);
     if (reader.ok()) LineProgram(*this, sections).run(unit, is_dwarf64);
   }
+  calls_ = dwarf::inlined_calls(sections);
 }
 
 std::optional<SourceLine> DebugLines::find(u64 address) const {
@@ -381,6 +295,19 @@ std::optional<SourceLine> DebugLines::find(u64 address) const {
     return SourceLine{files_[row.file], row.line};
   }
   return std::nullopt;
+}
+
+std::vector<SourceLine> DebugLines::callers(u64 address) const {
+  std::vector<SourceLine> found;
+  for (const dwarf::InlinedCall& call : calls_) {
+    if (address < call.begin || address >= call.end) continue;
+    for (const Unit& unit : units_) {
+      const u64 file = unit.first_file + call.file;
+      if (unit.offset == call.line_table && file < files_.size())
+        found.push_back({files_[file], call.line});
+    }
+  }
+  return {found.rbegin(), found.rend()};
 }
 
 }  // namespace vgpu

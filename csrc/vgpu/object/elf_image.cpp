@@ -45,7 +45,7 @@ bool ElfImage::open(Bytes file, std::string& error) {
 
 bool ElfImage::read_headers(std::string& error) {
   if (file_.size >= 4 && std::memcmp(file_.data, elf::kMagic, 4)) {
-    error = "neither an ELF file nor a __CLANG_OFFLOAD_BUNDLE__";
+    error = "neither an ELF file nor an offload bundle";
     return false;
   }
   const auto header = file_.read<elf::Header>(0);
@@ -278,7 +278,8 @@ bool ElfImage::apply(const elf::Rela& rela, std::string& error) {
   return true;
 }
 
-Bytes ElfImage::metadata_note() const {
+std::vector<Bytes> ElfImage::metadata_notes() const {
+  std::vector<Bytes> found;
   for (const elf::Segment& segment : segments_) {
     if (segment.type != elf::kSegmentNote) continue;
     const Bytes notes = file_.slice(segment.offset, segment.filesz);
@@ -289,11 +290,13 @@ Bytes ElfImage::metadata_note() const {
       const u64 content = offset + 12 + round_up(*name_size, 4);
       if (!notes.holds(content, *size)) break;
       const auto name = notes.slice(offset + 12, *name_size).text(0);
-      if (*type == elf::kNoteAmdgpuMetadata && name == "AMDGPU") return notes.slice(content, *size);
+      if (*type == elf::kNoteAmdgpuMetadata && name == "AMDGPU") {
+        found.push_back(notes.slice(content, *size));
+      }
       offset = content + round_up(*size, 4);
     }
   }
-  return {};
+  return found;
 }
 
 }  // namespace vgpu

@@ -36,7 +36,8 @@ class ElfImage {
   std::optional<NamedSymbol> symbol(u32 index) const;
 
   const elf::Segment* text() const { return text_; }  // the executable segment, or null
-  Bytes metadata_note() const;                        // NT_AMDGPU_METADATA, or empty
+  // All notes of type NT_AMDGPU_METADATA: Tensile's code objects have one per kernel.
+  std::vector<Bytes> metadata_notes() const;
 
   // Transfers ownership of the mapping to the caller.
   u8* release();

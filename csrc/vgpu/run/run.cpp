@@ -24,6 +24,7 @@
 #include "vgpu/base/report.h"
 #include "vgpu/base/settings.h"
 #include "vgpu/base/stats.h"
+#include "vgpu/debug/debugger.h"
 #include "vgpu/exec/lanes.h"
 #include "vgpu/exec/load_queue.h"
 #include "vgpu/machine/schedule.h"
@@ -86,6 +87,7 @@ class Buffer {
 struct WorkgroupState {
   Workgroup shared;
   Buffer waves_memory, vgprs, lds, scratch;
+  u32 block[3] = {};  // in lanes
   Wave* waves = nullptr;
   std::deque<LoadQueue> load_queues;  // one per wave
   LdsDmaQueue lds_dma_queue;
@@ -115,6 +117,7 @@ struct Dispatch {
   const Kernel& kernel;
   DispatchPacket packet{};
   alignas(64) u8 queue[256] = {};
+  u64 packet_address, queue_address;  // of the above, or of the launch's own
   u32 lanes, wave_count, lds_bytes, scratch_bytes, mode;
   u64 group_count;
   Schedule schedule;
@@ -128,6 +131,7 @@ struct Dispatch {
     // Whole dwords, because the lanes' dwords are interleaved.
     scratch_bytes =
         (kernel.private_segment_bytes + (kernel.dynamic_stack ? kDynamicStackBytes : 0) + 3) & ~3u;
+    scratch_bytes = std::max(scratch_bytes, (l.private_bytes + 3) & ~3u);
     in_order = timing() && kernel.object->program->observes_other_workgroups(kernel.entry);
     track_loads = kernel.object->program->observes_pending_loads(kernel.entry);
     group_count = u64{l.grid[0]} * l.grid[1] * l.grid[2];
@@ -144,6 +148,8 @@ struct Dispatch {
     packet.kernarg_address = reinterpret_cast<u64>(l.kernarg);
     store<u32>(queue + kQueueApertures, static_cast<u32>(kSharedBaseAddr >> 32));
     store<u32>(queue + kQueueApertures + 4, static_cast<u32>(kPrivateBaseAddr >> 32));
+    packet_address = reinterpret_cast<u64>(l.packet ? l.packet : &packet);
+    queue_address = reinterpret_cast<u64>(l.queue ? l.queue : queue);
   }
 
   // Returns memory that the kernel may read besides allocations.
@@ -164,8 +170,6 @@ enum KernelProperty : u16 {
   kFlatScratchInit = 32,
   kPrivateSize = 64,
 };
-// With preloaded kernel arguments, execution starts after a prologue of 256 bytes.
-constexpr u32 kPreloadEntryDwords = 64;
 
 void init_sgprs(const Dispatch& d, const WorkgroupState& group, Wave& w) {
   const Kernel& kernel = d.kernel;
@@ -177,8 +181,8 @@ void init_sgprs(const Dispatch& d, const WorkgroupState& group, Wave& w) {
   };
   const u16 properties = kernel.properties;
   if (properties & kPrivateBuffer) next_sgpr += 4;
-  if (properties & kDispatchPtr) push(reinterpret_cast<u64>(&d.packet));
-  if (properties & kQueuePtr) push(reinterpret_cast<u64>(d.queue));
+  if (properties & kDispatchPtr) push(d.packet_address);
+  if (properties & kQueuePtr) push(d.queue_address);
   if (properties & kKernargPtr) push(reinterpret_cast<u64>(d.launch.kernarg));
   if (properties & kDispatchId) push(0);
   if (properties & kFlatScratchInit) push(0);
@@ -195,9 +199,9 @@ void init_sgprs(const Dispatch& d, const WorkgroupState& group, Wave& w) {
   store<u64>(&w.sgpr[kFlatScratchLo], 0);
 }
 
-void init_vgprs(const Dispatch& d, Wave& w) {
+void init_vgprs(const Dispatch& d, const WorkgroupState& group, Wave& w) {
   for (u32 i = 0; i < d.kernel.vgpr_rows * kLanes; ++i) w.vgpr[i] = kPoisonWord;
-  const u32 block_x = d.launch.block[0], block_y = d.launch.block[1];
+  const u32 block_x = group.block[0], block_y = group.block[1];
   for (u32 lane = 0; lane < kLanes; ++lane) {
     const u32 flat = w.index * kLanes + lane;
     w.v(0)[lane] =
@@ -207,13 +211,14 @@ void init_vgprs(const Dispatch& d, Wave& w) {
 
 void init_wave(const Dispatch& d, WorkgroupState& group, u32 index) {
   Wave& w = *new (&group.waves[index]) Wave;
-  const u32 remaining = d.lanes - index * kLanes;
+  const u32 lanes = group.block[0] * group.block[1] * group.block[2];
+  const u32 remaining = lanes - index * kLanes;
   w.index = index;
   w.group = &group.shared;
   w.program = d.kernel.object->program.get();
   w.launched_lanes = remaining >= kLanes ? ~u64{0} : lane_bit(remaining) - 1;
   w.mode = d.mode;
-  w.pc = d.kernel.entry + (d.kernel.preload & 127 ? kPreloadEntryDwords : 0);
+  w.pc = d.kernel.first_instruction();
   w.vgpr = reinterpret_cast<u32*>(group.vgprs.reserve(0)) + u64{index} * kVgprRows * kLanes;
   w.acc = w.vgpr + u64{d.kernel.accum_offset} * kLanes;
   w.scratch_bytes = d.scratch_bytes;
@@ -223,7 +228,7 @@ void init_wave(const Dispatch& d, WorkgroupState& group, u32 index) {
   if (d.schedule.random) w.set_slow(kRandomCompletion, true);
   init_sgprs(d, group, w);
   w.set_exec(w.launched_lanes);
-  init_vgprs(d, w);
+  init_vgprs(d, group, w);
 }
 
 void init_group(const Dispatch& d, WorkgroupState& group, u64 flat) {
@@ -231,7 +236,14 @@ void init_group(const Dispatch& d, WorkgroupState& group, u64 flat) {
   shared.id[0] = static_cast<u32>(flat % d.launch.grid[0]);
   shared.id[1] = static_cast<u32>(flat / d.launch.grid[0] % d.launch.grid[1]);
   shared.id[2] = static_cast<u32>(flat / d.launch.grid[0] / d.launch.grid[1]);
-  shared.wave_count = d.wave_count;
+  u32 lanes = 1;
+  for (u32 dim = 0; dim < 3; ++dim) {
+    // A grid that is no multiple of the block ends in smaller workgroups.
+    const u32 begin = shared.id[dim] * d.launch.block[dim], end = d.launch.lanes[dim];
+    group.block[dim] = end ? std::min(d.launch.block[dim], end - begin) : d.launch.block[dim];
+    lanes *= group.block[dim];
+  }
+  shared.wave_count = (lanes + kLanes - 1) / kLanes;
   shared.lds_bytes = d.lds_bytes;
   shared.check_state = nullptr;
   shared.trace = nullptr;
@@ -246,7 +258,7 @@ void init_group(const Dispatch& d, WorkgroupState& group, u64 flat) {
   group.waves = reinterpret_cast<Wave*>(group.waves_memory.reserve(d.wave_count * sizeof(Wave)));
   if (group.load_queues.size() < d.wave_count) group.load_queues.resize(d.wave_count);
   group.random = Random(d.schedule.seed ^ flat << 32);
-  for (u32 i = 0; i < d.wave_count; ++i) init_wave(d, group, i);
+  for (u32 i = 0; i < shared.wave_count; ++i) init_wave(d, group, i);
 }
 
 // -------------------------------------------------------------------------------- signals
@@ -337,7 +349,7 @@ bool guarded_slice(const Dispatch& d, WorkgroupState& group, u64 slice, u64& ins
   } else {
     trap.active = true;
     try {
-      const WaveSet wave_set = {group.waves, d.wave_count,
+      const WaveSet wave_set = {group.waves, group.shared.wave_count,
                                 d.schedule.random ? &group.random : nullptr};
       ended = run_waves(wave_set, slice, instructions, trap.wave);
     } catch (const Fault& fault) {
@@ -407,12 +419,15 @@ class Observers {
   std::unique_ptr<OrderKeeper> order_keeper;
 
   Observers(LaunchCounters* counters, LaunchChecks* checks, LaunchTiming* timing,
-            std::unique_ptr<OrderKeeper> order) {
+            LaunchDebug* debug, std::unique_ptr<OrderKeeper> order) {
     order_keeper = std::move(order);
     if (counters) counted = counters->observer();
     if (checks) checked = checks->observer();
     if (timing) timed = timing->observer();
-    observer = combine(order_keeper.get(), combine(counted.get(), checked.get()));
+    // The debugger before the checks: it stops at their findings, and knows the wave by then.
+    Observer* const debugger = debug ? debug->observer() : nullptr;
+    observer = combine(debugger, combine(counted.get(), checked.get()));
+    observer = combine(order_keeper.get(), observer);
     sampled = combine(observer, timed.get());
   }
   Observer* observer_for(const Workgroup& group) const { return group.trace ? sampled : observer; }
@@ -429,6 +444,8 @@ class Observers {
 class Job {
  public:
   explicit Job(const Dispatch& dispatch) : dispatch_(dispatch), step_limit_(settings().max_steps) {
+    // First, because the prompt may turn the checks on.
+    if (debugging()) debug_ = std::make_unique<LaunchDebug>(dispatch.launch, number_);
     if (profiling()) counters_ = std::make_unique<LaunchCounters>(dispatch.launch);
     if (check_level() != CheckLevel::kOff) {
       checks_ = std::make_unique<LaunchChecks>(dispatch.launch, dispatch.memory());
@@ -437,13 +454,14 @@ class Job {
     if (reporting()) report("started", started());
   }
 
-  u64 parallelism() const { return dispatch_.group_count; }
+  u64 parallelism() const { return debug_ ? 1 : dispatch_.group_count; }
 
   // Runs workgroups until none is left for this thread.
   void work() {
     WorkgroupState* group = nullptr;
     u64 instructions = 0;
-    const Observers observers(counters_.get(), checks_.get(), timing_.get(), order_keeper());
+    const Observers observers(counters_.get(), checks_.get(), timing_.get(), debug_.get(),
+                              order_keeper());
     while (!stop_ && (group = next_group(group))) {
       if (observers.order_keeper) observers.order_keeper->start(group->slice);
       Observer* const observer = observers.observer_for(group->shared);
@@ -458,6 +476,7 @@ class Job {
       if (error.empty() && step_limit_ && total > step_limit_) {
         error = budget_text(dispatch_, *group);
       }
+      if (!error.empty() && debug_) debug_->fault(trap.wave, error);
       if (!error.empty()) fail(error);
       if (observer && ended) observer->end(group->shared);
       end_slice(group, ended, instructions - instructions_before);
@@ -479,6 +498,7 @@ class Job {
     // Order matters: a reader that takes the counters' records must also find those of timing.
     if (timing_) timing_->finish(number_, error);
     if (counters_) counters_->finish(number_, seconds, error);
+    if (debug_) debug_->finish(error);
   }
 
   std::string error;
@@ -493,6 +513,7 @@ class Job {
   std::unique_ptr<LaunchCounters> counters_;
   std::unique_ptr<LaunchChecks> checks_;
   std::unique_ptr<LaunchTiming> timing_;
+  std::unique_ptr<LaunchDebug> debug_;
   inline static std::atomic<u64> launches_{0};
   const u64 number_ = ++launches_;
   const std::thread::id launcher_ = std::this_thread::get_id();
@@ -570,7 +591,7 @@ class Job {
                      : timing_       ? timing_->group(order_index)
                                      : order_index;
     init_group(dispatch_, *group, flat);
-    if (timing_) group->shared.trace = timing_->begin(flat, dispatch_.wave_count);
+    if (timing_) group->shared.trace = timing_->begin(flat, group->shared.wave_count);
     return group;
   }
 
@@ -677,6 +698,24 @@ void fault(const Wave& wave, const Inst& inst, const std::string& message) {
   std::snprintf(text, sizeof(text), " at text offset 0x%x", inst.index * 4);
   throw Fault((inst.op ? std::string(inst.op->name) : std::string("instruction")) + text + ": " +
               message);
+}
+
+FaultKind fault_kind(const std::string& text) {
+  struct Row {
+    const char* words;
+    FaultKind kind;
+  };
+  static constexpr Row kRows[] = {
+      {"step budget", FaultKind::kTimeout},
+      {kInterrupted, FaultKind::kTimeout},
+      {"memory that is not mapped", FaultKind::kMemory},
+      {"which is invalid", FaultKind::kMemory},
+      {"outside the kernel's memory", FaultKind::kMemory},
+  };
+  for (const Row& row : kRows) {
+    if (text.find(row.words) != std::string::npos) return row.kind;
+  }
+  return FaultKind::kOther;
 }
 
 std::string run(const Launch& launch) {

@@ -14,4 +14,8 @@ inline constexpr const char* kInterrupted = "interrupted by a signal";
 // which names kernel, instruction and offset.
 std::string run(const Launch& launch);
 
+// What a fault's text is about.
+enum class FaultKind : u8 { kTimeout, kMemory, kOther };
+FaultKind fault_kind(const std::string& text);
+
 }  // namespace vgpu

@@ -5,6 +5,20 @@
 namespace vgpu {
 namespace {
 
+// Adds the memory accesses of an instruction's payload.
+void add_accesses(PcStats& stats, const u32* words, u32 count) {
+  for (u32 i = 0; i < count; ++i) {
+    if (tag_of(words[i]) == LdsWord::kTag) {
+      stats.lds_clk += LdsWord::cycles(words[i]);
+      stats.conflict_clk += LdsWord::conflicts(words[i]);
+    } else if (tag_of(words[i]) == GlobalWord::kTag) {
+      stats.bytes += u64{GlobalWord::bytes(words[i])} * GlobalWord::lanes(words[i]);
+      stats.lines += GlobalWord::lines(words[i]);
+      i += GlobalWord::lines(words[i]);
+    }
+  }
+}
+
 constexpr u64 kMaxVectorLoads = 63;
 constexpr u32 kCodeLineDwords = 16;
 
@@ -149,6 +163,7 @@ void Replay::issue(WaveRun& wave, u32 pc, const TimedInst& inst, Clk cur_clk) {
   }
   const u32 count = Head::words(*wave.trace_pos);
   const u32* const payload = wave.trace_pos + 1;
+  if (count) add_accesses(result_.pcs[pc], payload, count);
   wave.trace_pos += 1 + count;
   wave.last_issue = cur_clk;
   wave.last_pc = pc;

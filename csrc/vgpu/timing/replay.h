@@ -13,6 +13,8 @@ namespace vgpu {
 
 struct PcStats {
   u64 issued = 0;
+  u64 lds_clk = 0, conflict_clk = 0;  // of the LDS banks, and how many of them conflicts cost
+  u64 bytes = 0, lines = 0;           // that lanes access in global memory; lines touched
   std::array<u64, kReasons> stalls{};
 };
 

@@ -43,13 +43,25 @@ void memory(Json& json, const MemoryCounts& m) {
   json.close('}');
 }
 
+// Writes what the model lets each level of memory deliver to the whole GPU, in TB/s.
+void rates(Json& json, const Constants& k, double ghz) {
+  json.key("rates");
+  json.open('{');
+  write_real(json, "l1", kLineBytes / k.port_line_clk * k.cus * ghz / 1e3);
+  write_real(json, "l2", kLineBytes / k.l2_line_clk * k.l2_channels * k.xccs * ghz / 1e3);
+  write_real(json, "mall", k.mall_tb_s);
+  write_real(json, "hbm", k.hbm_tb_s);
+  json.close('}');
+}
+
 const char* unit_name(Unit unit) {
   static constexpr const char* kNames[] = {"salu", "smem", "valu",   "mfma",
                                            "lds",  "vmem", "branch", "other"};
   return kNames[static_cast<u32>(unit)];
 }
 
-// Writes issues and stalls per PC; `source` only if the code object has debug lines.
+// Writes issues and stalls per PC; `source` and `callers`, the calls
+// that were inlined around it, only if the code object has debug lines.
 void write_pcs(Json& json, const CodeObject& object, const GpuModel& model, const ReplayResult& r) {
   const Program& program = *object.program;
   const DebugLines lines({object.file.data(), object.file.size()});
@@ -68,9 +80,23 @@ void write_pcs(Json& json, const CodeObject& object, const GpuModel& model, cons
     json.field("unit", std::string(unit_name(table.lookup(pc).unit)));
     json.field("unit_clk", u64{table.lookup(pc).busy});
     if (const auto source = lines.find(address + u64{pc} * 4)) {
-      json.field("source", source->file + ":" + std::to_string(source->line));
+      json.field("source", source->text());
+    }
+    if (const auto callers = lines.callers(address + u64{pc} * 4); !callers.empty()) {
+      json.key("callers");
+      json.open('[');
+      for (const SourceLine& caller : callers) json.string(caller.text());
+      json.close(']');
     }
     json.field("issued", stats.issued);
+    if (stats.lds_clk) {
+      json.field("lds_clk", stats.lds_clk);
+      json.field("conflict_clk", stats.conflict_clk);
+    }
+    if (stats.lines) {
+      json.field("bytes", stats.bytes);
+      json.field("lines", stats.lines);
+    }
     stalls(json, "stalls", stats.stalls);
     json.close('}');
   }
@@ -140,6 +166,7 @@ std::string timing_record(const Launch& launch, const GpuModel& model, const Sam
   for (const auto& [name, share] : time.busy) write_real(json, name, share);
   json.close('}');
   memory(json, r.memory);
+  rates(json, model.constants, time.ghz);
   write_real(json, "sharing", time.sharing);
   write_real(json, "taken", time.contended);
   json.field("footprint_bytes", static_cast<u64>(time.footprint_bytes));

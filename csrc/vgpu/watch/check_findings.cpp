@@ -31,6 +31,11 @@ Finding::Finding(const Wave& of_wave, u32 of_lane) : wave(of_wave.index), lane(o
   for (u32 d = 0; d < 3; ++d) group[d] = of_wave.group->id[d];
 }
 
+FindingListener& finding_listener() {
+  thread_local FindingListener listener;
+  return listener;
+}
+
 bool Findings::contains(u32 index, FindingKind kind) {
   const auto it = entries_.find({index, kind});
   if (it != entries_.end()) {
@@ -41,7 +46,8 @@ bool Findings::contains(u32 index, FindingKind kind) {
 }
 
 void Findings::add(u32 index, FindingKind kind, Finding finding) {
-  entries_.emplace(Key{index, kind}, std::move(finding));
+  const auto [it, inserted] = entries_.emplace(Key{index, kind}, std::move(finding));
+  if (inserted && finding_listener()) finding_listener()(index, kind, it->second);
 }
 
 void Findings::report(u32 index, FindingKind kind, Finding finding, const std::string& detail) {

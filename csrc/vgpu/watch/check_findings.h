@@ -1,6 +1,7 @@
 // Findings of the checking mode: one entry per instruction and kind of defect.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <string>
 #include <utility>
@@ -42,6 +43,11 @@ struct Finding {
   std::string detail;  // description of the defect
   u64 count = 1;       // number of occurrences
 };
+
+// Called with each new finding of this host thread before the launch goes on; empty by default. The
+// debugger stops there.
+using FindingListener = std::function<void(u32 index, FindingKind, const Finding&)>;
+FindingListener& finding_listener();
 
 // One per host thread. Deduplicated: the details of the first occurrence are kept.
 class Findings {

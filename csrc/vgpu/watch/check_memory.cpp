@@ -60,14 +60,41 @@ KnownMemory::KnownMemory(const Launch& launch, const std::vector<MemoryRange>& e
                        "argument buffer"});
   }
   for (const KernelArg& arg : launch.kernel->args) {
-    if (arg.value_kind != "hidden_queue_ptr") continue;
-    constexpr u64 kQueueBytes = 256;  // size of amd_queue_t, of which the ABI reads the apertures
-    ranges_.push_back({load<u64>(launch.kernarg + arg.offset), kQueueBytes, kQueueBytes, "queue"});
+    if (arg.value_kind == "hidden_queue_ptr") {
+      constexpr u64 kQueueBytes = 256;  // of amd_queue_t, of which the ABI reads the apertures
+      add_hidden(launch, arg, kQueueBytes, "queue");
+    } else if (arg.value_kind == "hidden_multigrid_sync_arg") {
+      add_hidden(launch, arg, kGridBarrierBytes, "grid barrier");
+    }
+  }
+  u32 index = 0;
+  for (const KernelArg& arg : launch.kernel->args) {
+    if (arg.value_kind == "global_buffer" && arg.offset + 8 <= launch.kernarg_bytes) {
+      pointers_.push_back({load<u64>(launch.kernarg + arg.offset),
+                           arg.name.empty() ? std::to_string(index) : arg.name});
+    }
+    ++index;
   }
   forget_freed_blocks();
   add_allocations();
   sort_ranges();
   complete_ = knows_arguments(launch);
+}
+
+// Memory that a hidden argument points to, if it does.
+void KnownMemory::add_hidden(const Launch& launch, const KernelArg& arg, u64 bytes,
+                             const char* name) {
+  const u64 address = load<u64>(launch.kernarg + arg.offset);
+  if (address != 0) ranges_.push_back({address, bytes, bytes, name});
+}
+
+std::string KnownMemory::arguments_of(const MemoryRange& range) const {
+  std::string names;
+  for (const Pointer& pointer : pointers_) {
+    if (pointer.value < range.base || pointer.value >= range.end()) continue;
+    names += (names.empty() ? " (argument " : ", ") + pointer.argument;
+  }
+  return names.empty() ? names : names + ")";
 }
 
 void KnownMemory::add_allocations() {
@@ -269,9 +296,9 @@ std::string MemoryCheck::describe_address(u64 address, u32 bytes) const {
   if (address < kLowestPointer) return "at a null pointer";
   const MemoryRange* low = memory_.range_below(address);
   const MemoryRange* high = memory_.range_above(address);
-  const auto name = [](const MemoryRange& range) {
+  const auto name = [this](const MemoryRange& range) {
     return "the " + std::string(range.kind) + " of " + std::to_string(range.size) + " bytes at " +
-           hex(range.base);
+           hex(range.base) + memory_.arguments_of(range);
   };
   if (low && address < low->end()) {
     return std::to_string(address + bytes - low->end()) + " bytes beyond the end of " + name(*low);

@@ -45,8 +45,17 @@ class KnownMemory {
   // Returns whether an address outside all ranges is probably pointed to by a known block.
   bool from_table(u64 address) const;
 
+  // Names the pointer arguments of the launch that point into a range: " (argument 2)", or by name
+  // where the metadata has names; empty if none.
+  std::string arguments_of(const MemoryRange& range) const;
+
  private:
+  struct Pointer {
+    u64 value;
+    std::string argument;
+  };
   void find_table_pointers() const;
+  void add_hidden(const Launch& launch, const KernelArg& arg, u64 bytes, const char* name);
   void add_allocations();
   void sort_ranges();
   bool knows_pointer(u64 pointer) const;
@@ -54,6 +63,7 @@ class KnownMemory {
   bool knows_words(const u8* bytes, u32 size) const;
 
   std::vector<MemoryRange> ranges_;
+  std::vector<Pointer> pointers_;
   bool complete_ = true;
   HostMemory host_;
   mutable std::once_flag tables_read_;

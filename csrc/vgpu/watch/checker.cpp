@@ -189,6 +189,7 @@ struct NamedFinding {
   const Finding& finding;
   std::string kind, kernel, instruction, file;
   u32 offset, line;
+  std::vector<SourceLine> callers;  // of an inlined function, the innermost first
 };
 
 NamedFinding name_finding(const Launch& launch, const DebugLines& lines, const Findings::Key& key,
@@ -203,7 +204,8 @@ NamedFinding name_finding(const Launch& launch, const DebugLines& lines, const F
           instruction_text(program, key.first),
           source ? source->file : "",
           key.first * 4,
-          source ? source->line : 0};
+          source ? source->line : 0,
+          lines.callers(address + u64{key.first} * 4)};
 }
 
 std::string as_text(const NamedFinding& n) {
@@ -211,6 +213,7 @@ std::string as_text(const NamedFinding& n) {
   std::string text = "check: " + n.kind + ": kernel " + n.kernel + ", text offset " +
                      hex(n.offset) + " (" + n.instruction + ")";
   if (n.line) text += ", " + n.file + ":" + std::to_string(n.line);
+  for (const SourceLine& caller : n.callers) text += " from " + caller.text();
   text += ": ";
   if (f.has_address) text += "address " + hex(f.address) + ": ";
   text += f.detail + " [workgroup " + std::to_string(f.group[0]) + "," +
@@ -233,6 +236,10 @@ std::string as_json(const NamedFinding& n) {
   if (n.line) {
     json.field("file", n.file);
     json.field("line", n.line);
+    json.key("callers");
+    json.open('[');
+    for (const SourceLine& caller : n.callers) json.string(caller.text());
+    json.close(']');
   }
   json.field("workgroup", f.group);
   json.field("wave", f.wave);
@@ -247,6 +254,11 @@ std::string as_json(const NamedFinding& n) {
 }  // namespace
 
 CheckLevel check_level() { return level(); }
+
+CheckLevel set_check_level(CheckLevel requested) {
+  track_writes(requested != CheckLevel::kOff);
+  return level().exchange(requested);
+}
 
 LaunchChecks::LaunchChecks(const Launch& launch, const std::vector<MemoryRange>& extra_ranges)
     : state_(std::make_unique<State>(launch, extra_ranges)) {}
@@ -283,11 +295,8 @@ std::string LaunchChecks::finish() {
 
 // Sets checking of later launches: 0 off, 1 report, 2 report and fail. Returns the previous level.
 VGPU_EXPORT int rfops_vgpu_check(int requested) {
-  const auto level = static_cast<vgpu::CheckLevel>(requested < 0   ? 0
-                                                   : requested > 2 ? 2
-                                                                   : requested);
-  vgpu::track_writes(level != vgpu::CheckLevel::kOff);
-  return static_cast<int>(vgpu::level().exchange(level));
+  const int level = requested < 0 ? 0 : requested > 2 ? 2 : requested;
+  return static_cast<int>(vgpu::set_check_level(static_cast<vgpu::CheckLevel>(level)));
 }
 
 // Returns the pending findings as a JSON array and clears them. The text is valid until this

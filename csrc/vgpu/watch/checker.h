@@ -20,6 +20,7 @@ enum class CheckLevel : u8 {
 };
 
 CheckLevel check_level();
+CheckLevel set_check_level(CheckLevel level);  // of later launches; returns the previous one
 
 struct MemoryRange;
 

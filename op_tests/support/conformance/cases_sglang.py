@@ -12,7 +12,7 @@ import rfops
 from rfops.dispatch.declare import fp8_of
 from rfops.quantization.mxfp4 import quant_mxfp4_ref
 
-from . import reference
+from . import reference, rows
 from .cases import (
     BF16,
     F32,
@@ -43,6 +43,7 @@ from .engine_code import World, e8m0_shuffle, per_1x32_f4_quant_hip
 
 LAYERS = "sglang.srt.layers"
 QUANT = f"{LAYERS}.quantization"
+__all__ = ["prepare", "rows"]
 sglang = functools.partial(case, "sglang")
 
 
@@ -479,17 +480,14 @@ def groups(world: World, form: tuple[torch.dtype, torch.dtype]) -> None:
     reference.assert_chosen(weights, ids, reference.grouped_topk(logits, bias, 8, 8, 4, True, 2.5))
 
 
-@sglang(refused="sqrtsoftplus|score_func")
+@sglang()
 def gating_of_deepseek_v4(world: World) -> None:
-    topk(world).biased_topk_jit_kernel_impl(
-        normal(6, 64),
-        normal(6, 256, dtype=F32),
-        normal(256, dtype=F32),
-        8,
-        True,
-        "sqrtsoftplus",
-        routed_scaling_factor=1.5,
+    logits, bias = normal(6, 256, dtype=F32), normal(256, dtype=F32)
+    weights, ids = topk(world).biased_topk_jit_kernel_impl(
+        normal(6, 64), logits, bias, 8, True, "sqrtsoftplus", routed_scaling_factor=1.5
     )
+    chosen = reference.grouped_topk(logits, bias, 8, 1, 1, True, 1.5, "sqrtsoftplus")
+    reference.assert_chosen(weights, ids, chosen)
 
 
 # ---------------------------------------------------------------- linear layers

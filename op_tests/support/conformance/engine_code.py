@@ -125,71 +125,111 @@ class GateMode:
 # Parameters of aiter's functions (its default branch, August 2026, and num_shared_experts,
 # no_combine, output and quant_dtype_a, which vLLM 0.33 and SGLang 0.5.23 ask for).
 SIGNATURES = {
-    "aiter.mla.mla_decode_fwd":
+    "aiter.mla.mla_decode_fwd": (
         "q, kv_buffer, o, qo_indptr, kv_indptr, kv_indices, kv_last_page_lens, max_seqlen_q, "
         "page_size=1, nhead_kv=1, sm_scale=None, logit_cap=0.0, num_kv_splits=None, "
         "num_kv_splits_indptr=None, work_meta_data=None, work_indptr=None, work_info_set=None, "
         "reduce_indptr=None, reduce_final_map=None, reduce_partial_map=None, q_scale=None, "
         "kv_scale=None, intra_batch_mode=False, return_logits=False, return_lse=False, "
-        "g_kv_indptr=None, cp_world_size=1, cp_rank=0, causal=True",
-    "aiter.fused_moe.fused_moe":
+        "g_kv_indptr=None, cp_world_size=1, cp_rank=0, causal=True"
+    ),
+    "aiter.fused_moe.fused_moe": (
         "hidden_states, w1, w2, topk_weight, topk_ids, expert_mask=None, activation=0, "
         "quant_type=0, doweight_stage1=False, w1_scale=None, w2_scale=None, a1_scale=None, "
         "a2_scale=None, block_size_M=None, num_local_tokens=None, moe_sorting_dispatch_policy=0, "
         "dtype=None, hidden_pad=0, intermediate_pad=0, bias1=None, bias2=None, splitk=0, "
         "swiglu_limit=None, beta=None, linear_beta=None, gate_mode='separated', shared_w1=None, "
         "shared_w2=None, shared_w1_scale=None, shared_w2_scale=None, shared_expert_id=-1, "
-        "stage2_scatter=None, no_combine=False, output=None, quant_dtype_a=None",
-    "aiter.topk_softmax":
+        "stage2_scatter=None, no_combine=False, output=None, quant_dtype_a=None"
+    ),
+    "aiter.topk_softmax": (
         "topk_weights, topk_indices, token_expert_indices, gating_output, need_renorm, "
-        "num_shared_experts=0, shared_expert_scoring_func=''",
-    "aiter.ops.topk.topk_gating":
+        "num_shared_experts=0, shared_expert_scoring_func=''"
+    ),
+    "aiter.ops.topk.topk_gating": (
         "topk_weights, topk_indices, gating_output, correction_bias=None, need_renorm=True, "
-        "routed_scaling_factor=1.0, score_func='sqrtsoftplus', num_shared_experts=0",
-    "aiter.fused_moe.fused_topk":
-        "hidden_states, gating_output, topk, renormalize, topk_ids=None, topk_weights=None",
-    "aiter.biased_grouped_topk":
+        "routed_scaling_factor=1.0, score_func='sqrtsoftplus', num_shared_experts=0"
+    ),
+    "aiter.fused_moe.fused_topk": (
+        "hidden_states, gating_output, topk, renormalize, topk_ids=None, topk_weights=None"
+    ),
+    "aiter.biased_grouped_topk": (
         "gating_output, correction_bias, topk_weights, topk_ids, num_expert_group, topk_group, "
-        "need_renorm, routed_scaling_factor=1.0",
-    "aiter.grouped_topk":
+        "need_renorm, routed_scaling_factor=1.0"
+    ),
+    "aiter.grouped_topk": (
         "gating_output, topk_weights, topk_ids, num_expert_group, topk_group, need_renorm, "
-        "is_softmax=True, routed_scaling_factor=1.0",
-    "aiter.gemm_a8w8_blockscale":
-        "XQ, WQ, x_scale, w_scale, dtype=torch.bfloat16, isBpreshuffled=False",
-    "aiter.gemm_a8w8_blockscale_bpreshuffle":
-        "XQ, WQ, x_scale, w_scale, dtype=torch.bfloat16, out=None",
-    "aiter.ops.triton.gemm_a8w8_blockscale.gemm_a8w8_blockscale":
+        "is_softmax=True, routed_scaling_factor=1.0"
+    ),
+    "aiter.gemm_a8w8_blockscale": (
+        "XQ, WQ, x_scale, w_scale, dtype=torch.bfloat16, isBpreshuffled=False"
+    ),
+    "aiter.gemm_a8w8_blockscale_bpreshuffle": (
+        "XQ, WQ, x_scale, w_scale, dtype=torch.bfloat16, out=None"
+    ),
+    "aiter.ops.triton.gemm_a8w8_blockscale.gemm_a8w8_blockscale": (
         "x, w, x_scale, w_scale, dtype=torch.bfloat16, y=None, config=None, skip_reduce=False, "
-        "kernel_type='bandwidth_bound', backend=None",
+        "kernel_type='bandwidth_bound', backend=None"
+    ),
     "aiter.get_hip_quant": "qType",
-    "aiter.gemm_a4w4":
+    "aiter.gemm_a4w4": (
         "A, B, A_scale, B_scale, bias=None, dtype=torch.bfloat16, alpha=1.0, beta=0.0, "
-        "bpreshuffle=True, apreshuffle=False, global_A_scale=None, global_B_scale=None",
-    "aiter.ops.triton.gemm_afp4wfp4.gemm_afp4wfp4":
-        "x, w, x_scales, w_scales, dtype=torch.bfloat16, y=None, config=None, skip_reduce=False",
-    "aiter.ops.triton.gemm_afp4wfp4.gemm_afp4wfp4_preshuffle":
+        "bpreshuffle=True, apreshuffle=False, global_A_scale=None, global_B_scale=None"
+    ),
+    "aiter.ops.triton.gemm_afp4wfp4.gemm_afp4wfp4": (
+        "x, w, x_scales, w_scales, dtype=torch.bfloat16, y=None, config=None, skip_reduce=False"
+    ),
+    "aiter.ops.triton.gemm_afp4wfp4.gemm_afp4wfp4_preshuffle": (
         "x_fp4, w_preshuf, x_scales, w_scales, dtype=torch.bfloat16, y=None, config=None, "
-        "skip_reduce=False",
+        "skip_reduce=False"
+    ),
     "aiter.ops.triton.quant.dynamic_mxfp4_quant": "x, scaling_mode='even'",
-    "vllm.v1.attention.ops.triton_decode_attention.decode_attention_fwd":
+    "aiter.rms_norm": "input, weight, epsilon, use_model_sensitive_rmsnorm=0",
+    "aiter.rmsnorm2d_fwd": "input, weight, epsilon, use_model_sensitive_rmsnorm=0",
+    "aiter.ops.triton.fused_fp8_quant.fused_rms_fp8_group_quant": (
+        "inp1, inp1_weight, inp1_epsilon, inp2=None, inp2_weight=None, inp2_epsilon=None, "
+        "group_size=128, dtype_quant=None, res1=None, output_unquantized_inp1=False, "
+        "transpose_scale=False, is_x_scale_strided=False"
+    ),
+    "aiter.silu_and_mul": "out, input, limit=0.0",
+    "aiter.ops.triton.fusions.fused_clamp_act_mul.fused_clamp_act_mul": (
+        "inp, out=None, scale=None, swiglu_limit=0, activation='silu', weights=None, "
+        "dtype_quant=None, transpose_scale=False, quant_block_size=128, scale_dtype_fmt='fp32', "
+        "shuffle_scale=False"
+    ),
+    "aiter.ops.quant.dynamic_per_token_scaled_quant": (
+        "out, input, scales, scale_ub=None, shuffle_scale=False, num_rows=None, num_rows_factor=1"
+    ),
+    "aiter.ops.quant.dynamic_per_tensor_quant": "out, input, scale",
+    "aiter.ops.quant.static_per_tensor_quant": "out, input, scale",
+    "aiter.per_token_quant_hip": (
+        "x, scale=None, quant_dtype=torch.int8, num_rows=None, num_rows_factor=1"
+    ),
+    "vllm.v1.attention.ops.triton_decode_attention.decode_attention_fwd": (
         "q, k_buffer, v_buffer, o, lse, req_to_token, b_seq_len, attn_logits, num_kv_splits, "
-        "sm_scale, page_size=1, logit_cap=0.0, k_scale=None, v_scale=None, is_mla=False",
-    "vllm.model_executor.layers.fused_moe.moe_align_block_size.moe_align_block_size":
+        "sm_scale, page_size=1, logit_cap=0.0, k_scale=None, v_scale=None, is_mla=False"
+    ),
+    "vllm.model_executor.layers.fused_moe.moe_align_block_size.moe_align_block_size": (
         "topk_ids, block_size, num_experts, expert_map=None, pad_sorted_ids=False, "
-        "ignore_invalid_experts=False, *, return_scatter_idx=False",
-}  # fmt: skip
+        "ignore_invalid_experts=False, *, return_scatter_idx=False"
+    ),
+}
 QUANTISERS = {
-    QuantType.per_1x128:
+    QuantType.per_1x128: (
         "x, scale=None, quant_dtype=torch.int8, group_size=128, transpose_scale=False, "
-        "num_rows=None, num_rows_factor=1, scale_type=torch.float32",
-    QuantType.per_1x32:
+        "num_rows=None, num_rows_factor=1, scale_type=torch.float32"
+    ),
+    QuantType.per_1x32: (
         "x, scale=None, quant_dtype=torch.float4_e2m1fn_x2, shuffle=False, num_rows=None, "
-        "num_rows_factor=1, scale_type=None",
-    QuantType.per_Token:
-        "x, scale=None, quant_dtype=torch.int8, num_rows=None, num_rows_factor=1",
-    QuantType.per_Tensor:
-        "x, scale=None, quant_dtype=torch.int8, num_rows=None, num_rows_factor=1",
-}  # fmt: skip
+        "num_rows_factor=1, scale_type=None"
+    ),
+    QuantType.per_Token: (
+        "x, scale=None, quant_dtype=torch.int8, num_rows=None, num_rows_factor=1"
+    ),
+    QuantType.per_Tensor: (
+        "x, scale=None, quant_dtype=torch.int8, num_rows=None, num_rows_factor=1"
+    ),
+}
 
 
 class ToTheOriginal(Exception):
@@ -319,17 +359,28 @@ class World:
             if site.function.startswith(function) and site.target.endswith(target):
                 self.covered.add(site)
 
+    def node(self, site: Site) -> ast.Call:
+        """The site's call expression: of those on its lines, that with its number of arguments by
+        position."""
+        count = site.form.partition(" + ")[0]
+        calls = (
+            n for n in ast.walk(ast.parse(self.source_of(site.place))) if isinstance(n, ast.Call)
+        )
+        (node,) = (
+            n
+            for n in calls
+            if n.lineno == site.line
+            and n.end_lineno == site.end
+            and (not count.isdigit() or len(n.args) == int(count))
+        )
+        return node
+
     def call(
         self, site: Site, callee: Callable[..., Any], *values: Any, names: Words | None = None
     ) -> Any:
         """The site's call expression, with its own mix of positions and names, of other values:
         those by position in their order, those by keyword from `names`."""
-        tree = ast.parse(self.source_of(site.place))
-        (node,) = (
-            n
-            for n in ast.walk(tree)
-            if isinstance(n, ast.Call) and n.lineno == site.line and n.end_lineno == site.end
-        )
+        node = self.node(site)
         space: Words = {"callee": callee, **{f"value{i}": v for i, v in enumerate(values)}}
 
         def named(name: str, position: ast.expr) -> ast.expr:

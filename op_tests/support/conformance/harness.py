@@ -21,12 +21,19 @@ RECORD = Path(__file__).with_name("sites.json")
 # Sites that no case passes, by a pattern of their key, and why none does.
 NOT_REPLAYED = {
     r"\| probe$": "asks for a signature or a presence, or registers an op: case `signatures`",
-    r"(_sparse_indexer_and_attn|DeepseekV32MLAAttention\._fused_attention) \| vllm: RFOPS_MLA":
-        "a backend of sparse attention, which RFOPS_MLA is not",
-    r"fused_topk_router.* \| fused_topk \| .* #1$":
-        "the branch of sigmoid, where the name means another function",
+    r"(_sparse_indexer_and_attn|DeepseekV32MLAAttention\._fused_attention) \| vllm: RFOPS_MLA": (
+        "a backend of sparse attention, which RFOPS_MLA is not"
+    ),
+    r"fused_topk_router.* \| fused_topk \| .* #1$": (
+        "the branch of sigmoid, where the name means another function"
+    ),
     r"GroupedTopKRouter\._compute_routing .*\| use$": "compared with, not called",
-}  # fmt: skip
+    r"compilation/passes/fusion/.*(\| use| \| 0)$": "a pattern of the compiler takes the op's name",
+    r"rocm_aiter_ops\.get_.*_op \| .*\| use$": "gives out an op, whose own sites are replayed",
+    r"RMSNorm\.forward_hip \| aiter.rmsnorm2d_fwd \| 4$": (
+        "SGLang's branch without aiter, where the name means vLLM's function"
+    ),
+}
 
 
 def wheel(engine: str) -> zipfile.ZipFile:

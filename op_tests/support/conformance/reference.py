@@ -164,7 +164,11 @@ def grouped_topk(
 ) -> tuple[Tensor, Tensor]:
     """DeepSeek's: groups by the sum of their two greatest keys (the greatest without a bias), k
     experts of the chosen groups by key, their scores as weights."""
-    scores = logits.double().sigmoid() if score == "sigmoid" else logits.double().softmax(1)
+    scores = {
+        "sigmoid": torch.sigmoid,
+        "softmax": lambda x: x.softmax(1),
+        "sqrtsoftplus": lambda x: torch.nn.functional.softplus(x).sqrt(),
+    }[score](logits.double())
     keys = scores if bias is None else scores + bias.double()
     by_group = keys.view(len(keys), groups, -1)
     of_group = by_group.amax(-1) if bias is None else by_group.topk(2, -1).values.sum(-1)

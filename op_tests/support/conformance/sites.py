@@ -31,11 +31,15 @@ NAMESAKES = {
     "aiter.fused_moe",  # the module
     "aiter.utility.fp4_utils.dynamic_mxfp4_quant",  # in torch, with an argument shuffle
     "aiter.ops.triton.attention.mla.mla_decode_fwd",  # attention by segments, with a block table
+    "aiter.ops.triton.normalization.rmsnorm.rms_norm",  # Triton's own, which is not wrapped
 }
 # Where a name of aiter's comes from when a package gives out what its modules have.
 ALIASES = {
     "aiter.topk_gating": "aiter.ops.topk.topk_gating",
     "aiter.ops.gemm_op_a4w4.gemm_a4w4": "aiter.gemm_a4w4",
+    "aiter.dynamic_per_token_scaled_quant": "aiter.ops.quant.dynamic_per_token_scaled_quant",
+    "aiter.dynamic_per_tensor_quant": "aiter.ops.quant.dynamic_per_tensor_quant",
+    "aiter.static_per_tensor_quant": "aiter.ops.quant.static_per_tensor_quant",
 }
 _PROBES = {"signature", "inspect.signature", "hasattr", "getattr", "callable", "id"}
 # A file without one of these has no site.

@@ -21,6 +21,7 @@ ARCHS = ("gfx950", "gfx942")
 SUCCESS, INVALID_VALUE, OUT_OF_MEMORY, INVALID_CONFIGURATION = 0, 1, 2, 9
 INVALID_DIRECTION, INVALID_FUNCTION, INVALID_DEVICE, INVALID_IMAGE = 21, 98, 101, 200
 NO_BINARY, FILE_NOT_FOUND, INVALID_HANDLE, NOT_FOUND, ILLEGAL_ADDRESS = 209, 301, 400, 500, 700
+OUT_OF_RESOURCES = 701
 CONTEXT_DESTROYED, LAUNCH_FAILURE, COOPERATIVE_TOO_LARGE, NOT_SUPPORTED = 709, 719, 720, 801
 HOST_TO_DEVICE, DEVICE_TO_HOST, DEFAULT = 1, 2, 4
 LDS_BYTES = {"gfx950": 160 << 10, "gfx942": 64 << 10}
@@ -190,6 +191,29 @@ def bundle(entries: list[tuple[str, bytes]]) -> bytes:
         body += padded
         offset += len(padded)
     return (header + table).ljust(start, b"\0") + body
+
+
+def zstd_compress(data: bytes) -> bytes:
+    """A zstd frame. Skips the test where there is no libzstd, which the library needs too."""
+    try:
+        zstd = ctypes.CDLL("libzstd.so.1")
+    except OSError as error:
+        pytest.skip(f"compressed offload bundles need zstd (Debian: libzstd1): {error}")
+    zstd.ZSTD_compress.restype = zstd.ZSTD_compressBound.restype = c_size_t
+    frame = ctypes.create_string_buffer(zstd.ZSTD_compressBound(c_size_t(len(data))))
+    sizes = c_size_t(len(frame)), c_size_t(len(data))
+    written = zstd.ZSTD_compress(frame, sizes[0], data, sizes[1], 3)
+    assert not zstd.ZSTD_isError(c_size_t(written))
+    return frame.raw[:written]
+
+
+def compressed(contents: bytes, version: int = 3) -> bytes:
+    """A compressed offload bundle (CCOB) of version 2 or 3, as ROCm 6.2 and ROCm 7 write them."""
+    frame = zstd_compress(contents)
+    sizes = struct.Struct("<II" if version == 2 else "<QQ")
+    total = 8 + sizes.size + 8 + len(frame)
+    head = b"CCOB" + struct.pack("<HH", version, 1) + sizes.pack(total, len(contents))
+    return head + bytes(8) + frame
 
 
 HOST_ENTRY = ("host-x86_64-unknown-linux-gnu-", b"")

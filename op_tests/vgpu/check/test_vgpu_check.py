@@ -280,12 +280,14 @@ def test_tensors_end_where_they_end(project: Project) -> None:
     assert (finding.kind, finding.kernel) == ("out of bounds", "axpy")
     assert (finding.workgroup, finding.wave, finding.lane) == ((1, 0, 0), 0, 35)
     assert finding.address == short.data_ptr() + 99 * 4
-    assert "reads 4 bytes" in finding.detail and finding.line is None
+    assert "reads 4 bytes" in finding.detail and "(argument 1)" in finding.detail
+    assert Path(finding.file).name == "axpy.hip" and finding.line, finding
     room = np.zeros(100, np.float32)  # so that what is written behind the tensor harms nobody
     with rfops.vgpu.check() as check:
         kernel.launch((2, 1, 1), (64, 1, 1), (torch.from_numpy(room[:80]), x, 2.0, 100))
     (finding,) = check.findings
     assert finding.kind == "out of bounds" and "writes 4 bytes" in finding.detail
+    assert "(argument 0)" in finding.detail
     assert (finding.workgroup, finding.lane) == ((1, 0, 0), 16)
     kernel.launch((2, 1, 1), (64, 1, 1), (out, short, 2.0, 100))
     with rfops.vgpu.check() as nothing:

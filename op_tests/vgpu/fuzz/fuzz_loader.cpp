@@ -59,6 +59,7 @@ void inspect(hipModule_t handle) {
     Inst inst;
     decode(object.arch, object.program->words, object.program->count, kernel.entry, inst);
     lines.find(object.base_address + u64{kernel.entry} * 4);
+    lines.callers(object.base_address + u64{kernel.entry} * 4);
   }
 }
 

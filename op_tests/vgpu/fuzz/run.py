@@ -26,6 +26,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from rfops.jit.build.cpu import level_flags
+from rfops.jit.build.spec import module_spec
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
@@ -65,7 +66,7 @@ def build() -> None:
     """Objects of the virtual GPU that are older than any source, then the targets."""
     cxx, flags = compiler(), (*FLAGS, *level_flags(zig=False), f"-I{ROOT / 'csrc'}")
     BUILD.mkdir(parents=True, exist_ok=True)
-    sources = sorted((ROOT / "csrc" / "vgpu").glob("*/*.cpp"))
+    sources = module_spec("vgpu").sources()
     newest = max(file.stat().st_mtime for file in (ROOT / "csrc" / "vgpu").glob("*/*.h"))
 
     def compile_one(source: Path) -> Path:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import ctypes
 import struct
+import subprocess
+import sys
 import threading
 import time
 from ctypes import byref, c_int, c_size_t, c_uint, c_uint64, c_void_p
@@ -225,16 +228,61 @@ def test_frees_are_checked(hip: Hip) -> None:
     memory, pinned = allocate(hip, 5000), allocate(hip, 5000, "hipHostMalloc")
     assert hip.hipFree(c_void_p(memory.value + 8)) == INVALID_VALUE
     assert "not at its start" in hip.error()
-    assert hip.hipFree(pinned) == INVALID_VALUE and "hipHostFree" in hip.error()
-    assert hip.hipHostFree(memory) == INVALID_VALUE and "hipFree" in hip.error()
     hip.call("hipFree", memory)
     assert hip.hipFree(memory) == INVALID_VALUE and "double free" in hip.error()
+    hip.call("hipFree", pinned)  # as in ROCm
+    assert hip.hipHostFree(pinned) == INVALID_VALUE and "double free" in hip.error()
+    device, pinned = allocate(hip, 5000), allocate(hip, 5000, "hipHostMalloc")
+    hip.call("hipHostFree", device)
     hip.call("hipHostFree", pinned)
     mine = np.zeros(16, np.uint8)
+    hip.call("hipHostRegister", pointer(mine), c_size_t(16), 0)
+    assert hip.hipFree(pointer(mine)) == INVALID_VALUE and "hipHostUnregister" in hip.error()
+    hip.call("hipHostUnregister", pointer(mine))
     assert hip.hipFree(pointer(mine)) == INVALID_VALUE
-    assert "not a pointer of hipMalloc" in hip.error()
+    assert "not memory of HIP" in hip.error()
     hip.call("hipFree", None)
     hip.call("hipHostFree", None)
+
+
+def test_the_default_pool(hip: Hip) -> None:
+    pool, again = c_void_p(), c_void_p()
+    hip.call("hipDeviceGetDefaultMemPool", byref(pool), 0)
+    hip.call("hipDeviceGetDefaultMemPool", byref(again), 0)
+    assert pool.value and pool.value == again.value
+    hip.call("hipMemPoolTrimTo", pool, c_size_t(0))
+    assert hip.hipMemPoolTrimTo(c_void_p(8), c_size_t(0)) == INVALID_VALUE
+    assert hip.hipDeviceGetDefaultMemPool(None, 0) == INVALID_VALUE
+    assert hip.hipDeviceGetDefaultMemPool(byref(pool), 1) == INVALID_DEVICE
+
+
+# Without torch, whose CPU tensors would be the device's.
+_COPIES = """
+import ctypes, sys
+hip = ctypes.CDLL(sys.argv[1])
+size, memory = ctypes.c_size_t(8), ctypes.c_void_p()
+assert hip.hipMalloc(ctypes.byref(memory), size) == 0
+one, two = ctypes.create_string_buffer(8), ctypes.create_string_buffer(8)
+sides = {"host": (one, two), "to": (memory, two), "from": (one, memory), "device": (memory, memory)}
+copies = {n: [hip.hipMemcpy(*s, size, kind) for kind in range(5)] for n, s in sides.items()}
+rows, one_row = (ctypes.c_size_t(4),) * 4, ctypes.c_size_t(1)
+copy_rows = lambda kind: hip.hipMemcpy2D(one, rows[0], two, *rows[1:3], one_row, kind)
+copies["rows"] = [copy_rows(kind) for kind in range(5)]
+copies["fill"] = [hip.hipMemset(side, 0, size) for side in (one, memory)]
+print(copies)
+"""
+
+
+def test_a_copy_needs_the_device_that_its_direction_names(vgpu_path: Path) -> None:
+    command = [sys.executable, "-S", "-c", _COPIES, str(vgpu_path)]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    every = [SUCCESS] * 5
+    host = [SUCCESS, *[INVALID_VALUE] * 3, SUCCESS]
+    assert ast.literal_eval(result.stdout) == {
+        "host": host, "to": every, "from": every, "device": every, "rows": host,
+        "fill": [INVALID_VALUE, SUCCESS],
+    }  # fmt: skip
+    assert "is not memory of HIP" in result.stderr
 
 
 def test_memory_is_counted(hip: Hip) -> None:

@@ -24,6 +24,7 @@ from support.vgpu.hip import (
     LAUNCH_FAILURE,
     LDS_BYTES,
     NOT_FOUND,
+    OUT_OF_RESOURCES,
     SUCCESS,
     Hip,
     bundle,
@@ -188,6 +189,24 @@ def test_shapes_are_checked(
 ) -> None:
     assert hip.launch(hip.function(module, "empty"), grid=grid, block=block) == status
     assert "launch of empty: " in hip.error() and words in hip.error()
+
+
+def test_arguments_that_a_kernel_does_not_take(
+    hip: Hip, module: c_void_p, capfd: pytest.CaptureFixture[str]
+) -> None:
+    empty, bounded, out = (
+        hip.function(module, "empty"),
+        hip.function(module, "bounded"),
+        poisoned(1),
+    )
+    assert hip.launch_extra(empty, bytes(8)) == OUT_OF_RESOURCES
+    assert "takes no arguments, but the argument buffer has 8 bytes" in hip.error()
+    assert hip.launch_extra(empty, b"") == SUCCESS, hip.error()
+    address = struct.pack("<Q", out.ctypes.data)
+    for padding in (bytes(8), b"\1" * 8, b"\1" * 8):
+        assert hip.launch_extra(bounded, address + padding) == SUCCESS, hip.error()
+    reports = [line for line in capfd.readouterr().err.splitlines() if "is not read" in line]
+    assert len(reports) == 1 and "16 bytes of arguments, of which the kernel takes 8" in reports[0]
 
 
 def test_launch_bounds_are_kept(hip: Hip, module: c_void_p) -> None:

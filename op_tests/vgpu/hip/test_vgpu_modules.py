@@ -28,8 +28,10 @@ from support.vgpu.hip import (
     SUCCESS,
     Hip,
     bundle,
+    compressed,
     pointer,
     poisoned,
+    zig,
 )
 
 
@@ -49,6 +51,75 @@ def test_the_right_image_of_a_bundle_is_run(
     hip.call("hipModuleUnload", module)
 
 
+def _bundled(code_objects: dict[str, bytes]) -> bytes:
+    names = {arch: f"hipv4-amdgcn-amd-amdhsa--{arch}" for arch in ARCHS}
+    return bundle([HOST_ENTRY, *((name, code_objects[arch]) for arch, name in names.items())])
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_compressed_bundles_are_run(
+    hip: Hip, code_objects: dict[str, bytes], arch: str, version: int, tmp_path: Path
+) -> None:
+    """From memory, where the header alone says where the file ends, and from a file."""
+    file = compressed(_bundled(code_objects), version)
+    (tmp_path / "k.co").write_bytes(file)
+    from_file = c_void_p()
+    hip.call("hipModuleLoad", byref(from_file), os.fsencode(tmp_path / "k.co"))
+    for module in (hip.load(file + b"\xa5" * 64), from_file):
+        out = poisoned(4)
+        status = hip.launch(hip.function(module, "sizes"), pointer(out), block=(64,))
+        assert status == SUCCESS and out[0] == 64, hip.error()
+        hip.call("hipModuleUnload", module)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda b: b[:4] + b"\x01" + b[5:], "version 1, expected 2 or 3"),
+        (lambda b: b[:6] + b"\x00" + b[7:], "compressed with zlib"),
+        (lambda b: b[:6] + b"\x07" + b[7:], "method 7"),
+        (lambda b: b[:6], "truncated: a header of 6 bytes"),
+        (lambda b: b[:-1], "truncated: a file of"),
+        (lambda b: b[:8] + struct.pack("<Q", 32) + b[16:], "truncated: a file of 32 bytes"),
+        (lambda b: b[:16] + bytes(8) + b[24:], "contents of 0 bytes"),
+        (lambda b: b[:16] + struct.pack("<Q", 1 << 62) + b[24:], "expected 1 to 2147483648"),
+        (lambda b: b[:16] + struct.pack("<Q", 4096) + b[24:], "contents of 4096 bytes"),
+        (lambda b: b[:32] + b"\0" + b[33:], "zstd: "),
+        (lambda b: b[:60] + bytes(len(b) - 60), "zstd: "),
+        (lambda _: compressed(b"no bundle at all"), "its contents are no offload bundle"),
+    ],
+)
+def test_bad_compressed_bundles_are_named(
+    hip: Hip,
+    code_objects: dict[str, bytes],
+    change: Callable[[bytes], bytes],
+    words: str,
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "k.co").write_bytes(change(compressed(_bundled(code_objects))))
+    module = c_void_p()
+    status = hip.hipModuleLoad(byref(module), os.fsencode(tmp_path / "k.co"))
+    assert status == INVALID_IMAGE and not module.value
+    assert "(CCOB)" in hip.error() and words in hip.error()
+
+
+def test_compressed_code_without_zstd_is_explained(
+    vgpu_path: Path, code_objects: dict[str, bytes], tmp_path: Path
+) -> None:
+    """A file of that name that is no library, first on the path, hides the real one."""
+    (tmp_path / "libzstd.so.1").write_text("none")
+    (tmp_path / "k.co").write_bytes(compressed(_bundled(code_objects)))
+    program = (
+        "import ctypes, sys; hip = ctypes.CDLL(sys.argv[1]); module = ctypes.c_void_p(); "
+        "sys.exit(hip.hipModuleLoad(ctypes.byref(module), sys.argv[2].encode()))"
+    )
+    command = [sys.executable, "-S", "-c", program, str(vgpu_path), str(tmp_path / "k.co")]
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path)}
+    result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert result.returncode == INVALID_IMAGE, result.stderr
+    assert "package libzstd1" in result.stderr and "--no-offload-compress" in result.stderr
+
+
 def test_wrong_architecture_is_refused_by_both_names(
     hip: Hip, code_objects: dict[str, bytes]
 ) -> None:
@@ -66,7 +137,6 @@ def test_wrong_architecture_is_refused_by_both_names(
 @pytest.mark.parametrize(
     ("change", "status", "words"),
     [
-        (lambda b: b"CCOB" + b[4:], INVALID_IMAGE, "--no-offload-compress"),
         (lambda b: b"\0" + b[1:], INVALID_IMAGE, "neither an ELF"),
         (lambda b: b[:4] + b"\x01" + b[5:], INVALID_IMAGE, "64-bit ELF"),
         (lambda b: b[:18] + struct.pack("<H", 62) + b[20:], INVALID_IMAGE, "machine 62"),
@@ -159,6 +229,27 @@ def test_padding_may_lie_behind_the_argument_segment(hip: Hip, arch: str, tmp_pa
             status = hip.launch(function, pointer(out), c_uint(77), *pads)
             assert status == SUCCESS, hip.error()
         assert out[0] == 77 and (out[1:] == poisoned(63)).all(), form
+    hip.call("hipModuleUnload", module)
+
+
+def test_every_metadata_note_is_read(hip: Hip, arch: str, tmp_path: Path) -> None:
+    """As in Tensile's code objects: a note for each kernel, descriptors without a size."""
+    objects = []
+    for name in ("first", "second", "third"):
+        source = _PADDED.format(arch=arch).replace("padded", name)
+        file = tmp_path / f"{name}.s"
+        file.write_text(source.replace(".amdhsa_kernarg_size 12", ".amdhsa_kernarg_size 0"))
+        objects.append(tmp_path / f"{name}.o")
+        zig("clang", "--target=amdgcn-amd-amdhsa", f"-mcpu={arch}", "-c", file, "-o", objects[-1])
+    zig("ld.lld", "-shared", *objects, "-o", tmp_path / "k.hsaco")
+    code = (tmp_path / "k.hsaco").read_bytes()
+    assert code.count(b"amdhsa.kernels") == 3
+    module = hip.load(code)
+    for value, name in enumerate(("first", "second", "third")):
+        out = poisoned(1)
+        buffer = struct.pack("<QI", out.ctypes.data, value)
+        assert hip.launch_extra(hip.function(module, name), buffer) == SUCCESS, hip.error()
+        assert out[0] == value, name
     hip.call("hipModuleUnload", module)
 
 

@@ -112,7 +112,19 @@ def test_a_link_that_is_missing_or_wrong_is_made_again(library: Path, tmp_path: 
     assert [file.name for file in library.parent.iterdir()] == [library.name]
 
 
+def test_the_hsa_runtime_has_its_names() -> None:
+    """AMD's libamdhip64.so.7 asks for the SONAME, and for symbols of version ROCR_1."""
+    folder = Path(good("vgpu", "--hsa-dir").rstrip("\n"))
+    assert sorted(file.name for file in folder.iterdir()) == sorted(vgpu_library.HSA_NAMES)
+    library = ctypes.CDLL(str(folder / "libhsa-runtime64.so.1"))
+    dlvsym = ctypes.CDLL(None).dlvsym
+    dlvsym.restype = ctypes.c_void_p
+    handle = ctypes.c_void_p(library._handle)
+    assert dlvsym(handle, b"hsa_init", b"ROCR_1") and not dlvsym(handle, b"hsa_init", b"ROCR_2")
+    assert not hasattr(library, "hipInit")
+
+
 def test_a_folder_that_takes_no_links_is_an_error(library: Path, tmp_path: Path) -> None:
     (tmp_path / "lib").touch()
-    with pytest.raises(ConfigError, match=r"cannot make .*rfops vgpu --path"):
+    with pytest.raises(ConfigError, match=r"cannot make .*make links to .*libamdhip64"):
         vgpu_library.vgpu_library_folder()

@@ -72,8 +72,9 @@ SET_UP = """
   s_mov_b64 exec, s[58:59]
 """
 # A row of v20 a register: the state before and behind, then results.
-SCALARS = ("s53", "s60", "s61", "s58", "s59", "s52", "s66", "s68", "s69", "s70", "s71", "s72",
-           "s8", "s9", "s10", "s11", "s40", "s41", "s4", "s5", "s64")  # fmt: skip
+SCALARS = (
+    "s53 s60 s61 s58 s59 s52 s66 s68 s69 s70 s71 s72 s8 s9 s10 s11 s40 s41 s4 s5 s64"
+).split()
 BEFORE = {"scc": [0], "vcc": [1, 2], "exec": [3, 4], "m0": [5]}
 BEHIND = {"scc": [6], "vcc": [7, 8], "exec": [9, 10], "m0": [11]}
 SHOW = (

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import subprocess
-import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -160,7 +158,7 @@ def test_a_launch_that_fails_is_an_error() -> None:
 
 def test_import_does_not_import_flydsl() -> None:
     code = "import sys, rfops, rfops.vgpu; sys.exit('flydsl' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    assert python(code).returncode == 0
 
 
 def test_deactivate_gives_everything_back(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,7 +58,7 @@ DS_STORES = {
 }
 
 
-class DynamicShapePlan(NamedTuple):
+class AccessForm(NamedTuple):
     """How a family writes an access: `{kind}`, `{reg}` and the immediate offset `imm`."""
 
     load: str
@@ -69,25 +69,25 @@ class DynamicShapePlan(NamedTuple):
 
 
 FAMILIES = {
-    "flat": DynamicShapePlan("flat_load_{kind} {reg}, v[8:9] offset:8",
-                   "flat_store_{kind} v[8:9], {reg} offset:8", 8),
-    "global": DynamicShapePlan("global_load_{kind} {reg}, v[8:9], off offset:-16",
-                     "global_store_{kind} v[8:9], {reg}, off offset:-16", -16),
-    "global_saddr": DynamicShapePlan("global_load_{kind} {reg}, v10, s[8:9] offset:100",
-                           "global_store_{kind} v10, {reg}, s[8:9] offset:100", 100),
-    "buffer": DynamicShapePlan("buffer_load_{kind} {reg}, v10, s[16:19], 0 offen offset:20",
-                     "buffer_store_{kind} {reg}, v10, s[16:19], 0 offen offset:20", 20,
-                     before=RESOURCE),
-    "ds": DynamicShapePlan("ds_read_{kind} {reg}, v10 offset:8",
-                 "ds_write_{kind} v10, {reg} offset:8", 8, "ds"),
-    "scratch": DynamicShapePlan("scratch_load_{kind} {reg}, v10, off offset:4",
-                      "scratch_store_{kind} v10, {reg}, off offset:4", 4, "scratch"),
-    "scratch_both": DynamicShapePlan("scratch_load_{kind} {reg}, v10, s16 offset:-8",
-                           "scratch_store_{kind} v10, {reg}, s16 offset:-8", 4, "scratch",
-                           "s_mov_b32 s16, 12\n"),
-    "scratch_saddr": DynamicShapePlan("scratch_load_{kind} {reg}, off, s16 offset:4",
-                            "scratch_store_{kind} off, {reg}, s16 offset:4", 4, "scratch",
-                            "v_readfirstlane_b32 s16, v10\n"),
+    "flat": AccessForm("flat_load_{kind} {reg}, v[8:9] offset:8",
+                       "flat_store_{kind} v[8:9], {reg} offset:8", 8),
+    "global": AccessForm("global_load_{kind} {reg}, v[8:9], off offset:-16",
+                         "global_store_{kind} v[8:9], {reg}, off offset:-16", -16),
+    "global_saddr": AccessForm("global_load_{kind} {reg}, v10, s[8:9] offset:100",
+                               "global_store_{kind} v10, {reg}, s[8:9] offset:100", 100),
+    "buffer": AccessForm("buffer_load_{kind} {reg}, v10, s[16:19], 0 offen offset:20",
+                         "buffer_store_{kind} {reg}, v10, s[16:19], 0 offen offset:20", 20,
+                         before=RESOURCE),
+    "ds": AccessForm("ds_read_{kind} {reg}, v10 offset:8",
+                     "ds_write_{kind} v10, {reg} offset:8", 8, "ds"),
+    "scratch": AccessForm("scratch_load_{kind} {reg}, v10, off offset:4",
+                          "scratch_store_{kind} v10, {reg}, off offset:4", 4, "scratch"),
+    "scratch_both": AccessForm("scratch_load_{kind} {reg}, v10, s16 offset:-8",
+                               "scratch_store_{kind} v10, {reg}, s16 offset:-8", 4, "scratch",
+                               "s_mov_b32 s16, 12\n"),
+    "scratch_saddr": AccessForm("scratch_load_{kind} {reg}, off, s16 offset:4",
+                                "scratch_store_{kind} off, {reg}, s16 offset:4", 4, "scratch",
+                                "v_readfirstlane_b32 s16, v10\n"),
 }  # fmt: skip
 
 

@@ -198,7 +198,7 @@ def test_a_trace_has_an_end(micros: Micros, changed: pytest.MonkeyPatch) -> None
     narrow, wide = ((launch.high - launch.us) / launch.us for launch in (whole, cut))
     assert wide == pytest.approx(2 * narrow, rel=0.01), "a wider band"
     assert "instructions at their ends too" in timed_text.table(cut)
-    assert "B written in the replayed part of XCD 0 of 8" in timed_text.table(cut)
+    assert "cycles in the replayed part of XCD 0 of 8" in timed_text.table(cut)
 
 
 def test_waiting_for_a_flag_counts_once(micros: Micros) -> None:
@@ -252,7 +252,7 @@ print(t.launches[0].json())
 def test_the_same_for_any_number_of_threads() -> None:
     """And in every process: of where the host put memory only the place in a page matters."""
     texts = set()
-    for threads in "1", "2", "3":
+    for threads in "1", "3":
         env = os.environ | {"RFOPS_VGPU_THREADS": threads, "MALLOC_MMAP_THRESHOLD_": "1024"}
         completed = subprocess.run(
             [sys.executable, "-c", PAGES], env=env, capture_output=True, text=True, check=True

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import io
 import json
+import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from elftools.elf.elffile import ELFFile
 
 import rfops
 from rfops.jit import compile_ops
 from rfops.jit.paths import CSRC
-from rfops.vgpu import timed_text, timeline
+from rfops.vgpu import source, timed_text, timeline
 from rfops.vgpu.timed import TimedLaunch
 from support.vgpu.hip import Hip, compile_hip
 
@@ -144,13 +147,14 @@ def test_a_timeline_needs_events() -> None:
     w, w_scale = rfops.quant_mxfp8(torch.randn(64, 256))
     with rfops.vgpu.timing() as t:
         rfops.gemm_mxfp8(x, w, x_scale, w_scale)
-    with pytest.raises(ValueError, match=r"launch 0, mxfp8_gemv, has no events; time it with"):
+    with pytest.raises(ValueError, match=r"launch 0, mxfp8_mfma, has no events; time it with"):
         timeline.trace(t.launches)
 
 
 def test_a_listing_marks_what_waits_most() -> None:
     launch = launches()[0]
-    head, _, *rows = timed_text.annotate(launch).splitlines()
+    head, _, *lines = timed_text.annotate(launch).splitlines()
+    rows = [line for line in lines if not line.startswith("  ; ")]
     total = sum(launch.stalls.values())
     assert f"{total} clk" in head and len(rows) == len(launch.pcs)
     marked = [row for row in rows if row.startswith("  >")]
@@ -200,6 +204,76 @@ def test_source_lines(vgpu_path: Path, tmp_path: Path, flags: tuple[str, ...], h
     text = timed_text.annotate(t.launches[0])
     assert any("source" in row for row in t.launches[0].pcs) == has
     assert ("; " in text) == ("p = (void**)*p;  // here" in text) == has
+
+
+CALLS = """
+__attribute__((device)) inline void rest() {
+  __builtin_amdgcn_s_sleep(1);  // sleep
+}
+__attribute__((device)) inline void twice() {
+  rest();  // first
+  rest();  // second
+}
+extern "C" __attribute__((global)) void chase(int trips) {
+  for (int i = 0; i < trips; ++i)
+    twice();  // kernel
+}
+"""
+
+
+@pytest.mark.parametrize("dwarf", [4, 5])
+def test_lines_that_an_inlined_call_is_from(vgpu_path: Path, tmp_path: Path, dwarf: int) -> None:
+    """Each sleep has its own line, then the calls around it up to the kernel's; of DWARF 4, which
+    clang does not write by default, the line alone."""
+    hip = Hip(vgpu_path)
+    hip.select("gfx942")
+    flags = ("-gline-tables-only", f"-gdwarf-{dwarf}")
+    module = hip.load(compile_hip(CALLS, "gfx942", tmp_path, *flags))
+    with rfops.vgpu.timing("MI300X") as t:
+        hip.launch(hip.function(module, "chase"), ctypes.c_int(8), block=(64,))
+    lines = CALLS.splitlines()
+
+    def marks(row: dict[str, Any]) -> list[str]:
+        places = source.places(row, "chase")
+        return [lines[source.line_of(place) - 1].rpartition("// ")[2] for place in places]
+
+    sleeps = [row for row in t.launches[0].pcs if row["text"].startswith("s_sleep")]
+    chains = {tuple(marks(row)) for row in sleeps}
+    if dwarf == 4:
+        assert chains == {("sleep",)}
+        return
+    assert chains == {("sleep", "first", "kernel"), ("sleep", "second", "kernel")}
+    own = source.own_place(sleeps[0], "chase")
+    assert own == source.places(sleeps[0], "chase")[0], "all is in the kernel's own file"
+
+
+def debug_sections(elf: bytes) -> list[range]:
+    """Where an ELF file's debug sections are."""
+    file = ELFFile(io.BytesIO(elf))
+    return [
+        range(s["sh_offset"], s["sh_offset"] + s["sh_size"])
+        for s in file.iter_sections()
+        if s.name.startswith(".debug_") and s.name not in (".debug_frame", ".debug_str")
+    ]
+
+
+def test_corrupt_debug_sections_cost_lines_alone(vgpu_path: Path, tmp_path: Path) -> None:
+    """Whatever bytes are changed: the launch is timed as before, and ends."""
+    hip = Hip(vgpu_path)
+    hip.select("gfx942")
+    elf = compile_hip(CALLS, "gfx942", tmp_path, "-gline-tables-only")
+    places = [at for section in debug_sections(elf) for at in section]
+    draw = random.Random(7)
+    times = set()
+    for count in (0, *(1 + i % 5 for i in range(150))):
+        changed = bytearray(elf)
+        for at in draw.sample(places, count):
+            changed[at] = draw.choice((0, 1, 0x7F, 0x80, 0xFF, draw.randrange(256)))
+        module = hip.load(bytes(changed))
+        with rfops.vgpu.timing("MI300X") as t:
+            hip.launch(hip.function(module, "chase"), ctypes.c_int(2), block=(64,))
+        times.add(t.launches[0].us)
+    assert len(times) == 1
 
 
 def test_source_lines_of_the_engines_code(tmp_path: Path) -> None:

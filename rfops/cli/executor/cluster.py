@@ -33,6 +33,9 @@ PARTS = {"rfops": "rfops", "jit": "rfops/jit", "csrc": "rfops/csrc", "configs": 
 
 
 class RayPool:
+    """Workers on a Ray cluster, one actor per GPU or CPU; implements `driver.Pool`. Raises
+    ValueError without Ray or without such a resource."""
+
     def __init__(
         self, address: str, workers: int | None, on_gpus: bool, modules: tuple[str, ...]
     ) -> None:
@@ -42,10 +45,10 @@ class RayPool:
         if self.owns_ray:
             ray.init(address=address or None, log_to_driver=False, logging_level="warning")
         resource = "GPU" if on_gpus else "CPU"
-        have = int(ray.cluster_resources().get(resource, 0))
-        if not have:
+        available = int(ray.cluster_resources().get(resource, 0))
+        if not available:
             raise ValueError(f"--executor ray: the cluster has no {resource}")
-        count = min(workers or have, have)
+        count = min(workers or available, available)
         self.kind = {"num_gpus": 1, "num_cpus": 1} if on_gpus else {"num_cpus": 1}
         self.names = [f"actor {i}" for i in range(count)]
         self.brought = ray.put(sources()), ray.put(builds(modules))

@@ -27,16 +27,20 @@ class Task:
     cost: float = 1.0
 
     def run(self) -> Any:
+        """Import the function's module, call the function and return its result."""
         module, _, name = self.function.partition(":")
         return getattr(importlib.import_module(module), name)(*self.args)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of a task: its result, or the reason why there is none."""
+    """Of a task: its result, or the reason why there is none. `is_spent`: its process can compute
+    nothing more, as after a fault of the GPU."""
 
     result: Any = None
     error: str = ""
+    seconds: float = 0.0
+    is_spent: bool = False
 
 
 class Died(Exception):
@@ -57,7 +61,8 @@ class Pool(Protocol):
     def restart(self, worker: int) -> None:
         """Stop it, whatever it does, and begin anew. Raises Died."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """End all workers."""
 
 
 @dataclass
@@ -70,20 +75,21 @@ class _Worker:
 
 @dataclass
 class Run:
-    """`done(number, outcome, progress)` is called in this process, once a task."""
+    """`on_outcome(number, outcome, progress)` is called in this process, once a task."""
 
     pool: Pool
     tasks: Sequence[Task]
     on_outcome: Callable[[int, Outcome, str], None]
     limit: float
     say: Callable[[str], None]
+    attempts: int = ATTEMPTS
     begin: float = field(default_factory=time.monotonic)
     finished: float = 0.0
     count: int = 0
 
     def __call__(self) -> None:
         order = sorted(range(len(self.tasks)), key=lambda i: -self.tasks[i].cost)
-        self.waiting, self.attempts = order[::-1], [0] * len(self.tasks)
+        self.waiting, self._attempts = order[::-1], [0] * len(self.tasks)
         self.workers = [_Worker() for _ in self.pool.names]
         try:
             while self.count < len(self.tasks):
@@ -103,7 +109,7 @@ class Run:
         for number, worker in enumerate(self.workers):
             if worker.task is None and not worker.is_out and self.waiting:
                 worker.task, worker.since = self.waiting.pop(), time.monotonic()
-                self.attempts[worker.task] += 1
+                self._attempts[worker.task] += 1
                 try:
                     self.pool.start(number, self.tasks[worker.task])
                 except Died:
@@ -116,16 +122,25 @@ class Run:
             return
         if outcome is not None:
             worker.deaths = 0
+            if outcome.is_spent:
+                self._restart(number)
             self._finish(task, outcome)
             return
-        worker.deaths += 1
+        # A worker that dies of its tasks, each tried once, is not to blame.
+        worker.deaths += self.attempts > 1
+        seconds = time.monotonic() - worker.since
         name, label = self.pool.names[number], self.tasks[task].label
         self.say(f"{name} died at {label}")
         self._restart(number)
-        if self.attempts[task] < ATTEMPTS:
+        if self._attempts[task] < self.attempts:
             self.waiting.insert(0, task)  # behind the others: another worker may have it then
         else:
-            self._finish(task, Outcome(error=f"its worker died {ATTEMPTS} times"))
+            text = (
+                f"its worker died {self.attempts} times"
+                if self.attempts > 1
+                else "its process died"
+            )
+            self._finish(task, Outcome(error=text, seconds=seconds))
 
     def _restart(self, number: int) -> None:
         worker = self.workers[number]
@@ -142,7 +157,8 @@ class Run:
             if worker.task is not None and time.monotonic() - worker.since > self.limit:
                 task, worker.task = worker.task, None
                 self._restart(number)
-                self._finish(task, Outcome(error=f"took more than {self.limit:g} s"))
+                limit = self.limit
+                self._finish(task, Outcome(error=f"took more than {limit:g} s", seconds=limit))
 
     def _finish(self, task: int, outcome: Outcome) -> None:
         self.count += 1

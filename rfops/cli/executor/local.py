@@ -7,13 +7,14 @@ import itertools
 import multiprocessing
 import os
 import signal
+import time
 import traceback
 from collections.abc import Sequence
 from contextlib import ExitStack
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
-from rfops.jit import settings
+from rfops.jit import HipError, settings
 
 from .driver import Died, Outcome, Task
 
@@ -21,6 +22,9 @@ _SPAWN = multiprocessing.get_context("spawn")  # a process of its own for HIP an
 
 
 class LocalPool:
+    """Worker processes of this machine, one per GPU or with a share of the CPU cores; implements
+    `driver.Pool`."""
+
     def __init__(self, workers: int | None, on_gpus: bool) -> None:
         self.on_gpus = on_gpus
         if on_gpus:
@@ -95,6 +99,7 @@ class LocalPool:
         self._begin(worker)
 
     def close(self) -> None:
+        """End all workers."""
         for worker in range(len(self.workers)):
             self._stop(worker)
 
@@ -109,11 +114,22 @@ def split_cores(cores: Sequence[int], count: int) -> list[Sequence[int]]:
 
 def outcome_of(task: Task) -> Outcome:
     """In a worker."""
+    begin = time.monotonic()
     try:
-        return Outcome(task.run())
+        return Outcome(task.run(), seconds=time.monotonic() - begin)
     except Exception as error:
         lines = traceback.format_exception_only(error)
-        return Outcome(error="".join(lines).strip().splitlines()[0][:400])
+        text = "".join(lines).strip().splitlines()[0][:400]
+        return Outcome(None, text, time.monotonic() - begin, _is_fault(error))
+
+
+def _is_fault(error: Exception) -> bool:
+    """Whether a GPU's context may be lost with it: later calls of the process would fail too."""
+    import torch
+
+    accelerator: type[Exception] = getattr(torch, "AcceleratorError", HipError)  # from torch 2.8 on
+    is_lost = isinstance(error, (HipError, accelerator))
+    return is_lost or any(f"{kind} error:" in str(error) for kind in ("HIP", "CUDA"))
 
 
 def _serve(pipe: Connection, cores: Sequence[int]) -> None:

@@ -19,6 +19,8 @@ PARITY = 1.1  # published speedups up to this name no winner
 
 @dataclass(frozen=True)
 class Cell:
+    """A published speedup of a HIP kernel over Triton's dot_scaled at one shape."""
+
     m: int
     n: int
     k: int
@@ -27,6 +29,7 @@ class Cell:
 
     @property
     def record(self) -> Record:
+        """The cell as a record, to which the predicted speedup is added."""
         shape = f"M={self.m} N={self.n} K={self.k}"
         return {
             "key": f"{OP}|{self.kernel}|{shape}",
@@ -71,9 +74,9 @@ def predict(cell: Cell) -> Record:
     (problem,) = cost.problems(op, call, torch.device("cpu"))
     config_ = TritonConfig("scaled", *TILE[:3], warps=TILE[3])
     us = {}
-    for side, kernel, config in (("hip", cell.kernel, None), ("triton", "triton", config_)):
+    for backend, kernel, config in (("hip", cell.kernel, None), ("triton", "triton", config_)):
         launch = problem.launch_by(problem.prepare(kernel, config))
-        us[side] = sum(
+        us[backend] = sum(
             launch_["us"] for launch_ in modelled(launch, GPU_MODEL, False, "event", False)
         )
     return {f"{side}_us": time for side, time in us.items()} | {"speedup": us["triton"] / us["hip"]}

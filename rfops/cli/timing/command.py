@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rfops.cli.timing import cells, pool, rows, score, simple
+from rfops.cli.timing import cells, own, pool, rows, score, simple
 from rfops.cli.timing.rows import Row
 
 Record = dict[str, Any]
@@ -28,6 +28,7 @@ FORMATS = (
     (simple.SUITE_COLUMNS, simple.suite_row),
     (simple.STREAM_COLUMNS, simple.stream_row),
     (simple.POINT_COLUMNS, simple.point_row),
+    (own.COLUMNS, own.parse),
 )
 
 
@@ -41,7 +42,7 @@ def arguments() -> argparse.ArgumentParser:
         nargs="+",
         default=[],
         metavar="FILE.csv",
-        help="published times, of prebuilt kernels or of simple ones",
+        help="published times, of prebuilt kernels or of simple ones; or measured ones of selftest",
     )
     add(
         "--aiter",

@@ -43,6 +43,9 @@ class Tile:
 
 @dataclass(frozen=True)
 class Launch:
+    """One launch of a published kernel: arguments, grid, and the conditions under which it was
+    timed."""
+
     layout: str
     values: Values
     grid: tuple[int, int, int]
@@ -55,10 +58,12 @@ class Launch:
 
     @property
     def kernargs(self) -> bytes:
+        """The bytes of the kernel-argument segment."""
         return pack(self.layout, self.values, self.slot)
 
     @property
     def extra_us(self) -> float:
+        """The estimated time in us to clear `cleared` bytes of output before the launch."""
         return CLEAR_US + self.cleared / CLEAR_BYTES_US if self.cleared else 0.0
 
 

@@ -146,19 +146,22 @@ class Micros:
     def run(
         self,
         name: str,
-        part: str,
+        gpu_model: str,
         trips: int,
         data: Array | None = None,
         blocks: int = 1,
         threads: int = 64,
         cold: bool = True,
         kind: str = "profiler",
-        apart: int = 0,
+        stride: int = 0,
+        detail: bool = False,
     ) -> TimedLaunch:
         """One launch of which only the workgroups run that its time is taken from; `apart` bytes
-        lie between what the two pointers point at."""
+        lie between what the two pointers point at; `detail`: with figures of each instruction."""
         address = 0 if data is None else -(-data.ctypes.data // LINE) * LINE
-        arguments = np.array([address, address + apart, trips | threads << 32], np.uint64).tobytes()
+        arguments = np.array(
+            [address, address + stride, trips | threads << 32], np.uint64
+        ).tobytes()
         size = c_size_t(len(arguments))
         buffer = ctypes.cast(ctypes.create_string_buffer(arguments, len(arguments)), c_void_p)
         extra = (c_void_p * 5)(1, buffer, 2, ctypes.addressof(size), 3)
@@ -166,15 +169,19 @@ class Micros:
         self._runtime.select_arch(self.arch)
         function = c_void_p()
         self._runtime.call("hipModuleGetFunction", byref(function), self._module, name.encode())
-        with vgpu.timing(part, cold, kind, results=False, detail=False) as t:
+        with vgpu.timing(gpu_model, cold, kind, results=False, detail=detail) as t:
             self._runtime.call("hipModuleLaunchKernel", function, *grid, 0, None, None, extra)
         (launch,) = t.launches
         return launch
 
-    def trip_clk(self, name: str, part: str, few: int, many: int, **options: Any) -> float:
+    def trip_clk(
+        self, name: str, gpu_model: str, num_few: int, num_many: int, **options: Any
+    ) -> float:
         """Clocks of a trip of the loop."""
-        few_clk, many_clk = (self.run(name, part, n, **options).clocks for n in (few, many))
-        return float(many_clk - few_clk) / (many - few)
+        few_clk, many_clk = (
+            self.run(name, gpu_model, n, **options).clocks for n in (num_few, num_many)
+        )
+        return float(many_clk - few_clk) / (num_many - num_few)
 
 
 def zeros(num_words: int) -> Array:

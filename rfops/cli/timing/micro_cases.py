@@ -185,10 +185,12 @@ class Case:
 
     @property
     def arch(self) -> str:
+        """The architecture of the case's GPU model."""
         return "gfx950" if self.part in ("MI350X", "MI355X") else "gfx942"
 
     @property
     def name(self) -> str:
+        """Id, measured quantity and GPU model, as reports name the case."""
         return f"{self.id} {self.what} {self.part}"
 
 
@@ -247,7 +249,7 @@ def stream_tb_s(
         few, many = PART_CUS[part] * 8 * waves_per_cu // 3, PART_CUS[part] * 8 * waves_per_cu
         data = zeros(3 * many * threads)
         few_us, many_us = (
-            micros.run(kernel, part, 1, data, n, threads, cold, apart=8 * many * threads).us
+            micros.run(kernel, part, 1, data, n, threads, cold, stride=8 * many * threads).us
             for n in (few, many)
         )
         return float((many - few) * threads * lane_bytes / (many_us - few_us)) / 1e6
@@ -286,6 +288,7 @@ def clk_a_group(
 
 
 def floor_us(kind: str) -> Callable[[Micros, str], float]:
+    """Return a measure of a launch that does nothing, in us, timed as `kind` says."""
     return lambda micros, part: float(micros.run("nothing", part, 1, kind=kind).us)
 
 
@@ -293,7 +296,7 @@ def vcopy_latency(micros: Micros, part: str) -> float:
     """A double a lane, 8 MB to 8 MB, issue to done, loads and stores."""
     lanes = 1 << 20
     data = zeros(2 * lanes)
-    launch = micros.run("late_vcopy", part, 1, data, lanes // 256, 256, apart=8 * lanes)
+    launch = micros.run("late_vcopy", part, 1, data, lanes // 256, 256, stride=8 * lanes)
     return float(launch.vmem_latency)
 
 
@@ -658,10 +661,12 @@ def micros(arch: str) -> Micros:
 
 
 def measured(case: Case) -> float:
+    """Return the figure that timing mode gives for the case, in the case's unit."""
     return case.measure(micros(case.arch), case.part)
 
 
 def records() -> Iterator[dict[str, Any]]:
+    """Yield one record per case: published and predicted figure, unit, note."""
     for case in CASES:
         yield {
             "id": case.id,
@@ -690,5 +695,6 @@ def line(record: Mapping[str, Any]) -> str:
 
 
 def summary(records: Sequence[Mapping[str, Any]]) -> str:
+    """Return how many records are within the tolerance, as one line."""
     num_inside = sum(abs(r["predicted"] / r["published"] - 1) <= TOLERANCE for r in records)
     return f"{num_inside} of {len(records)} microkernels within {TOLERANCE:.0%}"

@@ -27,6 +27,8 @@ ACTIVATIONS = {"Silu": 0, "Gelu": 1, "Swiglu": 2}
 
 @dataclass(frozen=True)
 class Sizes:
+    """The sizes of a published fused-MoE row."""
+
     tokens: int
     dim: int
     inter: int
@@ -35,6 +37,7 @@ class Sizes:
 
     @classmethod
     def of(cls, row: Row) -> Sizes:
+        """Read the sizes of a row. Raises KeyError if the row lacks one."""
         return cls(*(row.sizes[name] for name in ("tokens", "dim", "inter", "E", "topk")))
 
 

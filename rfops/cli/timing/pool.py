@@ -27,6 +27,7 @@ class Worker:
 
     @property
     def alive(self) -> bool:
+        """Whether the worker's process runs."""
         return self._process.is_alive()
 
     def ask(self, item: object, seconds: float) -> dict[str, Any]:
@@ -48,6 +49,7 @@ class Worker:
             return {"skipped": f"its process ended with {self._process.exitcode}"}
 
     def end(self) -> None:
+        """Kill the worker's process and wait for its end."""
         self._process.kill()
         self._process.join()
 

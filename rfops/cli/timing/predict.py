@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from rfops import vgpu
-from rfops.cli.timing import gemm, moe, simple
+from rfops.cli.timing import gemm, moe, own, simple
 from rfops.cli.timing.launches import Launch, New, Skip, Tile, tile_of
 from rfops.cli.timing.rows import Row
 from rfops.jit.launch import hip
@@ -34,6 +34,8 @@ HIGHEST_GHZ = {"gfx942": 2.1, "gfx950": 2.4}  # data sheets; never the model's, 
 
 def predict(checkout: Path | None, row: Row) -> dict[str, Any]:
     """Predicted microseconds, their band and what bounds them. Raises Skip."""
+    if row.op == own.OP:
+        return own.predicted(row)
     with memory() as new:
         try:
             if row.op == simple.OP:
@@ -105,11 +107,11 @@ def timed(row: Row, launch: Launch, code: bytes) -> dict[str, Any]:
 
 
 def modelled(
-    start: Callable[[], object], part: str, cold: bool, kind: str, results: bool = True
+    start: Callable[[], object], gpu_model: str, cold: bool, kind: str, results: bool = True
 ) -> list[dict[str, Any]]:
     """What the model says of each launch of `start`. Without `results` only those workgroups run
     that it samples."""
-    with vgpu.timing(part=part, cold=cold, kind=kind, results=results, detail=False) as t:
+    with vgpu.timing(part=gpu_model, cold=cold, kind=kind, results=results, detail=False) as t:
         start()
     names = ("us", "low", "high", "clock_ghz", "bound")
     return [

@@ -25,6 +25,8 @@ PARTS = {
 
 @dataclass(frozen=True)
 class Row:
+    """A published time in us of one kernel at one shape, as a row of the user's tables."""
+
     op: str
     gpu: str
     cu: int
@@ -40,6 +42,7 @@ class Row:
 
     @property
     def part(self) -> str:
+        """The GPU model that the row's GPU and number of CUs stand for."""
         return PARTS[self.gpu, self.cu]
 
     @property

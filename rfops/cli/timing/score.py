@@ -24,6 +24,7 @@ PROBLEM = ["op", "part", "shape"]
 
 
 def error(record: Record) -> float:
+    """Return the relative error of a predicted time: 0.1 is 10 % too long."""
     return float(record["predicted_us"] / record["published_us"] - 1)
 
 

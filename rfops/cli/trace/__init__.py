@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from rfops.cli import drawing
 from rfops.cli.trace import gaps, picture, read, text
 
 
@@ -35,7 +36,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 def run(options: argparse.Namespace) -> int:
     """Report the gaps of a trace; return the exit status."""
     if options.plot:
-        picture.check()
+        drawing.check()
     trace = read.trace(options.file)
     if options.range:
         trace = trace.between(*(1e3 * ms for ms in options.range))
@@ -46,5 +47,5 @@ def run(options: argparse.Namespace) -> int:
         else:
             print(text.table(report, options.top))
     if options.plot:
-        picture.draw(options.plot, trace, reports)
+        drawing.save(options.plot, lambda: picture.draw(trace, reports))
     return 0

@@ -32,6 +32,8 @@ NO_CALL = "(no call in the trace: Python, or another thread)"
 
 
 class KernelRow(msgspec.Struct):
+    """The calls and the total time of one kernel, copy or fill of a trace."""
+
     name: str
     kind: str
     calls: int
@@ -40,6 +42,8 @@ class KernelRow(msgspec.Struct):
 
 
 class Cause(msgspec.Struct):
+    """Number, total and longest time of the gaps that have one cause."""
+
     gaps: int = 0
     us: float = 0.0
     longest: float = 0.0
@@ -78,6 +82,8 @@ class Report(msgspec.Struct):
 
 
 class Gap(msgspec.Struct):
+    """A time in which the GPU has no activity, with the activities around it; times in us."""
+
     start: float
     end: float
     before: Activity
@@ -85,6 +91,7 @@ class Gap(msgspec.Struct):
 
     @property
     def us(self) -> float:
+        """The length of the gap in us."""
         return self.end - self.start
 
 
@@ -125,25 +132,26 @@ class Host:
             self._blocking[name] = [e for e, _ in ends], [n for _, n in ends]
 
     def launch(self, activity: Activity) -> HostCall | None:
+        """Return the host call that launched an activity, or None if the trace has none."""
         return self.launches.get(activity.correlation or -1)
 
     def doing(self, thread: str, start: float, end: float) -> dict[str, float]:
         """us by the innermost call that the thread was in."""
         starts, stretches_ = self._innermost[thread]
-        spent: dict[str, float] = defaultdict(float)
+        us_by_name: dict[str, float] = defaultdict(float)
         index = max(bisect_right(starts, start) - 1, 0)
         for piece_start, piece_end, name in stretches_[index : bisect_left(starts, end)]:
-            spent[name] += max(0.0, min(end, piece_end) - max(start, piece_start))
-        spent[NO_CALL] += max(0.0, end - start - sum(spent.values()))
-        return spent
+            us_by_name[name] += max(0.0, min(end, piece_end) - max(start, piece_start))
+        us_by_name[NO_CALL] += max(0.0, end - start - sum(us_by_name.values()))
+        return us_by_name
 
-    def blocker(self, earlier: HostCall, later: HostCall) -> str | None:
+    def blocker(self, previous_call: HostCall, next_call: HostCall) -> str | None:
         """A call between two launches that a capture refuses; or that they are of two threads."""
-        if earlier.thread != later.thread:
+        if previous_call.thread != next_call.thread:
             return "(launched by two threads)"
-        ends, names = self._blocking[earlier.thread]
-        index = bisect_right(ends, earlier.start)
-        return names[index] if index < len(ends) and ends[index] <= later.end else None
+        ends, names = self._blocking[previous_call.thread]
+        index = bisect_right(ends, previous_call.start)
+        return names[index] if index < len(ends) and ends[index] <= next_call.end else None
 
 
 def _innermost(calls: list[HostCall]) -> tuple[list[float], list[tuple[float, float, str]]]:
@@ -229,8 +237,12 @@ def _graph(gaps: list[Gap], host: Host) -> Graph:
         if cause == "graph":
             inside_us.append(gap.us)
             continue
-        earlier, later = host.launch(gap.before), host.launch(gap.after)
-        name = host.blocker(earlier, later) if earlier and later else "(no launch in the trace)"
+        previous_launch, next_launch = host.launch(gap.before), host.launch(gap.after)
+        name = (
+            host.blocker(previous_launch, next_launch)
+            if previous_launch and next_launch
+            else "(no launch in the trace)"
+        )
         if name:
             blocked.setdefault(name, Cause()).add(gap.us)
         else:

@@ -46,6 +46,8 @@ class HostCall(msgspec.Struct):
 
 
 class Trace(msgspec.Struct):
+    """The GPU activities and host calls of a trace file; times in us."""
+
     source: str
     devices: dict[str, str]  # what each is called
     activities: list[Activity]
@@ -180,7 +182,7 @@ def _process(process: dict[str, Any], result: Trace) -> None:
         add(record, name, "kernel", info["agent_id"]["handle"], info["queue_id"]["handle"])
     for record in records["memory_copy"]:
         # The GPU's side of a copy: agents of type 2 are GPUs.
-        ends = [record[side]["handle"] for side in ("dst_agent_id", "src_agent_id")]
+        ends = [record[agent]["handle"] for agent in ("dst_agent_id", "src_agent_id")]
         gpu = next((e for e in ends if agents.get(e, {}).get("type") == 2), ends[0])
         add(record, _operation(operations, record), "memcpy", gpu, "copy")
     for name in ("hip_api", "hsa_api", "marker_api"):

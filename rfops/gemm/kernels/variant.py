@@ -23,7 +23,8 @@ class Variant(Protocol):
         ...
 
     @property
-    def threads(self) -> int: ...
+    def threads(self) -> int:
+        """Threads of a workgroup."""
 
     @property
     def words(self) -> int:
@@ -50,9 +51,11 @@ class RowsConfig(CheckedConfig):
 
     @property
     def words(self) -> int:
+        """fp32 sums of a workgroup."""
         return self.m * self.n
 
     def tiles(self, m: int, n: int) -> int:
+        """Return the number of output tiles."""
         return ceil(m, self.m) * ceil(n, self.n)
 
 
@@ -73,16 +76,19 @@ class WavesConfig(CheckedConfig):
 
     def check_registers(self, registers: int) -> None:
         """Raises ValueError if a wave would spill."""
-        if registers > min(REGISTERS // 2, REGISTERS // ceil(self.waves, 4)):
+        waves = self.threads // WAVE
+        if registers > min(REGISTERS // 2, REGISTERS // ceil(waves, 4)):
             raise ValueError(
-                f"{self}: about {registers} VGPRs in each of {self.waves} waves would spill; "
+                f"{self}: about {registers} VGPRs in each of {waves} waves would spill; "
                 "take fewer waves, steps or tiles"
             )
 
     @property
     def threads(self) -> int:
+        """Threads of a workgroup."""
         return self.waves * WAVE
 
     @property
     def words(self) -> int:
+        """fp32 sums of a workgroup."""
         return self.m_tiles * self.n_tiles * TILE * TILE

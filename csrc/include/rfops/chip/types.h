@@ -62,6 +62,10 @@ __device__ inline u32 wave_id() { return __builtin_amdgcn_readfirstlane(thread_i
 __device__ inline u32 readfirstlane(u32 value) {
   return static_cast<u32>(__builtin_amdgcn_readfirstlane(static_cast<i32>(value)));
 }
+__device__ inline u64 readfirstlane(u64 value) {
+  const u32 low = readfirstlane(static_cast<u32>(value));
+  return u64{readfirstlane(static_cast<u32>(value >> 32))} << 32 | low;
+}
 // Moves one lane's value to a scalar register.
 __device__ inline u32 readlane(u32 value, u32 lane) {
   return static_cast<u32>(

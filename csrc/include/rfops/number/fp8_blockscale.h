@@ -51,4 +51,17 @@ class Fp8Block {
   bool is_nan_;
 };
 
+// Returns four payloads, packed, of values that are divided by a scale already: saturated, NaN
+// stays NaN.
+__device__ inline u32 fp8_saturated(f32 a, f32 b, f32 c, f32 d) {
+  const auto clamp = [](f32 x) {
+    const f32 bounded = __builtin_amdgcn_fmed3f(x, -Fp8Block::kMaxFp8, Fp8Block::kMaxFp8);
+    return x != x ? x : bounded;
+  };
+  u32 packed = 0;
+  packed = __builtin_amdgcn_cvt_pk_fp8_f32(clamp(a), clamp(b), packed, false);
+  packed = __builtin_amdgcn_cvt_pk_fp8_f32(clamp(c), clamp(d), packed, true);
+  return packed;
+}
+
 }  // namespace rfops

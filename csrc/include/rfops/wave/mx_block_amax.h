@@ -3,7 +3,7 @@
 #pragma once
 
 #include "rfops/chip/types.h"
-#include "rfops/wave/reduce_scatter.h"
+#include "rfops/wave/reduce.h"
 
 namespace rfops {
 
@@ -83,16 +83,33 @@ struct MxFloat<f32> {
   __device__ static f32 amax_value(u32 amax_bits) { return __builtin_bit_cast(f32, amax_bits); }
 };
 
+// Eight neighbouring elements of a row, as one lane holds them.
+template <class Input>
+struct Eight {
+  static constexpr u32 kElems = 8, kWords = MxFloat<Input>::kWordsPerEight;
+
+  u32 words[kWords];
+
+  // Returns element i as fp32.
+  __device__ f32 element(u32 i) const {
+    if constexpr (__is_same(Input, f32)) {
+      return __builtin_bit_cast(f32, words[i]);
+    } else {
+      return i % 2 ? MxFloat<Input>::odd_element(words[i / 2])
+                   : MxFloat<Input>::even_element(words[i / 2]);
+    }
+  }
+};
+
 // A lane's eight elements of x [m, k]. With kStrided the rows are `pitch` elements apart, otherwise
 // contiguous. Requires: k a multiple of 32, each row 16-byte aligned.
 template <class Input, u32 kThreads, bool kStrided>
-struct MxEight {
+struct MxEight : Eight<Input> {
   static constexpr u32 kElemsPerLane = 8, kLanesPerBlock = 32 / kElemsPerLane;
-  static constexpr u32 kWords = MxFloat<Input>::kWordsPerEight;
+  using Eight<Input>::words;
 
   u64 index;  // of the lane's group of eight
   bool in_bounds;
-  u32 words[kWords];
   u32 amax_bits;  // largest magnitude of the block
 
   __device__ MxEight(const Input* x, u64 pitch, u32 m, u32 k)
@@ -106,32 +123,17 @@ struct MxEight {
       offset = row * pitch + static_cast<u32>(index - u64{row} * eights) * kElemsPerLane;
     }
 #pragma unroll
-    for (u32 i = 0; i < kWords; i += 4) {
+    for (u32 i = 0; i < this->kWords; i += 4) {
       const U32x4 v4 = reinterpret_cast<const U32x4*>(x + offset)[i / 4];
 #pragma unroll
       for (u32 j = 0; j < 4; ++j) words[i + j] = v4[j];
     }
-    amax_bits = MxFloat<Input>::amax_bits(words);
-    const auto fold = [&](f32 partner_amax) {
-      amax_bits = __builtin_elementwise_max(amax_bits, __builtin_bit_cast(u32, partner_amax));
-    };
-    fold(details::partner<1>(__builtin_bit_cast(f32, amax_bits)));
-    fold(details::partner<2>(__builtin_bit_cast(f32, amax_bits)));
+    amax_bits = max_over_lanes<kLanesPerBlock>(MxFloat<Input>::amax_bits(words));
   }
 
   // Whether this lane stores the block's scale, and the block's index.
   __device__ bool has_scale() const { return index % kLanesPerBlock == 0; }
   __device__ u64 block() const { return index / kLanesPerBlock; }
-
-  // Returns element i of the lane's eight as fp32.
-  __device__ f32 element(u32 i) const {
-    if constexpr (__is_same(Input, f32)) {
-      return __builtin_bit_cast(f32, words[i]);
-    } else {
-      return i % 2 ? MxFloat<Input>::odd_element(words[i / 2])
-                   : MxFloat<Input>::even_element(words[i / 2]);
-    }
-  }
 };
 
 }  // namespace rfops

@@ -48,10 +48,14 @@ __device__ inline T reduce_lanes(T value, Op op) {
   }
 }
 
-// Maximum, minimum and sum over each kLanes neighbouring lanes..
+// Maximum, minimum and sum over each kLanes neighbouring lanes.
 template <u32 kLanes>
 __device__ inline f32 max_over_lanes(f32 value) {
   return reduce_lanes<kLanes>(value, [](f32 a, f32 b) { return a > b ? a : b; });
+}
+template <u32 kLanes>
+__device__ inline u32 max_over_lanes(u32 value) {
+  return reduce_lanes<kLanes>(value, [](u32 a, u32 b) { return a > b ? a : b; });
 }
 template <u32 kLanes>
 __device__ inline u32 min_over_lanes(u32 value) {
@@ -74,6 +78,57 @@ __device__ inline u32 shift_by_dpp(u32 value) {
 }
 
 }  // namespace details
+
+namespace details {
+
+// The value of the partner lane within a row of 16 lanes (partner), or with bit 16 and 32 of the
+// last lane of a lower row; rows without a source get the lowest value.
+template <u32 kBit>
+__device__ inline i32 partner_or_lowest(i32 value) {
+  if constexpr (kBit < 16) {
+    return __builtin_bit_cast(i32, partner<kBit>(__builtin_bit_cast(f32, value)));
+  } else {
+    constexpr int kLowest = -0x7fffffff - 1;
+    constexpr int kEnd15 = 0x142, kEnd31 = 0x143;  // DPP row_bcast15, row_bcast31
+    constexpr int kControl = kBit == 16 ? kEnd15 : kEnd31, kRows = kBit == 16 ? 0xa : 0xc;
+    return __builtin_amdgcn_update_dpp(kLowest, value, kControl, kRows, 0xf, false);
+  }
+}
+
+__device__ inline i32 larger(i32 a, i32 b) { return a > b ? a : b; }
+
+}  // namespace details
+
+// Returns the maximum over a wave, in a scalar register: no LDS, a chain of six moves, each part of
+// its maximum. Requires: all lanes active.
+template <u32 kBit = 1>
+__device__ inline i32 max_of_wave(i32 value) {
+  if constexpr (kBit < kWaveSize) {
+    return max_of_wave<2 * kBit>(details::larger(value, details::partner_or_lowest<kBit>(value)));
+  } else {
+    return __builtin_amdgcn_readlane(value, kWaveSize - 1);
+  }
+}
+
+struct BestTwo {
+  i32 best, runner_up;
+};
+
+// Returns the two largest of all values of a wave's lanes, in scalar registers. Requires: best >=
+// runner_up in each lane; all lanes active.
+template <u32 kBit = 1>
+__device__ inline BestTwo best_two_of_wave(i32 best, i32 runner_up) {
+  using namespace details;
+  if constexpr (kBit < kWaveSize) {
+    const i32 partner_best = partner_or_lowest<kBit>(best);
+    const i32 smaller = best < partner_best ? best : partner_best;
+    runner_up = larger(runner_up, partner_or_lowest<kBit>(runner_up));
+    return best_two_of_wave<2 * kBit>(larger(best, partner_best), larger(runner_up, smaller));
+  } else {
+    return {__builtin_amdgcn_readlane(best, kWaveSize - 1),
+            __builtin_amdgcn_readlane(runner_up, kWaveSize - 1)};
+  }
+}
 
 // Returns the sum over this lane and all lower lanes. Requires: all lanes active. Without
 // kBoundCtrl the compiler may fold each move into its addition; which of the two schedules better

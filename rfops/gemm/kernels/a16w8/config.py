@@ -13,6 +13,8 @@ MIB = 1 << 20
 
 
 class Shape(NamedTuple):
+    """Sizes of a batched GEMM: b of [m, k] x [n, k]."""
+
     b: int
     m: int
     n: int
@@ -20,9 +22,11 @@ class Shape(NamedTuple):
 
     @property
     def work(self) -> int:
+        """Multiply-adds of all batches."""
         return self.b * self.m * self.n * self.k
 
     def programs(self, tile_m: int, tile_n: int) -> int:
+        """Return the number of output tiles of tile_m x tile_n in all batches."""
         return self.b * ceil(self.m, tile_m) * ceil(self.n, tile_n)
 
 
@@ -61,6 +65,8 @@ class _Config:
 
 @dataclass(frozen=True)
 class RowsConfig(_Config):
+    """A variant for few rows of x: each program multiplies rows of w by all of x."""
+
     tile_n: int  # rows of w of a program
     tile_k: int  # elements of K in flight at once
     batches: int = 1  # of a program; more than 1 only where M is 1
@@ -69,6 +75,8 @@ class RowsConfig(_Config):
 
 @dataclass(frozen=True)
 class TilesConfig(_Config):
+    """A variant on the matrix units: output tiles of tile_m x tile_n."""
+
     tile_m: int
     tile_n: int
     tile_k: int
@@ -91,6 +99,8 @@ class TilesConfig(_Config):
 
 @dataclass(frozen=True)
 class StagedConfig(_Config):
+    """A variant for NVIDIA's matrix unit with several steps of K in shared memory."""
+
     tile_m: int
     tile_n: int
     tile_k: int  # of K for a group of warps and a step
@@ -110,15 +120,19 @@ class StagedConfig(_Config):
 
     @property
     def step(self) -> int:
+        """Elements of K per step of all groups of warps."""
         return self.warps_k * self.tile_k
 
     @property
     def warps(self) -> int:
+        """Warps of a program."""
         return self.warps_k * self.warps_m * self.warps_n
 
 
 @dataclass(frozen=True)
 class BmmConfig(_Config):
+    """A variant that dequantises w to a workspace and calls torch.bmm."""
+
     workspace_mib: int = 512  # at most, unless one batch needs more; from torch's allocator
     tile_n: int = 32
     warps: int = 4

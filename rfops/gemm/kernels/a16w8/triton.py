@@ -19,19 +19,23 @@ from __future__ import annotations
 import functools
 import importlib
 import itertools
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from rfops.dispatch.heuristic import ceil
-from rfops.dispatch.kernel import Call, Kernel, RunOf
+from rfops.dispatch.heuristic import VALU_CYCLES, Columns, ceil
+from rfops.dispatch.kernel import Call, RunOf
+from rfops.dispatch.time_model import TimedKernel
 from rfops.dispatch.tuned_table import serving
 from rfops.dispatch.workspace import Workspace
 from rfops.jit import log
-from rfops.jit.arch import ARCH_SPECS, MAX_GRID
+from rfops.jit.arch import ARCH_SPECS, MAX_GRID, MAX_WAVES, REGISTERS, WAVE
 from rfops.triton.bound import BoundTriton
 
+from ...terms import Traits
 from .config import (
     MIB,
     SCALE_BLOCK,
@@ -45,9 +49,12 @@ from .config import (
 _KERNELS = "rfops.gemm.kernels.a16w8.triton_kernels"
 Launch = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]
 
+_CHIP = ARCH_SPECS["gfx950"]  # whose variants the op's model ranks
 MAX_ROWS = 16  # of the kernel rows
-# From this many multiplications on, and M, torch.bmm repays the dequantised weights' way through
-# memory.
+_MOST_ROW_K = 512  # elements of K that it has in flight
+_PRODUCTS = 512  # multiplications of a matrix unit per clock, about
+# From this many multiplications on, and M, torch.bmm is taken: a library's, which timing mode does
+# not see.
 _BMM_M, _BMM_WORK = 512, 1 << 34
 # Up to which staged beats tiles beyond M=32 (H200: 64 x 64 x 512 x 512 in 11.9 us against 14.2,
 # 100 x 128 x 300 x 512 in 31.8 against 24.7).
@@ -57,6 +64,7 @@ _SHARED = 220 << 10  # bytes of NVIDIA's shared memory that candidates' stages m
 
 
 def shape_of(c: Call) -> Shape:
+    """Return the sizes of a call."""
     return Shape(c.B, c.M, c.N, c.K)
 
 
@@ -65,13 +73,17 @@ def _power(value: int, least: int = 1, most: int = 1 << 30) -> int:
     return max(least, min(most, 1 << max(value - 1, 0).bit_length()))
 
 
+def takes_bmm(c: Call) -> bool:
+    """Whether torch.bmm repays the dequantised weights' way through memory."""
+    shape = shape_of(c)
+    return bool(shape.m >= _BMM_M and shape.work >= _BMM_WORK and c.x_dtype == torch.bfloat16)
+
+
 def order(c: Call) -> tuple[str, ...]:
-    """Return the kernels for a shape without a tuned row: rows up to M=2; above, on sm_90, staged
-    up to 32 rows, and up to 128 for small problems of short K; bmm for large problems; else
+    """Return the kernels for a shape without a tuned row that no model ranks: rows up to M=2;
+    above, on sm_90, staged up to 32 rows, and up to 128 for small problems of short K; else
     tiles."""
     shape = shape_of(c)
-    if shape.m >= _BMM_M and shape.work >= _BMM_WORK and c.x_dtype == torch.bfloat16:
-        return "bmm", "tiles"
     if shape.m <= 2:
         return "rows", "tiles"
     is_small = shape.m <= 32 or (shape.m <= 128 and shape.k <= 512 and shape.work <= _STAGED_WORK)
@@ -80,16 +92,31 @@ def order(c: Call) -> tuple[str, ...]:
     return ("tiles",)
 
 
-class _Batched(Kernel):
-    """The base of the four kernels."""
+class _Batched(TimedKernel):
+    """The base of the four kernels. The op's model ranks those that have a space for a call."""
 
+    is_ranked = False
+    sources = (_KERNELS,)
     prepare: Callable[[torch.device, Shape, Any], Launch]  # the launches of a shape
 
     def unsupported_reason(self, c: Call) -> str | None:
         return None if serving(c.arch) else f"no kernel for {c.arch}"
 
+    def space(self, c: Call) -> Columns[Any] | None:
+        return None
+
+    def _unranked(self, c: Call) -> Any:
+        """Return the variant of a call that the model does not rank."""
+        raise NotImplementedError
+
+    def default(self, c: Call) -> Any:
+        return self._unranked(c) if self.space(c) is None else super().default(c)
+
     def candidates(self, c: Call) -> Iterable[Any]:
         """On an NVIDIA GPU what wider searches on an H200 left."""
+        if self.space(c) is not None:
+            yield from super().candidates(c)
+            return
         yield self.default(c)
         if c.arch.startswith("sm_"):
             yield from self._on_nvidia(shape_of(c))
@@ -102,8 +129,66 @@ class _Batched(Kernel):
         return lambda *sizes: prepare(c.device, Shape(*sizes), config)
 
 
+def _is_ranked(c: Call) -> bool:
+    """gfx942 converts FP8 in software, which the model's terms do not have: there its choices were
+    up to 1.46 times the best."""
+    return c.arch == "gfx950" and 0 not in c.sizes.values()
+
+
+def _steps(c: Call) -> int:
+    return int(ceil(c.K, SCALE_BLOCK))
+
+
+@functools.cache
+def _amd_rows(max_k: int) -> Columns[RowsConfig]:
+    """With 16 to 64 elements of w in flight in a thread."""
+    all_k = [k for k in (128, 256, _MOST_ROW_K) if k <= max_k] or [max_k]
+    all_n = (4, 8, 16, 32) if max_k >= 128 else (16, 32, 64, 128)
+    found = [
+        RowsConfig(tile_n, tile_k, 1, warps)
+        for tile_n, tile_k, warps in itertools.product(all_n, all_k, (1, 2, 4))
+        if 16 <= tile_n * tile_k // (WAVE * warps) <= 64
+    ]
+    return Columns(found)
+
+
+@functools.lru_cache(maxsize=256)
+def _amd_tiles(max_m: int, tile_k: int, steps: int) -> Columns[TilesConfig]:
+    """w on the left; each part of a split K has four steps at least."""
+    found = []
+    for tile_m, tile_n, split in itertools.product((16, 32, 64, 128), (32, 64, 128), (1, 2, 4, 8)):
+        if tile_m > max_m or 4 * tile_m < max_m or 4 * split > max(steps, 4):
+            continue
+        wide, narrow = min(tile_m, tile_n) >= 64, max(tile_m, tile_n) <= 32
+        for warps in (4, 8) if wide else (2, 4) if narrow else (4,):
+            config = TilesConfig(tile_m, tile_n, tile_k, split_k=split, warps=warps)
+            found.append(_with_stages(config, steps, _CHIP.lds_bytes))
+    return Columns(found)
+
+
 class Rows(_Batched):
+    """Few rows of x, without the matrix units."""
+
     name, Config = "rows", RowsConfig
+
+    def space(self, c: Call) -> Columns[RowsConfig] | None:
+        if not _is_ranked(c) or c.M > MAX_ROWS:
+            return None
+        return _amd_rows(_power(c.K, 16, _MOST_ROW_K))
+
+    def traits(self, config: RowsConfig, c: Call) -> tuple[float, ...]:
+        elements = config.tile_n * config.tile_k
+        clocks = VALU_CYCLES * (c.M + 1) * elements / WAVE
+        resident = max(1, _CHIP.simds * MAX_WAVES // config.warps // 2)
+        return Traits(
+            MAX_ROWS,
+            config.tile_n,
+            1,
+            config.tile_k,
+            resident,
+            log_waves=math.log2(config.warps),
+            busy_clocks=clocks,
+        )
 
     def unsupported_reason(self, c: Call) -> str | None:
         return super().unsupported_reason(c) or (
@@ -115,7 +200,7 @@ class Rows(_Batched):
             return f"batches={config.batches} needs M=1, and M is {c.M}"
         return None
 
-    def default(self, c: Call) -> RowsConfig:
+    def _unranked(self, c: Call) -> RowsConfig:
         """Tiles small enough for two programs a compute unit."""
         arch, shape = serving(c.arch) or c.arch, shape_of(c)
         units, (wave, warps) = ARCH_SPECS[arch].cus, (32, 2) if arch == "sm_90" else (64, 1)
@@ -160,9 +245,35 @@ class Rows(_Batched):
 
 
 class Tiles(_Batched):
+    """Output tiles on the matrix units of any architecture."""
+
     name, Config = "tiles", TilesConfig
 
-    def default(self, c: Call) -> TilesConfig:
+    def family(self, config: TilesConfig, c: Call) -> str:
+        return str(config.warps)
+
+    def space(self, c: Call) -> Columns[TilesConfig] | None:
+        if not _is_ranked(c):
+            return None
+        return _amd_tiles(_power(c.M, 16, 128), _power(c.K, 32, SCALE_BLOCK), _steps(c))
+
+    def traits(self, config: TilesConfig, c: Call) -> tuple[float, ...]:
+        m, n, k, warps = config.tile_m, config.tile_n, config.tile_k, config.warps
+        registers = (m * n + (m + n) * k // 2) // (WAVE * warps) + 40  # sums, loads in flight
+        by_registers = _CHIP.simds * min(MAX_WAVES, max(1, REGISTERS // registers)) // warps
+        by_lds = _CHIP.lds_bytes // max(_staged_bytes(config), 1)
+        return Traits(
+            m,
+            n,
+            config.split_k,
+            k,
+            max(1, min(by_registers, by_lds)),
+            log_waves=math.log2(warps),
+            log_steps=math.log2(config.stages),
+            busy_clocks=m * n * k / _PRODUCTS,
+        )
+
+    def _unranked(self, c: Call) -> TilesConfig:
         return _default_tiles(shape_of(c), serving(c.arch) or c.arch)
 
     def _on_nvidia(self, shape: Shape) -> Iterator[TilesConfig]:
@@ -190,11 +301,19 @@ def _default_tiles(shape: Shape, arch: str) -> TilesConfig:
     tile_k = _power(k, 32, SCALE_BLOCK)
     steps = ceil(k, tile_k)
     split_k = max(1, min(steps // 4, 8, chip.cus // max(shape.programs(tile_m, tile_n), 1)))
-    stages = 3
-    while stages > 1 and (stages - 1) * tile_k * (tile_n + 2 * tile_m) > chip.lds_bytes * 3 // 4:
-        stages -= 1
-    stages = max(1, min(stages, steps))
-    return TilesConfig(tile_m, tile_n, tile_k, x_left, split_k=split_k, stages=stages)
+    config = TilesConfig(tile_m, tile_n, tile_k, x_left, split_k=split_k)
+    return _with_stages(config, steps, chip.lds_bytes)
+
+
+def _staged_bytes(config: TilesConfig) -> int:
+    """The LDS of a program: w and x of all K-steps in flight but one."""
+    return (config.stages - 1) * config.tile_k * (config.tile_n + 2 * config.tile_m)
+
+
+def _with_stages(config: TilesConfig, steps: int, lds_bytes: int) -> TilesConfig:
+    """The config with as many K-steps in flight as there are, up to 3, in three quarters of LDS."""
+    fitting = (replace(config, stages=stages) for stages in (3, 2, 1) if stages <= steps)
+    return next(one for one in fitting if _staged_bytes(one) <= lds_bytes * 3 // 4)
 
 
 def _tile_sizes(shape: Shape) -> Iterator[tuple[int, int, int, int]]:
@@ -241,6 +360,8 @@ def _deep_tiles(shape: Shape) -> Iterator[TilesConfig]:
 
 
 class Staged(_Batched):
+    """Output tiles on NVIDIA's matrix unit, with asynchronous loads to shared memory."""
+
     name, Config = "staged", StagedConfig
 
     def unsupported_reason(self, c: Call) -> str | None:
@@ -257,7 +378,7 @@ class Staged(_Batched):
             return f"M={c.M} is more than {MAX_GRID} tiles"
         return None
 
-    def default(self, c: Call) -> StagedConfig:
+    def _unranked(self, c: Call) -> StagedConfig:
         """The tuned rows' most frequent: two groups of warps with 128 of K each, two such steps."""
         shape = shape_of(c)
         tile_m, tile_n = _power(shape.m, 8, 32), 64
@@ -336,6 +457,8 @@ def _depths(shape: Shape) -> Iterator[tuple[int, int, int]]:
 
 
 class Bmm(_Batched):
+    """Weights dequantised to bf16, then torch.bmm; takes any M."""
+
     name, Config = "bmm", BmmConfig
     error = 2.0**-8  # w * w_scale is rounded to bf16
 
@@ -346,7 +469,7 @@ class Bmm(_Batched):
             return f"torch.bmm rounds its sums to bfloat16, and the result is {c.dtype}"
         return super().unsupported_reason(c)
 
-    def default(self, c: Call) -> BmmConfig:
+    def _unranked(self, c: Call) -> BmmConfig:
         return BmmConfig()
 
     def notes(self, c: Call, config: BmmConfig) -> Mapping[str, str]:

@@ -32,8 +32,8 @@ def compile_gemm(module: str, *configs: Config) -> CompiledOp:
     operands and strided ones."""
 
     def variants(_arch: str) -> list[dict[str, int | str]]:
-        made = [config.defines(torch.bfloat16) for config in configs]
-        return [{**defines, "DENSE": dense} for dense in (1, 0) for defines in made]
+        variants_ = [config.defines(torch.bfloat16) for config in configs]
+        return [{**defines, "DENSE": dense} for dense in (1, 0) for defines in variants_]
 
     return compile_ops(module, kernel=module, variants=variants)(signature)
 

@@ -31,6 +31,8 @@ class PingPongConfig(TileConfig):
 
 
 class PingPong(TileKernel):
+    """Large tiles on gfx950: two groups of waves alternate between loads and MFMAs."""
+
     name = "pingpong"
     module = "a8w8_blockscale_pingpong"
     Config = PingPongConfig

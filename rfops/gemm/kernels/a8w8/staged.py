@@ -16,6 +16,8 @@ class StagedConfig(TileConfig):
 
 
 class Staged(TileKernel):
+    """Tiles of x and w staged in LDS, for many rows."""
+
     name = "staged"
     module = "a8w8_blockscale_staged"
     Config = StagedConfig

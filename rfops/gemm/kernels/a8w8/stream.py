@@ -69,9 +69,11 @@ class StreamConfig(WavesConfig):
         return in_flight + 6 * self.m_tiles * self.n_tiles + 24 + 2 * self.lines
 
     def tiles(self, m: int, n: int) -> int:
+        """Return the number of output tiles; a workgroup has all rows of x."""
         return int(ceil(n, TILE * self.n_tiles))
 
     def defines(self, dtype: torch.dtype, shuffled: bool = False) -> dict[str, int | str]:
+        """Return the defines that select the variant in the kernel, without RFOPS_."""
         return {
             "M_TILES": self.m_tiles,
             "N_TILES": self.n_tiles,
@@ -90,6 +92,8 @@ _X_FIRST_K = 1024  # from here on x of more than a tile is quicker first, by 1 t
 
 
 class Stream(Launched):
+    """Few rows of x: each wave streams its rows of w from memory to registers."""
+
     name = "stream"
     module = "a8w8_blockscale_stream"
     Config = StreamConfig
@@ -163,11 +167,11 @@ def _variants(
     values: _Values, m_tiles: int, blocks: int, lds: int, x_first: int
 ) -> Columns[StreamConfig]:
     """Those that fit the chip, and of which each wave has a block of K."""
-    found = []
+    configs = []
     for n_tiles, (steps, lines), (waves, split) in itertools.product(*values):
-        along = split * waves
+        k_waves = split * waves
         with contextlib.suppress(ValueError):  # does not fit
             config = StreamConfig(m_tiles, n_tiles, steps, waves, split, lines, x_first)
-            if config.lds_bytes <= lds and (along == 1 or (along - 1) * steps < blocks):
-                found.append(config)
-    return Columns(found)
+            if config.lds_bytes <= lds and (k_waves == 1 or (k_waves - 1) * steps < blocks):
+                configs.append(config)
+    return Columns(configs)

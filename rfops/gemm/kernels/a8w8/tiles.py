@@ -43,13 +43,16 @@ class TileConfig(RowsConfig):
 
     @property
     def registers(self) -> int:
+        """VGPRs of a lane, as the compiler allocates them."""
         return self.TILES[self.m, self.n]
 
     @property
     def lds_bytes(self) -> int:
+        """LDS of a workgroup: the stages of both operands."""
         return self.stages * (self.m + self.n) * BLOCK
 
     def defines(self, dtype: torch.dtype, shuffled: bool = False) -> dict[str, int | str]:
+        """Return the defines that select the variant in the kernel, without RFOPS_."""
         return {
             "M": self.m,
             "N": self.n,
@@ -79,8 +82,8 @@ class TileKernel(Launched):
         return self._tiles(min(MAX_SPLIT, c.K // BLOCK))
 
     @functools.lru_cache(maxsize=64)  # noqa: B019 # kernels live as long as the process
-    def _tiles(self, most: int) -> Columns[TileConfig]:
-        splits = [split for split in SPLITS if split <= most]
+    def _tiles(self, max_rows: int) -> Columns[TileConfig]:
+        splits = [split for split in SPLITS if split <= max_rows]
         return Columns([self.Config(*t, split) for t in self.Config.TILES for split in splits])
 
     def family(self, config: TileConfig, c: Call) -> str:

@@ -32,10 +32,13 @@ class A8W8TritonConfig(GemmTileConfig):
 
     @property
     def w_left(self) -> bool:
+        """Whether w is the left operand of the matrix unit, which suits few rows."""
         return self.block_m < 64 and self.block_n <= BLOCK
 
 
 class TritonGemm(TritonKernel):
+    """The GEMM in Triton, for every architecture that has FP8 in Triton."""
+
     Config = A8W8TritonConfig
 
     def error_on(self, arch: str) -> float:
@@ -78,19 +81,19 @@ class TritonGemm(TritonKernel):
 
     def candidates(self, c: Call) -> list[A8W8TritonConfig]:
         """The default, and others near it."""
-        first = self.default(c)
+        default = self.default(c)
         tiles = [(16, 64), (16, 128), (32, 64), (32, 128), (64, 64), (64, 128), (128, 128)]
-        splits = sorted({1, 2, 4, 8, first.splits} & set(range(1, c.K // BLOCK + 1)))
-        made = [
+        splits = sorted({1, 2, 4, 8, default.splits} & set(range(1, c.K // BLOCK + 1)))
+        configs = [
             A8W8TritonConfig(*tile, split, 8, warps, stages)
             for tile in tiles
-            if tile[0] <= max(16, 2 * first.block_m) and 2 * tile[0] >= first.block_m
+            if tile[0] <= max(16, 2 * default.block_m) and 2 * tile[0] >= default.block_m
             for split in splits
             for warps in (4, 8)
             for stages in ((2,) if c.arch.startswith("gfx") else (3, 5))
         ]
-        fit = (config for config in made if self.unsupported_config_reason(c, config) is None)
-        return [first, *(config for config in fit if config != first)]
+        fit = (config for config in configs if self.unsupported_config_reason(c, config) is None)
+        return [default, *(config for config in fit if config != default)]
 
     def variant(self, c: Call, config: A8W8TritonConfig) -> RunOf:
         return lambda m, n, k: _bind(c, config, m, n, k)

@@ -5,24 +5,23 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar
 
-import numpy as np
-
 from rfops.dispatch.config import Allowed, up_to
-from rfops.dispatch.heuristic import Columns, ceil, coarse
+from rfops.dispatch.heuristic import Columns, ceil
 from rfops.dispatch.kernel import Call
 from rfops.jit import compile_ops
-from rfops.jit.arch import ARCH_SPECS, REGISTERS, WAVE
+from rfops.jit.arch import REGISTERS, WAVE
 
+from ...terms import Traits
 from ..variant import RowsConfig
-from .launch import MAX_SPLIT, has_16_bits, signature
-from .prepare import STEP_K, Prepared, PreparedCost, prepare_us
+from .launch import MAX_SPLIT, X_BYTES, signature
+from .prepare import STEP_K, Prepared
 
-CHIP = ARCH_SPECS["gfx950"]
 PAIR = 32  # rows whose scales are one dword
 ROW_BYTES = STEP_K // 2
 MAX_ROWS = 256  # of an operand in a workgroup
@@ -71,18 +70,12 @@ class DeepConfig(RowsConfig):
         """VGPRs, about: sums, a step's operands and scales, pieces on their way, addresses."""
         along_m, along_n = self.shape_of_waves or (1, 1)
         m, n = self.m // along_m, self.n // along_n
-        pieces = self.ahead * (self.m + self.n) * ROW_BYTES // (self.threads * 4)
-        return m * n // WAVE + (m + n) // 2 + self.ahead * (m + n) // PAIR + pieces + 30
+        num_regs = self.ahead * (self.m + self.n) * ROW_BYTES // (self.threads * 4)
+        return m * n // WAVE + (m + n) // 2 + self.ahead * (m + n) // PAIR + num_regs + 30
 
     @property
     def threads(self) -> int:
         return self.waves * WAVE
-
-
-# By timing mode: clocks of a K-step beside its loads, bytes a clock of a workgroup alone and of two
-# of a CU, clocks of the matrix cores for an element of a step, of a tile's beginning and end; what
-# all parts are written with, and bytes a clock with which those of a tile are read.
-_STEP, _ALONE, _TOGETHER, _MATRIX, _ENDS, _PARTS_TB_S, _PARTS = 260, 32, 33, 1 / 28, 5000, 4.0, 50
 
 
 # What `rfops build` makes: bf16, weights as they are loaded most quickly.
@@ -113,52 +106,61 @@ class Deep(Prepared):
         signature
     )
 
-    def key(self, c: Call) -> tuple[int, ...]:
-        sizes = coarse(c.M, PAIR), coarse(c.N, PAIR), coarse(c.K, STEP_K)
-        return (*sizes, int(has_16_bits(c)), c.dtype.itemsize)
+    def space(self, c: Call) -> Columns[DeepConfig] | None:
+        return None if self.unsupported_arch_reason(c) else _few()
 
-    @staticmethod
-    def space(_m: int, _n: int, k: int, _is_16: int, _size: int) -> Columns[DeepConfig]:
-        return _variants(min(8, ceil(k, STEP_K)))
+    def full_space(self, c: Call) -> Columns[DeepConfig] | None:
+        if self.unsupported_arch_reason(c):
+            return None
+        return _all(min(MAX_SPLIT, ceil(c.K, STEP_K)))
 
-    @staticmethod
-    def work(  # type: ignore[override]
-        t: Columns[DeepConfig], m: int, n: int, k: int, is_16: int, size: int
-    ) -> PreparedCost:
-        """Rounds of workgroups by their K-steps, each bound by its loads, alone or with those of
-        another workgroup; with split the way of all parts through memory; before it x."""
-        groups = ceil(m, t.m) * ceil(n, t.n) * t.split
-        busiest = ceil(groups, CHIP.cus)
-        together = np.minimum(busiest, np.where(t.waves * t.registers <= 2 * REGISTERS, 2, 1))
-        loaded = (t.m + t.n) * (ROW_BYTES + STEP_K // PAIR)
-        step = np.maximum(_STEP + loaded / _ALONE, together * loaded / _TOGETHER)
-        step = np.maximum(step, together * t.m * t.n * _MATRIX)
-        clocks = ceil(busiest, together) * (ceil(ceil(k, STEP_K), t.split) * step + _ENDS)
-        us = clocks / (CHIP.ghz * 1e3)
-        us = np.maximum(us, (n * k / 2 + m * k / 2 + m * n * size) / (CHIP.hbm_tb_s * 1e6))
-        parts = (t.split > 1) * t.m * t.n * 4
-        us = us + parts * groups / (_PARTS_TB_S * 1e6) + parts * t.split / _PARTS / (CHIP.ghz * 1e3)
-        if is_16:
-            us = us + prepare_us(m, k)
-        waves = np.where(t.m * t.n > 128 * 64, -t.waves, t.waves)  # few where there is little to do
-        rows = groups * (t.m + t.n)
-        return PreparedCost(us, (rows, t.split, t.ahead, waves))
+    def traits(self, config: DeepConfig, c: Call) -> tuple[float, ...]:
+        return Traits(
+            config.m,
+            config.n,
+            config.split,
+            STEP_K,
+            2 if config.waves * config.registers <= 2 * REGISTERS else 1,
+            log_waves=math.log2(config.waves),
+            log_steps=math.log2(config.ahead),
+            lds_bytes=config.words * 4,
+            is_prepared=1,
+            max_x_bytes=X_BYTES,
+        )
 
     def defines(self, c: Call, config: DeepConfig) -> Mapping[str, Any]:
         along_m, along_n = config.shape_of_waves or (1, config.waves)
-        own = {name: v for name, v in super().defines(c, config).items() if name != "WAVES"}
+        defines = {name: v for name, v in super().defines(c, config).items() if name != "WAVES"}
         waves = {"WAVES_M": along_m, "WAVES_N": along_n, "LOAD_X": config.load_x}
-        return {**own, **waves, "GROUP_M": GROUP_M}
+        return {**defines, **waves, "GROUP_M": GROUP_M}
 
 
-@lru_cache(maxsize=16)
-def _variants(max_split: int) -> Columns[DeepConfig]:
-    found = []
-    sizes = (32, 64, 128, 256)
-    rest = sizes[:3], (4, 8), (2, 4)
-    values = itertools.product(sizes, *rest, range(1, max_split + 1))
-    # Of others no split: its times are predicted too low.
-    for each in itertools.chain(values, itertools.product((96, 192), *rest, (1,))):
+# m, n, waves; splits: that a call chooses among.
+_TILES = (
+    (32, 128, 4),
+    (64, 64, 4),
+    (64, 128, 4),
+    (96, 128, 4),
+    (128, 64, 4),
+    (128, 128, 8),
+    (192, 128, 8),
+    (256, 128, 8),
+)
+_SPLITS = 1, 2, 3, 4, 6
+
+
+@lru_cache(maxsize=1)
+def _few() -> Columns[DeepConfig]:
+    return Columns([DeepConfig(*tile, 2, split) for tile in _TILES for split in _SPLITS])
+
+
+@lru_cache(maxsize=MAX_SPLIT)
+def _all(max_split: int) -> Columns[DeepConfig]:
+    """Those that fit."""
+    configs = []
+    sizes = (32, 64, 96, 128, 192, 256)
+    values = itertools.product(sizes, sizes[:4], (4, 8), (2, 4), range(1, max_split + 1))
+    for fields in values:
         with contextlib.suppress(ValueError):  # does not fit
-            found.append(DeepConfig(*each))
-    return Columns(found)
+            configs.append(DeepConfig(*fields))
+    return Columns(configs)

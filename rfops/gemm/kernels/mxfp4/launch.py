@@ -9,8 +9,8 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 
 from rfops.dispatch.guards import MAX_BYTES
-from rfops.dispatch.heuristic import Ranked
 from rfops.dispatch.kernel import Call, Run, RunOf
+from rfops.dispatch.time_model import TimedKernel
 from rfops.dispatch.workspace import SPLIT, with_partials
 from rfops.jit import CompiledOp, u32
 from rfops.quantization.mxfp8 import BLOCK
@@ -21,6 +21,7 @@ from ..variant import Variant
 TILE_K = 128  # elements of K in an operand
 ALIGN = 16  # bytes: a lane's load
 MAX_SPLIT = 16
+X_BYTES = 17 / 32  # of an element of MXFP4, its share of the scale too
 # How csrc/gemm/mxfp4_*.hip call types.
 TYPES = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}
 
@@ -76,8 +77,8 @@ def _refuses_rows(c: Call, name: str, rows: int) -> str | None:
     return None
 
 
-class Fp4Kernel(Ranked):
-    """One of these kernels, for either op."""
+class Fp4Kernel(TimedKernel):
+    """One of these kernels, for each of the ops."""
 
     compiled: ClassVar[CompiledOp]
     max_rows: ClassVar[int]  # of an operand in a workgroup
@@ -119,8 +120,8 @@ class Fp4Kernel(Ranked):
         return {"TAIL": int(k % TILE_K != 0)}
 
     def defines(self, c: Call, config: Any) -> Mapping[str, Any]:
-        own = {name.upper(): value for name, value in vars(config).items()}
-        return {**own, **self.common_defines(c), **self.kind(c, config, c.K)}
+        defines = {name.upper(): value for name, value in vars(config).items()}
+        return {**defines, **self.common_defines(c), **self.kind(c, config, c.K)}
 
     def variant(self, c: Call, config: Variant) -> RunOf:
         """A launch is built at the first K of its kind."""
@@ -138,7 +139,7 @@ class Fp4Kernel(Ranked):
 
         launch_of(c.K)
 
-        def run_of(m: int, n: int, k: int, *_others: int) -> Run:
+        def run_of(m: int, n: int, k: int, *_sizes: int) -> Run:
             tiles, rows = config.tiles(m, n), rows_of(c, k)
             grid = tiles * config.split, 1, 1
             run = launch_of(k)(grid, m=m, n=n, k=k, **rows._asdict())

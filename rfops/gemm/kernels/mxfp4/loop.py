@@ -8,18 +8,17 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import ClassVar
 
-import numpy as np
 import torch
 
 from rfops.dispatch.config import Allowed, up_to
-from rfops.dispatch.heuristic import Columns, ceil, coarse
+from rfops.dispatch.heuristic import Columns, ceil
 from rfops.dispatch.kernel import Call
 from rfops.jit import compile_ops, u32
-from rfops.jit.arch import ARCH_SPECS
 
+from ...terms import Traits
 from ..variant import RowsConfig
-from .launch import has_16_bits
-from .prepare import STEP_K, Prepared, PreparedCost, prepare_us
+from .launch import X_BYTES
+from .prepare import STEP_K, Prepared
 
 MAX_SPLIT, MAX_GROUP_M = 8, 16
 
@@ -84,12 +83,6 @@ class LoopConfig(RowsConfig):
         return self.TILES[self.m, self.n]
 
 
-# By timing mode: busy share of the matrix cores in the loop, cycles of a tile beside it, what a
-# workgroup reads of others' sums a cycle.
-_BUSY, _ENDS, _REDUCE_BYTES = 0.95, 5000, 48
-_WRITE_TB_S = 5.0
-
-
 class Loop(Prepared):
     name = "loop"
     module = "mxfp4_loop"
@@ -102,39 +95,28 @@ class Loop(Prepared):
         largest = (config.m, config.n) == _LARGEST
         return super().unsupported_config_reason(c, config) or (_no_largest(c) if largest else None)
 
-    def key(self, c: Call) -> tuple[int, ...]:
-        sizes = coarse(c.M, 64), coarse(c.N, 64), coarse(c.K, STEP_K)
-        return (*sizes, int(has_16_bits(c)), c.dtype.itemsize, int(_no_largest(c) is not None))
+    def space(self, c: Call) -> Columns[LoopConfig] | None:
+        return (
+            None if self.unsupported_arch_reason(c) else _variants(_SPLITS, _no_largest(c) is None)
+        )
 
-    @staticmethod
-    def space(
-        _m: int, _n: int, k: int, _is_16: int, _size: int, without_largest: int
-    ) -> Columns[LoopConfig]:
-        return _variants(min(MAX_SPLIT, ceil(k, STEP_K)), bool(without_largest))
+    def full_space(self, c: Call) -> Columns[LoopConfig] | None:
+        if self.unsupported_arch_reason(c):
+            return None
+        splits = tuple(range(1, min(MAX_SPLIT, ceil(c.K, STEP_K)) + 1))
+        return _variants(splits, _no_largest(c) is None)
 
-    @staticmethod
-    def work(  # type: ignore[override]
-        t: Columns[LoopConfig], m: int, n: int, k: int, is_16: int, size: int, _without_largest: int
-    ) -> PreparedCost:
-        """Rounds of workgroups by their K-steps, each bound by the matrix cores or by loads; with
-        split the last workgroup's sum; at least the bytes; before it x."""
-        chip = ARCH_SPECS["gfx950"]
-        flops = 2 * 8192  # of FP4, a cycle and CU
-        items = ceil(m, t.m) * ceil(n, t.n) * t.split
-        resident = np.minimum(ceil(items, chip.cus), t.resident)
-        rounds = ceil(items, chip.cus * resident)
-        steps = ceil(ceil(k, STEP_K), t.split) + 1
-        matrix = 2 * t.m * t.n * STEP_K / flops / _BUSY
-        loads = (t.m + t.n) * STEP_K / 2 / 64 * 1.1
-        step = np.maximum(resident * np.maximum(matrix, loads), 700)
-        sums = (t.split > 1) * (2000 + t.split * t.m * t.n * 4 / _REDUCE_BYTES)
-        clocks = rounds * (steps * step + _ENDS * resident + sums)
-        us = clocks / (chip.ghz * 1e3) + m * n * size / _WRITE_TB_S / 1e6
-        traffic = (m + n) * k / 2 + 8 * (t.split > 1) * t.split * m * n
-        us = np.maximum(us, traffic / (chip.hbm_tb_s * 1e6))
-        if is_16:
-            us = us + prepare_us(m, k)
-        return PreparedCost(us, (t.split, t.m * t.n))
+    def traits(self, config: LoopConfig, c: Call) -> tuple[float, ...]:
+        return Traits(
+            config.m,
+            config.n,
+            config.split,
+            STEP_K,
+            config.resident,
+            lds_bytes=config.words * 4,
+            is_prepared=1,
+            max_x_bytes=X_BYTES,
+        )
 
     def grid(self, c: Call, config: LoopConfig, items: int) -> tuple[int, Mapping[str, int]]:
         groups = min(items, c.cu_num * config.resident)
@@ -153,9 +135,11 @@ def _no_largest(c: Call) -> str | None:
     return None
 
 
-@lru_cache(maxsize=16)
-def _variants(max_split: int, without_largest: bool) -> Columns[LoopConfig]:
-    splits = range(1, max_split + 1)
+_SPLITS = 1, 2, 3  # that a call chooses among
+
+
+@lru_cache(maxsize=32)
+def _variants(splits: tuple[int, ...], with_largest: bool) -> Columns[LoopConfig]:
     pairs = [(tile, split) for tile in LoopConfig.TILES for split in splits]
-    fit = [p for p in pairs if p[0] != _LARGEST or (p[1] == 1 and not without_largest)]
+    fit = [p for p in pairs if p[0] != _LARGEST or (p[1] == 1 and with_largest)]
     return Columns([LoopConfig(*tile, split) for tile, split in fit])

@@ -4,7 +4,6 @@ operands are given otherwise."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,7 +12,6 @@ from rfops.dispatch.heuristic import ceil
 from rfops.dispatch.kernel import Call, Run, RunOf
 from rfops.dispatch.steps import Step, run_steps
 from rfops.jit import compile_ops, u32
-from rfops.jit.arch import Arch
 from rfops.quantization.mxfp8 import BLOCK
 
 from ...mxfp4_op import RAW
@@ -39,26 +37,6 @@ def prepare_scale(
     """csrc/gemm/mxfp4_prepare.hip: the shapes stand there."""
 
 
-# By timing mode: what preparing x reaches; a launch more.
-_PREPARE_TB_S, _LAUNCH_US = 3.0, 2.0
-
-
-def prepare_us(m: int, k: int) -> float:
-    """Return the modelled time of the launch that quantizes x, in microseconds."""
-    return _LAUNCH_US + 2.5 * m * k / _PREPARE_TB_S / 1e6
-
-
-@dataclass
-class PreparedCost:
-    """A time, and what decides where times are equal."""
-
-    us: Any
-    ties: tuple[Any, ...]
-
-    def costs(self, _chip: Arch) -> tuple[Any, ...]:
-        return self.us, *self.ties
-
-
 class Prepared(Fp4Kernel):
     """A kernel with K-steps of 256, launched after its operands are prepared."""
 
@@ -73,9 +51,9 @@ class Prepared(Fp4Kernel):
 
     def defines(self, c: Call, config: Any) -> Mapping[str, Any]:
         common = self.common_defines(c)
-        own = {name.upper(): value for name, value in vars(config).items()}
-        own |= {name: common[name] for name in ("OUT", "BIAS", "SHUFFLED")}
-        return {**own, "X_SHUFFLED": int(has_16_bits(c)), **self.kind(c, config, c.K)}
+        defines = {name.upper(): value for name, value in vars(config).items()}
+        defines |= {name: common[name] for name in ("OUT", "BIAS", "SHUFFLED")}
+        return {**defines, "X_SHUFFLED": int(has_16_bits(c)), **self.kind(c, config, c.K)}
 
     def kind(self, c: Call, config: Any, k: int) -> Mapping[str, int]:
         return {"TAIL": int(k % STEP_K != 0)}
@@ -85,7 +63,7 @@ class Prepared(Fp4Kernel):
         first K of its kind."""
         defines = self.defines(c, config)
 
-        def run_of(m: int, n: int, k: int, *_others: int) -> Run:
+        def run_of(m: int, n: int, k: int, *_sizes: int) -> Run:
             tiles = config.tiles(m, n)
             groups, scalars = self.grid(c, config, tiles * config.split)
             operands = _Operands(c, m, n, k)
@@ -126,10 +104,12 @@ class _Operands:
 
     def workspace(self) -> dict[str, tuple[int, torch.dtype]]:
         scales = [*(["x_scale"] if self.is_16 else []), *self.raw]
-        made = {f"{name}_made": ceil(self.sizes[name], 32) * 256 * self.columns for name in scales}
+        prepared_bytes = {
+            f"{name}_made": ceil(self.sizes[name], 32) * 256 * self.columns for name in scales
+        }
         if self.is_16:
-            made["x_made"] = ceil(self.sizes["x_scale"], 32) * 32 * (self.k // 2)
-        return {name: (size, torch.uint8) for name, size in made.items()}
+            prepared_bytes["x_made"] = ceil(self.sizes["x_scale"], 32) * 32 * (self.k // 2)
+        return {name: (size, torch.uint8) for name, size in prepared_bytes.items()}
 
     def sources(self) -> dict[str, str]:
         """The kernel's arguments that are in the workspace."""

@@ -5,21 +5,21 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
-
 from rfops.dispatch.config import Allowed, up_to
-from rfops.dispatch.heuristic import Columns, Work, ceil, coarse, prebuilt
+from rfops.dispatch.heuristic import Columns, ceil, prebuilt
 from rfops.dispatch.kernel import Call
 from rfops.jit import compile_ops
-from rfops.jit.arch import ARCH_SPECS
+from rfops.jit.arch import ARCH_SPECS, MAX_WAVES, REGISTERS
 
 from ...mxfp4_op import x_bits
+from ...terms import Traits
 from ..variant import TILE, WavesConfig
-from .launch import MAX_SPLIT, TILE_K, Fp4Kernel, signature
+from .launch import MAX_SPLIT, TILE_K, Fp4Kernel, has_16_bits, signature
 
 MAX_TILES = 4
 MAX_M = TILE * MAX_TILES
@@ -80,9 +80,7 @@ def _tile_bytes(bits: int) -> int:
     return TILE * TILE_K * bits // 8
 
 
-# Of a wave: instructions that quantise a tile of x, with those that turn it; cycles of a matrix
-# instruction; and from a workgroup's part to the sum of all, by timing mode.
-_QUANTISE_CYCLES, _MATRIX_CYCLES, _REDUCE_US = 320, 16, 0.55
+_QUANTISE_CLOCKS = 320  # of a wave, for a tile of x
 
 
 class Stream(Fp4Kernel):
@@ -105,46 +103,58 @@ class Stream(Fp4Kernel):
         return super().unsupported_config_reason(c, config)
 
     def kind(self, c: Call, config: StreamConfig, k: int) -> Mapping[str, int]:
-        along = config.split * config.waves * config.steps
-        return {**super().kind(c, config, k), "ONE_TURN": int(ceil(k, TILE_K) <= along)}
+        k_step_waves = config.split * config.waves * config.steps
+        return {**super().kind(c, config, k), "ONE_TURN": int(ceil(k, TILE_K) <= k_step_waves)}
 
-    def key(self, c: Call) -> tuple[int, ...]:
-        return c.M, coarse(c.N, TILE), coarse(c.K, TILE_K), x_bits(c)
+    def space(self, c: Call) -> Columns[StreamConfig] | None:
+        return self._space(c, _FEW if x_bits(c) == 4 else _FEW_WIDE)
 
-    @staticmethod
-    def space(m: int, _n: int, k: int, _bits: int) -> Columns[StreamConfig]:
-        return _variants(ceil(m, TILE), min(8, ceil(k, TILE_K)))
+    def full_space(self, c: Call) -> Columns[StreamConfig] | None:
+        return self._space(c, _ALL)
 
-    @staticmethod
-    def work(table: Columns[StreamConfig], m: int, n: int, k: int, bits: int) -> Work:
-        c, tiles = table, ceil(k, TILE_K)
-        along = c.split * c.waves
-        turns = ceil(tiles, along * c.steps)
-        share = turns * c.waves * c.steps * TILE_K / 2 * 17 / 16  # bytes of a row of w, scales too
-        x_bytes = m * share * bits / 4
-        steps = turns * c.steps
-        prepare = _QUANTISE_CYCLES if bits == 16 else 10 * bits
-        reduce_us = _REDUCE_US + c.split * c.words * 4 / 48e3 / CHIP.ghz
-        return Work(
-            groups=ceil(n, TILE * c.n_tiles) * c.split,
-            waves=c.waves,
-            bytes=n * k / 2 * 17 / 16 + m * k * bits / 8,
-            w_bytes=c.n_tiles * TILE * share,
-            x_bytes=x_bytes,
-            cycles=steps * c.m_tiles * (prepare + _MATRIX_CYCLES * c.n_tiles),
-            waits=turns,
-            registers=c.registers + (turns > 1) * c.steps * (5 * c.n_tiles + 16 * c.m_tiles),
-            lds_bytes=c.waves * np.maximum(c.words * 4, c.staged_tiles * _tile_bytes(bits)) + 16,
-            more_us=(c.split > 1) * reduce_us,
-            idle=(along > 1) & ((along - 1) * c.steps >= tiles),
+    def _space(self, c: Call, values: _Values) -> Columns[StreamConfig] | None:
+        if self.unsupported_arch_reason(c) or not 0 < c.M <= MAX_M:
+            return None
+        return _variants(values, ceil(c.M, TILE))
+
+    def family(self, config: StreamConfig, c: Call) -> str:
+        return str(c.w_layout)
+
+    def traits(self, config: StreamConfig, c: Call) -> tuple[float, ...]:
+        waves, lds_bytes = config.waves, config.lds_bytes(x_bits(c))
+        clocks = _QUANTISE_CLOCKS if has_16_bits(c) else 0
+        by_registers = min(REGISTERS // config.registers, MAX_WAVES) // ceil(waves, CHIP.simds)
+        return Traits(
+            config.m_tiles * TILE,
+            config.n_tiles * TILE,
+            config.split,
+            TILE_K * config.steps * waves,
+            max(1, min(by_registers, CHIP.lds_bytes // lds_bytes)),
+            waves * config.words * 4,
+            waves,
+            math.log2(waves),
+            math.log2(config.steps),
+            busy_clocks=waves * config.steps * config.m_tiles * clocks,
         )
 
 
-@functools.lru_cache(maxsize=64)
-def _variants(m_tiles: int, max_split: int) -> Columns[StreamConfig]:
-    found = []
-    along = (1, 2, 3, 4, 6, 7, 8, 10, 12, 14, 16)
-    for values in itertools.product((1, 2, 3, 4, 6), range(1, 5), along, range(1, max_split + 1)):
+# n_tiles; steps; waves and split: of all variants, of those that a call chooses among.
+_Values = tuple[tuple[int, ...], tuple[int, ...], tuple[tuple[int, int], ...]]
+_WAVES = 1, 2, 3, 4, 6, 7, 8, 10, 12, 14, 16
+_ALL: _Values = (1, 2, 3, 4, 6), (1, 2, 3, 4), tuple(itertools.product(_WAVES, range(1, 9)))
+_FEW: _Values = (
+    (1, 2, 3, 4),
+    (2, 3, 4),
+    ((1, 1), (2, 1), (4, 1), (6, 1), (8, 1), (12, 1), (1, 8), (2, 3), (4, 4)),
+)
+_FEW_WIDE: _Values = _FEW[0], (1, 2, 4), (*_FEW[2], (2, 7))  # where x has more than 4 bits
+
+
+@functools.lru_cache(maxsize=16)
+def _variants(values: _Values, m_tiles: int) -> Columns[StreamConfig]:
+    """Those that fit."""
+    configs = []
+    for n_tiles, steps, (waves, split) in itertools.product(*values):
         with contextlib.suppress(ValueError):  # does not fit
-            found.append(StreamConfig(m_tiles, *values))
-    return Columns(found)
+            configs.append(StreamConfig(m_tiles, n_tiles, steps, waves, split))
+    return Columns(configs)

@@ -5,20 +5,23 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 from rfops.dispatch.config import Allowed, up_to
-from rfops.dispatch.heuristic import Columns, Work, ceil, coarse
+from rfops.dispatch.heuristic import Columns, ceil
 from rfops.dispatch.kernel import Call
 from rfops.jit import compile_ops
-from rfops.jit.arch import ARCH_SPECS, REGISTERS
+from rfops.jit.arch import ARCH_SPECS, MAX_WAVES, REGISTERS
 
 from ...mxfp4_op import x_bits
+from ...terms import Traits
 from ..variant import TILE, WavesConfig
 from .launch import MAX_SPLIT, TILE_K, Fp4Kernel, signature
 
-MAX_M_TILES, MAX_N_TILES, MAX_STEPS, MAX_WAVES = 8, 4, 6, 12
+MAX_M_TILES, MAX_N_TILES, MAX_STEPS, MAX_GROUP_WAVES = 8, 4, 6, 12
 CHIP = ARCH_SPECS["gfx950"]
 
 
@@ -54,7 +57,7 @@ class TilesConfig(WavesConfig):
         "m_tiles": up_to(MAX_M_TILES),
         "n_tiles": up_to(MAX_N_TILES),
         "steps": up_to(MAX_STEPS),
-        "waves": up_to(MAX_WAVES),
+        "waves": up_to(MAX_GROUP_WAVES),
         "split": up_to(MAX_SPLIT),
     }
 
@@ -107,16 +110,15 @@ class TilesConfig(WavesConfig):
         return int(ceil(m, TILE * self.m_tiles) * ceil(n, TILE * self.n_tiles * self.waves))
 
 
-# Of a wave: cycles to make a tile of x ready, by its bits; cycles of a matrix instruction;
-# and from a workgroup's part to the sum of all, by timing mode.
-_PREPARE, _MATRIX, _REDUCE_US = {4: 60, 8: 90, 16: 380}, 16, 0.55
+# Of a wave, where x has more than 4 bits: to make a tile of x ready, and for a matrix instruction.
+_X_CLOCKS, _MATRIX_CLOCKS = {8: 90, 16: 380}, 16
 
 
 class Tiles(Fp4Kernel):
     name = "tiles"
     module = "mxfp4_tiles"
     Config = TilesConfig
-    max_rows = max(MAX_M_TILES, MAX_N_TILES * MAX_WAVES) * TILE
+    max_rows = max(MAX_M_TILES, MAX_N_TILES * MAX_GROUP_WAVES) * TILE
     compiled = compile_ops("mxfp4_tiles", kernel="mxfp4_tiles", variants=lambda _arch: [_BUILT])(
         signature
     )
@@ -126,48 +128,76 @@ class Tiles(Fp4Kernel):
             return f"x of {x_bits(c)} bits takes more LDS or registers than a CU has"
         return super().unsupported_config_reason(c, config)
 
-    def key(self, c: Call) -> tuple[int, ...]:
-        return coarse(c.M, TILE), coarse(c.N, TILE), coarse(c.K, TILE_K), x_bits(c)
+    def space(self, c: Call) -> Columns[TilesConfig] | None:
+        """No more tiles of 16 rows than x has; above 64 rows one only where x is wide."""
+        if self.unsupported_arch_reason(c):
+            return None
+        bits, are_few = x_bits(c), c.M <= _FEW_ROWS
+        max_tiles = ceil(c.M, TILE) if are_few else MAX_M_TILES
+        min_tiles = 1 if are_few or bits > 4 else 2
+        return _few(tuple([tile for tile in _FEW[bits] if min_tiles <= tile[0] <= max_tiles]), bits)
 
-    @staticmethod
-    def space(_m: int, _n: int, k: int, bits: int) -> Columns[TilesConfig]:
-        return _variants(min(8, ceil(k, TILE_K)), bits)
+    def full_space(self, c: Call) -> Columns[TilesConfig] | None:
+        return None if self.unsupported_arch_reason(c) else _all(x_bits(c))
 
-    @staticmethod
-    def work(table: Columns[TilesConfig], m: int, n: int, k: int, bits: int) -> Work:
-        """A K-step after the other, of which one is on its way while another is multiplied."""
-        c = table
-        tiles = ceil(ceil(k, TILE_K), c.split)
-        turns = ceil(tiles, c.steps)
-        share = turns * c.steps * TILE_K / 2 * 17 / 16  # bytes of a row of w, scales too
-        rows_n = TILE * c.n_tiles * c.waves
-        m_groups = ceil(m, TILE * c.m_tiles)
-        of_wave = ceil(c.m_tiles * c.steps, c.waves)
-        cycles = of_wave * _PREPARE[bits] + c.steps * c.m_tiles * (8 + _MATRIX * c.n_tiles)
-        reduce_us = _REDUCE_US + c.split * c.words * 4 / 48e3 / CHIP.ghz
-        return Work(
-            groups=m_groups * ceil(n, rows_n) * c.split,
-            waves=c.waves,
-            bytes=n * k / 2 * 17 / 16 + m * k * bits / 8,
-            w_bytes=rows_n * share / m_groups,
-            x_bytes=TILE * c.m_tiles * share * bits / 4 + rows_n * share * (1 - 1 / m_groups),
-            cycles=turns * cycles,
-            waits=1 + turns,
-            registers=c.registers,
-            lds_bytes=c.lds_bytes,
-            more_us=(c.split > 1) * reduce_us,
+    def family(self, config: TilesConfig, c: Call) -> str:
+        return str(c.w_layout)
+
+    def traits(self, config: TilesConfig, c: Call) -> tuple[float, ...]:
+        waves, m_tiles, bits = config.waves, config.m_tiles, x_bits(c)
+        clocks = 0
+        if bits > 4:
+            products = config.steps * m_tiles * config.n_tiles
+            clocks = config.of_wave * _X_CLOCKS[bits] + _MATRIX_CLOCKS * products
+        by_registers = min(REGISTERS // config.registers, MAX_WAVES) // ceil(waves, CHIP.simds)
+        return Traits(
+            m_tiles * TILE,
+            config.n_tiles * TILE * waves,
+            config.split,
+            TILE_K * config.steps,
+            max(1, min(by_registers, CHIP.lds_bytes // config.lds_bytes)),
+            config.words * 4,
+            log_waves=math.log2(waves),
+            log_steps=math.log2(config.steps),
+            busy_clocks=waves * clocks,
         )
 
 
-@functools.lru_cache(maxsize=64)
-def _variants(max_split: int, bits: int) -> Columns[TilesConfig]:
-    found = []
-    values = itertools.product(
-        (1, 2, 4, 8), (1, 2, 4), (1, 2, 3, 4, 6), (4, 6, 8, 12), range(1, max_split + 1)
-    )
-    for each in values:
+# That a call chooses among, by the bits of x: m_tiles, n_tiles, steps; waves, split.
+_Tiles = tuple[tuple[int, int, int], ...]
+_FEW: Mapping[int, _Tiles] = {
+    4: (
+        *((1, 1, 2), (1, 1, 4), (2, 1, 2), (2, 1, 4), (4, 1, 2), (4, 1, 4)),
+        *((4, 2, 2), (8, 1, 2), (8, 2, 2)),
+    ),
+    8: (
+        *((1, 1, 2), (1, 1, 4), (1, 2, 4), (2, 1, 2), (2, 1, 4), (2, 2, 2)),
+        *((4, 1, 2), (4, 1, 4), (4, 2, 2), (4, 2, 4), (8, 1, 2), (8, 2, 2)),
+    ),
+    16: (
+        *((1, 1, 4), (1, 1, 6), (1, 2, 4), (1, 2, 6), (2, 1, 4), (2, 1, 6), (2, 2, 4)),
+        *((4, 1, 2), (4, 1, 4), (4, 2, 2), (4, 2, 4)),
+    ),
+}
+_FEW_ROWS = 64
+_WAVES, _SPLITS = (4, 8), (1, 2, 3, 4)
+
+
+@functools.lru_cache(maxsize=16)
+def _few(tiles: _Tiles, bits: int) -> Columns[TilesConfig]:
+    values = itertools.product(tiles, _WAVES, _SPLITS)
+    configs = [TilesConfig(*tile, waves, split) for tile, waves, split in values]
+    return Columns([config for config in configs if config.fits(bits)])
+
+
+@functools.lru_cache(maxsize=3)
+def _all(bits: int) -> Columns[TilesConfig]:
+    """Those that fit, for x of so many bits."""
+    values = (1, 2, 4, 8), (1, 2, 4), (1, 2, 3, 4, 6), (4, 6, 8, 12), range(1, 9)
+    configs = []
+    for fields in itertools.product(*values):
         with contextlib.suppress(ValueError):  # does not fit
-            config = TilesConfig(*each)
+            config = TilesConfig(*fields)
             if config.fits(bits):
-                found.append(config)
-    return Columns(found)
+                configs.append(config)
+    return Columns(configs)

@@ -40,6 +40,8 @@ class Mxfp4TritonConfig(GemmTileConfig):
 
 
 class TritonGemm(TritonKernel):
+    """The MXFP4 GEMMs in Triton, for every architecture."""
+
     Config = Mxfp4TritonConfig
 
     def unsupported_reason(self, c: Call) -> str | None:
@@ -73,22 +75,28 @@ class TritonGemm(TritonKernel):
 
     def candidates(self, c: Call) -> list[Mxfp4TritonConfig]:
         """The default, and others near it."""
-        first = self.default(c)
-        few = c.M <= 32
-        rows = (first.block_m,) if few else (first.block_m // 2, first.block_m, 2 * first.block_m)
-        parts = sorted({1, first.splits, max(1, first.splits // 2), 2 * first.splits})
-        made = [
-            Mxfp4TritonConfig(block_m, block_n, block_k, split, 8, warps, first.stages + more)
+        default = self.default(c)
+        are_few_rows = c.M <= 32
+        rows = (
+            (default.block_m,)
+            if are_few_rows
+            else (default.block_m // 2, default.block_m, 2 * default.block_m)
+        )
+        splits = sorted({1, default.splits, max(1, default.splits // 2), 2 * default.splits})
+        configs = [
+            Mxfp4TritonConfig(
+                block_m, block_n, block_k, split, 8, warps, default.stages + method_idx
+            )
             for block_m in rows
-            for block_n in ((32, 64, 128) if few else (64, 128))
-            for block_k in ((128, 256) if few else (128,))
-            for split in parts
+            for block_n in ((32, 64, 128) if are_few_rows else (64, 128))
+            for block_k in ((128, 256) if are_few_rows else (128,))
+            for split in splits
             if split == 1 or (split <= MAX_SPLITS and c.K >= 2 * split * block_k)
             for warps in ((4,) if block_m * block_n < 8192 else (4, 8))
-            for more in ((0,) if few else (0, 1))
+            for method_idx in ((0,) if are_few_rows else (0, 1))
         ]
-        fit = (config for config in made if self.unsupported_config_reason(c, config) is None)
-        return [first, *(config for config in fit if config != first)]
+        fit = (config for config in configs if self.unsupported_config_reason(c, config) is None)
+        return [default, *(config for config in fit if config != default)]
 
     def variant(self, c: Call, config: Mxfp4TritonConfig) -> RunOf:
         """Launches; with splits each takes fp32 [splits, M, N] from torch's allocator."""
@@ -162,14 +170,14 @@ def _bind(c: Call, config: Mxfp4TritonConfig, m: int, n: int, k: int) -> Run:
     )
     run_add = add.prepare("out parts bias")((m, ceil(n, _COLUMNS), 1), m=m, n=n)
 
-    def run(out: Tensor, x: Tensor, *others: Any) -> None:
-        *operands, bias = others  # w and scales
+    def run(out: Tensor, x: Tensor, *inputs: Any) -> None:
+        *operands, bias = inputs  # w and scales
         x = x.view(torch.uint8) if rounding is None else x
-        parts = out
+        partials = out
         if splits > 1:
-            parts = torch.empty((splits, m, n), dtype=torch.float32, device=out.device)
-        run_gemm(parts, x, *[operand.view(torch.uint8) for operand in operands], bias)
+            partials = torch.empty((splits, m, n), dtype=torch.float32, device=out.device)
+        run_gemm(partials, x, *[operand.view(torch.uint8) for operand in operands], bias)
         if splits > 1:
-            run_add(out, parts, bias)
+            run_add(out, partials, bias)
 
     return run

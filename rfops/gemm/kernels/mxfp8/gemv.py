@@ -4,6 +4,7 @@ its variants, which one a shape gets, what it refuses, and the launch."""
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -13,11 +14,14 @@ import torch
 
 from rfops.dispatch.config import POSITIVE, Allowed, CheckedConfig, up_to
 from rfops.dispatch.guards import MAX_BYTES
-from rfops.dispatch.heuristic import VALU_CYCLES, Columns, Ranked, Work, ceil, coarse, prebuilt
+from rfops.dispatch.heuristic import VALU_CYCLES, Columns, ceil, prebuilt
 from rfops.dispatch.kernel import Call, RunOf, as_defines
+from rfops.dispatch.time_model import TimedKernel
 from rfops.jit import compile_ops, u32
-from rfops.jit.arch import ARCH_SPECS, WAVE
+from rfops.jit.arch import ARCH_SPECS, MAX_WAVES, REGISTERS, WAVE
 from rfops.quantization.mxfp8 import BLOCK
+
+from ...terms import Traits
 
 MAX_M = 16
 ALIGN = 16  # bytes: a lane's load
@@ -61,15 +65,19 @@ class GemvConfig(CheckedConfig):
         return {"M": m, **as_defines(self)}
 
 
-@lru_cache
-def _candidates(m: int) -> Columns[GemvConfig]:
-    """Variants that fit the register file: a step holds 4 VGPRs for each row of x and of w."""
-    steps = (1, 2) if m <= 4 else (1,)
-    values = itertools.product((64, 32, 16), (4, 3, 2, 1), steps, range(1, 9))
-    return Columns([GemvConfig(*value) for value in values])
+# lanes, rows, steps, waves: of all variants, of those that a call chooses among.
+_ALL = (64, 32, 16), (4, 3, 2, 1), (1, 2), tuple(range(1, 9))
+_FEW = (64, 32, 16), (4, 3, 2), (1, 2), (1, 2, 3, 4, 6, 8)
 
 
-class Gemv(Ranked):
+@lru_cache(maxsize=2 * MAX_M)
+def _variants(values: tuple[tuple[int, ...], ...], m: int) -> Columns[GemvConfig]:
+    """Those that fit the register file: a step holds 4 VGPRs for each row of x and of w."""
+    configs = [GemvConfig(*value) for value in itertools.product(*values)]
+    return Columns([config for config in configs if config.steps == 1 or m <= 4])
+
+
+class Gemv(TimedKernel):
     name = "gemv"
     module = "mxfp8_gemv"
     Config = GemvConfig
@@ -89,33 +97,35 @@ class Gemv(Ranked):
             return f"an operand of {max(m, n) * k} bytes is beyond signed 32-bit offsets (2 GiB)"
         return None
 
-    def key(self, c: Call) -> tuple[int, ...]:
-        """N counts in steps of a row on each CU."""
-        return c.M, coarse(c.N, CHIP.cus), coarse(c.K, 16 * ALIGN)
+    def space(self, c: Call) -> Columns[GemvConfig] | None:
+        return self._space(c, _FEW)
 
-    @staticmethod
-    def space(m: int, _n: int, _k: int) -> Columns[GemvConfig]:
-        return _candidates(m)
+    def full_space(self, c: Call) -> Columns[GemvConfig] | None:
+        return self._space(c, _ALL)
 
-    @staticmethod
-    def work(table: Columns[GemvConfig], m: int, n: int, k: int) -> Work:
+    def _space(self, c: Call, values: tuple[tuple[int, ...], ...]) -> Columns[GemvConfig] | None:
+        if self.unsupported_arch_reason(c) or not 1 <= c.M <= MAX_M:
+            return None
+        return _variants(values, c.M)
+
+    def traits(self, config: GemvConfig, c: Call) -> tuple[float, ...]:
         """Instructions of the compiled kernel: per 16 bytes of w in a lane 8 conversions and 2 for
         the NaN scale, and per row of x 8 dot products and 4 for the block's scale; 11 per 16 bytes
         of x."""
-        c = table
-        turns = ceil(k, c.lanes * ALIGN * c.steps * c.waves)
-        sums = c.rows * m
-        per_step = c.rows * (10 * ceil(m, 8) + 12 * m) + 11 * m
-        row = k + k // BLOCK
-        return Work(
-            groups=ceil(n, c.tile_n),
-            waves=c.waves,
-            bytes=n * row,
-            w_bytes=c.tile_n * row,
-            x_bytes=m * row,
-            cycles=VALU_CYCLES * (turns * c.steps * per_step + 3 * sums + 40),
-            waits=turns,
-            registers=20 + c.steps * 5 * (m + c.rows) + sums + 8 * min(m, 8),
+        m, rows, waves = c.M, config.rows, config.waves
+        sums = rows * m
+        registers = 20 + config.steps * 5 * (m + rows) + sums + 8 * min(m, 8)
+        valu = rows * (10 * ceil(m, 8) + 12 * m) + 11 * m
+        return Traits(
+            m,
+            config.tile_n,
+            1,
+            config.lanes * ALIGN * config.steps * waves,
+            max(1, CHIP.simds * min(MAX_WAVES, REGISTERS // registers) // waves),
+            waves=waves,
+            log_waves=math.log2(waves),
+            log_steps=math.log2(config.steps),
+            busy_clocks=VALU_CYCLES * config.steps * valu * waves,
         )
 
     def defines(self, c: Call, config: GemvConfig) -> Mapping[str, int]:

@@ -11,18 +11,19 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import ClassVar
 
-import numpy as np
 import torch
 
 from rfops.dispatch.config import Allowed, up_to
 from rfops.dispatch.guards import MAX_BYTES
-from rfops.dispatch.heuristic import MFMA_CYCLES, Columns, Ranked, Work, ceil, coarse, prebuilt
+from rfops.dispatch.heuristic import MFMA_CYCLES, Columns, ceil, prebuilt
 from rfops.dispatch.kernel import Call, Run, RunOf, as_defines
+from rfops.dispatch.time_model import TimedKernel
 from rfops.dispatch.workspace import SPLIT, with_partials
 from rfops.jit import compile_ops, u32
 from rfops.jit.arch import ARCH_SPECS, MAX_GRID, MAX_WAVES, REGISTERS, WAVE
 from rfops.quantization.mxfp8 import BLOCK
 
+from ...terms import Traits
 from ..variant import TILE, WavesConfig
 
 ALIGN = 16  # bytes: a lane's load
@@ -90,8 +91,10 @@ class MfmaConfig(WavesConfig):
         tiles, sums = self.m_tiles + self.n_tiles, self.m_tiles * self.n_tiles
         adds_up = 0
         if self.split > 1:
-            own = -(-sums // self.waves)
-            adds_up = 4 * own + 4 * self.split * min(own, 4 if self.split <= 8 else 2)
+            sums_per_wave = -(-sums // self.waves)
+            adds_up = 4 * sums_per_wave + 4 * self.split * min(
+                sums_per_wave, 4 if self.split <= 8 else 2
+            )
         return max(self.steps * (9 * tiles + 2) + 4 * sums, adds_up) + 16
 
     @property
@@ -135,21 +138,32 @@ def _row_tiles(m: int) -> int:
     return int(ceil(ceil(m, TILE), ceil(m, TILE * MAX_TILES)))
 
 
-@lru_cache
-def _candidates(m_tiles: int) -> Columns[MfmaConfig]:
-    """Variants that fit the register file."""
-    along_k = (1, 2, 3, 4, 6, 8, 12, MAX_SPLIT)
-    found = []
-    for values in itertools.product(range(1, MAX_TILES + 1), range(1, 5), along_k, along_k):
-        n_tiles, _, waves, _ = values
-        if waves * m_tiles * n_tiles * 1024 > CHIP.lds_bytes // 2:
-            continue
-        with contextlib.suppress(ValueError):  # does not fit
-            found.append(MfmaConfig(m_tiles, *values))
-    return Columns(found)
+# n_tiles; steps; waves and split: of all variants, of those that a call chooses among.
+_Values = tuple[tuple[int, ...], tuple[int, ...], tuple[tuple[int, int], ...]]
+_ALONG_K = 1, 2, 3, 4, 6, 8, 12, MAX_SPLIT
+_ALL: _Values = (1, 2, 3, 4), (1, 2, 3, 4), tuple(itertools.product(_ALONG_K, _ALONG_K))
+_FEW: _Values = (
+    (1, 2, 3, 4),
+    (1, 2, 3, 4),
+    (
+        *((1, 1), (2, 1), (3, 1), (4, 1), (6, 1), (8, 1), (12, 1), (16, 1)),
+        *((2, 3), (2, 6), (3, 4), (4, 2), (4, 3), (4, 4)),
+    ),
+)
 
 
-class Mfma(Ranked):
+@lru_cache(maxsize=2 * MAX_TILES)
+def _variants(values: _Values, m_tiles: int) -> Columns[MfmaConfig]:
+    """Those that fit the register file."""
+    configs = []
+    for n_tiles, steps, (waves, split) in itertools.product(*values):
+        if waves * m_tiles * n_tiles * 1024 <= CHIP.lds_bytes // 2:
+            with contextlib.suppress(ValueError):  # does not fit
+                configs.append(MfmaConfig(m_tiles, n_tiles, steps, waves, split))
+    return Columns(configs)
+
+
+class Mfma(TimedKernel):
     name = "mfma"
     module = "mxfp8_mfma"
     Config = MfmaConfig
@@ -171,39 +185,30 @@ class Mfma(Ranked):
             return f"M={m}, N={n} need more than {MAX_GRID} workgroups in one direction"
         return None
 
-    def key(self, c: Call) -> tuple[int, ...]:
-        """M above one workgroup's rows is coarse too."""
-        rows = c.M if c.M <= TILE * MAX_TILES else coarse(c.M, TILE)
-        return rows, coarse(c.N, TILE), coarse(c.K, TILE_K)
+    def space(self, c: Call) -> Columns[MfmaConfig] | None:
+        return self._space(c, _FEW)
 
-    @staticmethod
-    def space(m: int, _n: int, _k: int) -> Columns[MfmaConfig]:
-        return _candidates(_row_tiles(m))
+    def full_space(self, c: Call) -> Columns[MfmaConfig] | None:
+        return self._space(c, _ALL)
 
-    @staticmethod
-    def work(table: Columns[MfmaConfig], m: int, n: int, k: int) -> Work:
-        """Model the work of each variant; with split-K, partials are written and read once more, by
-        one CU per tile."""
-        c, chip = table, ARCH_SPECS["gfx950"]
-        along_k = c.split * c.waves
-        turns = ceil(ceil(k, TILE_K), along_k * c.steps)
-        row = np.minimum(k, turns * c.waves * c.steps * TILE_K) * 33 / 32  # bytes of a workgroup
-        add_up = 2 * chip.latency_us + 4 * c.split * c.words / (48e3 * chip.ghz)
-        work = Work(
-            groups=ceil(n, TILE * c.n_tiles) * ceil(m, TILE * c.m_tiles) * c.split,
-            waves=c.waves,
-            bytes=n * k * 33 / 32,
-            w_bytes=c.n_tiles * TILE * row,
-            x_bytes=np.minimum(m, c.m_tiles * TILE) * row,
-            cycles=MFMA_CYCLES * c.m_tiles * c.n_tiles * turns * c.steps,
-            waits=turns,
-            registers=c.registers,
-            lds_bytes=c.lds_bytes,
-            more_us=(c.split > 1) * add_up,
-            idle=(along_k > 1) & ((along_k - 1) * c.steps >= ceil(k, TILE_K)),
+    def _space(self, c: Call, values: _Values) -> Columns[MfmaConfig] | None:
+        if self.unsupported_arch_reason(c) or c.M < 1:
+            return None
+        return _variants(values, _row_tiles(c.M))
+
+    def traits(self, config: MfmaConfig, c: Call) -> tuple[float, ...]:
+        return Traits(
+            config.m_tiles * TILE,
+            config.n_tiles * TILE,
+            config.split,
+            TILE_K * config.steps * config.waves,
+            config.workgroups_per_cu,
+            config.lds_bytes,
+            config.waves,
+            math.log2(config.waves),
+            math.log2(config.steps),
+            busy_clocks=MFMA_CYCLES * config.waves * config.steps * config.m_tiles * config.n_tiles,
         )
-        work.per_cu = c.workgroups_per_cu
-        return work
 
     def defines(self, c: Call, config: MfmaConfig) -> Mapping[str, int | str]:
         wide = c.K % TILE_K == 0 and c.align("x_scale", "w_scale") % 4 == 0

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -9,14 +12,18 @@ import torch
 from torch import Tensor
 
 from rfops.dispatch import tuned_table
-from rfops.dispatch.heuristic import ceil
-from rfops.dispatch.kernel import Call, Kernel, Run, RunOf
+from rfops.dispatch.heuristic import MFMA_CYCLES, Columns, ceil
+from rfops.dispatch.kernel import Call, Run, RunOf
+from rfops.dispatch.time_model import TimedKernel
+from rfops.jit.arch import ARCH_SPECS, MAX_WAVES, REGISTERS, WAVE, Arch
 from rfops.quantization.mxfp8 import BLOCK
 from rfops.triton import launch, tiles
 from rfops.triton.bound import BoundTriton
 from rfops.triton.kernel import unsupported_arch_reason
 from rfops.triton.splits import in_splits
 from rfops.triton.tiles import TritonConfig
+
+from ...terms import Traits
 
 OUT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 WIDE_FROM = 2**31  # elements that the rows of a tile span: from there offsets are 64-bit
@@ -28,8 +35,43 @@ _EXPAND_BLOCKS = 64  # blocks of 32 of a program that expands
 _MAX_EXPANDED = 2**30  # elements that method expand may take as a bf16 workspace without being told
 
 
-class TritonGemm(Kernel):
+# block_m, block_n, block_k, warps of tiles, by the most rows that they are for; splits of K.
+_TILES = {
+    16: ((16, 32, 256, 2), (16, 64, 256, 4)),
+    32: ((32, 32, 256, 4), (32, 64, 256, 4)),
+    64: ((64, 32, 256, 4), (64, 64, 256, 4), (64, 128, 128, 4)),
+    MAX_SIZE: (
+        (64, 64, 256, 4),
+        (64, 128, 128, 4),
+        (128, 64, 128, 4),
+        (128, 128, 128, 4),
+        (128, 128, 128, 8),
+        (128, 256, 128, 8),
+    ),
+}
+_SPLITS = 1, 2, 4, 8, 16
+_GROUP_M = 4  # of tiles of 128 rows and more
+_PRODUCTS = 16 * 16 * 128 / MFMA_CYCLES  # of a wave, a clock
+
+
+@functools.lru_cache(maxsize=len(_TILES))
+def _variants(max_m: int) -> Columns[TritonConfig]:
+    """Of an architecture whose matrix instruction scales."""
+    configs = []
+    for (block_m, block_n, block_k, warps), split in itertools.product(_TILES[max_m], _SPLITS):
+        group_m = _GROUP_M if block_m >= 128 else 1
+        tile = block_m, block_n, block_k, group_m, warps, 2
+        configs.append(TritonConfig("scaled", *tile, matrix_instr_nonkdim=16, splits=split))
+    return Columns(configs)
+
+
+class TritonGemm(TimedKernel):
+    """Its default is of its own table where the op's model does not rank it, or a user has a row
+    there."""
+
     name = "triton"
+    is_ranked = False
+    sources = (_KERNELS,)
     Config = TritonConfig
     tuned = tuned_table.declare("gemm_mxfp8_triton", "M<= N<= K<=", ("triton",))
 
@@ -40,8 +82,29 @@ class TritonGemm(Kernel):
         return config.unsupported_reason(True, c.arch)
 
     def default(self, c: Call) -> TritonConfig:
-        """The table's tile."""
-        return self.settled(c, tiles.of(self.own_row(c)))
+        row = self.own_row(c)
+        if row.is_own or self.space(c) is None:
+            return self.settled(c, tiles.of(row))
+        ranked: TritonConfig = super().default(c)
+        return ranked
+
+    def space(self, c: Call) -> Columns[TritonConfig] | None:
+        if c.arch not in tiles.SCALED_ARCHS or not c.M * c.N:
+            return None
+        return _variants(next(max_rows for max_rows in _TILES if c.M <= max_rows))
+
+    def traits(self, config: TritonConfig, c: Call) -> tuple[float, ...]:
+        chip, warps = ARCH_SPECS[c.arch], config.warps
+        m, n, k = config.block_m, config.block_n, config.block_k
+        return Traits(
+            m,
+            n,
+            config.splits,
+            k,
+            resident_of(chip, m, n, k, warps),
+            log_waves=math.log2(warps),
+            busy_clocks=matrix_clocks(m, n, k),
+        )
 
     def unsuited(self, c: Call, config: TritonConfig) -> str | None:
         elements = (c.M + c.N) * c.K
@@ -53,7 +116,8 @@ class TritonGemm(Kernel):
         return config.filled(c.arch, c.M, c.N, c.K)
 
     def candidates(self, c: Call) -> Iterable[TritonConfig]:
-        return tiles.candidates(self.default(c), c, c.M, True)
+        near = tiles.candidates(self.default(c), c, c.M, True)
+        return near if self.space(c) is None else [*super().candidates(c), *near]
 
     def variant(self, c: Call, config: TritonConfig) -> RunOf:
         """Launches of rows any distance apart (any stride(0)). With method expand each takes bf16
@@ -61,6 +125,18 @@ class TritonGemm(Kernel):
         bind = _bind_expanded if config.method == "expand" else _bind
         options = config.options(c.arch)
         return lambda m, n, k: bind(c.device, m, n, k, config.filled(c.arch, m, n, k), options)
+
+
+def resident_of(chip: Arch, m: int, n: int, k: int, warps: int) -> int:
+    """Return the programs of a tile of m x n that a CU holds at once, with K-steps of k bytes."""
+    registers = (m * n + (m + n) * k // 4) // (WAVE * warps) + 40  # sums, loads in flight
+    by_registers = chip.simds * min(MAX_WAVES, REGISTERS // registers) // warps
+    return max(1, min(by_registers, chip.lds_bytes // ((m + n) * k)))
+
+
+def matrix_clocks(m: int, n: int, k: int) -> float:
+    """Return the clocks of one matrix unit for a K-step of a tile."""
+    return m * n * k / _PRODUCTS
 
 
 def unsupported_reason(c: Call, largest: int) -> str | None:
@@ -112,9 +188,9 @@ def _gemm(
         for wide in (False, True)
     ]
 
-    def run(out: torch.Tensor, x: torch.Tensor, w: torch.Tensor, *rest: Any) -> None:
+    def run(out: torch.Tensor, x: torch.Tensor, w: torch.Tensor, *tail_args: Any) -> None:
         wide = _is_wide(config, max(out.stride(-2), x.stride(0)), w.stride(0))
-        runs[wide](out, x, w, *rest)
+        runs[wide](out, x, w, *tail_args)
 
     return run
 
@@ -139,10 +215,10 @@ def _bind(
 def _bind_expanded(
     device: torch.device, m: int, n: int, k: int, config: TritonConfig, options: dict[str, object]
 ) -> Run:
-    again = TritonConfig("exact", 32, 32, 64, config.group_m)
-    k_again = ceil(k, again.block_k) * again.block_k
+    exact_config = TritonConfig("exact", 32, 32, 64, config.group_m)
+    k_again = ceil(k, exact_config.block_k) * exact_config.block_k
     sizes = {"M": m, "N": n, "K": k}
-    gemm = _gemm(device, again, again.options(""), 1, {**sizes, "k_split": k_again})
+    gemm = _gemm(device, exact_config, exact_config.options(""), 1, {**sizes, "k_split": k_again})
     expand = BoundTriton(_KERNELS, "expand_kernel", device, {"BLOCKS": _EXPAND_BLOCKS}).prepare(
         "out codes scales out_of_range", strides={"codes": "stride_c _", "scales": "stride_s _"}
     )

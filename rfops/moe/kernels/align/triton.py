@@ -20,6 +20,8 @@ ROWS, WARPS = 1024, 4  # of ids that a program looks at at once
 
 
 class TritonAlign(Kernel):
+    """The lists in Triton: a count and a placement, one program per expert."""
+
     name = "triton"
 
     def unsupported_reason(self, c: Call) -> str | None:

@@ -27,6 +27,7 @@ def _is_own(ids, row_map, row, rows, experts, own_expert):
 
 @triton.jit
 def count(counts, ids, row_map, rows, experts, ROWS: tl.constexpr):
+    """The number of rows of one expert."""
     expert = tl.program_id(0)
     total = tl.zeros((ROWS,), tl.int32)
     for row_begin in range(0, rows, ROWS):
@@ -52,6 +53,7 @@ def place(
     ROWS: tl.constexpr,
     BINS: tl.constexpr,
 ):
+    """The sorted ids of one expert with their padding, and the expert's blocks."""
     own_expert = tl.program_id(0)
     bins, lane = tl.arange(0, BINS), tl.arange(0, ROWS)
     of_all = tl.load(counts + bins, mask=bins < experts, other=0)

@@ -1,4 +1,5 @@
-"""fused_moe by HIP: four launches, no sort, no copy to the host.
+"""fused_moe by HIP: four launches, no sort, no copy to the host; up to two more where a router
+chooses (rfops/moe/router.py).
 
 lists     tokens of each expert, by the router or by ids   csrc/moe/moe_router.hip, moe_lists.hip
 experts   gate, up and SiLU of all experts' rows           csrc/moe/moe_experts.hip; on gfx950
@@ -8,6 +9,7 @@ add       each token's rows, in a fixed order              csrc/moe/moe_add.hip
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -16,15 +18,17 @@ import torch
 from torch import Tensor
 
 from rfops.dispatch.guards import MAX_BYTES, check_config_ints
-from rfops.dispatch.heuristic import ceil
-from rfops.dispatch.kernel import Call, Kernel, Run, RunOf
+from rfops.dispatch.heuristic import Columns, ceil
+from rfops.dispatch.kernel import Call, Run, RunOf
 from rfops.dispatch.steps import Step, run_steps
 from rfops.dispatch.strided import matrix_strides
+from rfops.dispatch.time_model import TimedKernel
 from rfops.jit import CompiledOp, compile_ops, u32
 from rfops.jit.arch import ARCH_SPECS, WAVE
 from rfops.jit.launch.signature import tensors
 
 from ... import router
+from ...terms import Traits
 from ..limits import refuses_weights
 from ..topk.choosing import refuses_choosing
 
@@ -166,7 +170,7 @@ class FusedMoeHipConfig:
             raise ValueError(f"{self}: rows are {', '.join(all_but_last)} or {last_height}")
 
 
-class HipMoe(Kernel):
+class HipMoe(TimedKernel):
     name = "hip"
     module = "moe_experts"
     weight_bits = 16  # of an element, also of h
@@ -215,14 +219,23 @@ class HipMoe(Kernel):
             return f"tiles have {' or '.join(map(str, heights))} rows here, not {config.rows}"
         return None
 
-    def default(self, c: Call) -> Any:
-        """Return the lowest tiles if they hold the rows of most experts, else the highest."""
-        heights = self.heights(c)
-        return FusedMoeHipConfig(heights[0 if 1.1 * c.M * c.K <= heights[0] * c.R else -1])
+    def space(self, c: Call) -> Columns[Any] | None:
+        """None too where there is nothing to choose."""
+        return None if len(self.heights(c)) == 1 else self.full_space(c)
 
-    def candidates(self, c: Call) -> list[Any]:
+    def full_space(self, c: Call) -> Columns[Any] | None:
+        return None if self.unsupported_arch_reason(c) else self._variants(self.heights(c))
+
+    @functools.lru_cache(maxsize=8)  # noqa: B019 # kernels live as long as the process
+    def _variants(self, heights: tuple[int, ...]) -> Columns[Any]:
         assert self.Config is not None
-        return [self.Config(rows) for rows in self.heights(c)]
+        return Columns([self.Config(rows) for rows in heights])
+
+    def family(self, config: FusedMoeHipConfig, c: Call) -> str:
+        return str(config.rows)
+
+    def traits(self, config: FusedMoeHipConfig, c: Call) -> tuple[float, ...]:
+        return Traits(config.rows)
 
     def defines(self, c: Call, config: Any) -> Mapping[str, Any]:
         rows = config.rows
@@ -238,12 +251,14 @@ class HipMoe(Kernel):
 
     def launches(self, c: Call, config: Any) -> Run:
         """The launches of one call: of tables, on tables of TABLE experts."""
+        routes, of_router = router.steps(c, c.R, ROUTED, lists=True)
         return run_steps(
             c.device,
             self.arguments,
-            [self.lists(c), *self.experts(c, config), sum_of_rows(c)],
+            [*routes, *self.lists(c), *self.experts(c, config), sum_of_rows(c)],
             arch=c.arch,
-            workspace=lists_workspace(c),
+            workspace={**lists_workspace(c), **of_router},
+            outer=bool(routes),
             zeros={"counts": c.E},
             temporaries={
                 "h": ((num_rows(c), c.I), c.x_dtype),
@@ -251,17 +266,18 @@ class HipMoe(Kernel):
             },
         )
 
-    def lists(self, c: Call) -> Step:
-        """The tokens of each expert, by the router or by ids."""
-        if c.has("router_weight"):
-            return router.step(c, c.R, lists=True, arguments=ROUTED)
-        return Step(
+    def lists(self, c: Call) -> list[Step]:
+        """The tokens of each expert, where the router has not listed them."""
+        if router.lists_tokens(c, c.R):
+            return []
+        step = Step(
             moe_lists_kernel,
             id_defines(c),
             TOKENS,
             ceil(c.M, TOKENS),
             {"rows": "lists", "topk_ids": chosen(c)["ids"], "m": c.M, "experts": c.R},
         )
+        return [step]
 
     def experts(self, c: Call, config: Any) -> tuple[Step, Step]:
         """h = silu(x gate^T) * (x up^T) and y = h down^T, of all experts' rows."""

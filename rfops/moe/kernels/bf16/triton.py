@@ -43,6 +43,8 @@ class FusedMoeTritonConfig(TileConfig):
 
 
 class TritonMoe(TritonKernel):
+    """Experts in Triton: gate and up with SwiGLU, then down, of 16-bit weights."""
+
     Config = FusedMoeTritonConfig
     item_bytes = 2  # of an element in LDS
     # block_n and block_k worth timing.

@@ -1,6 +1,6 @@
-"""fused_moe with FP8 weights by HIP: four launches, a router one more; no copy to the host.
+"""fused_moe with FP8 weights by HIP: four launches, a router one or two more; no copy to the host.
 
-(router   tokens of each expert                             csrc/moe/moe_router.hip)
+(router   each token's experts, and perhaps their lists     rfops/moe/router.py)
 prepare   those by ids, and each token quantised once       csrc/moe/moe_fp8_prepare.hip
 experts   gate, up and SiLU, quantised again                csrc/moe/moe_experts_fp8.hip
 experts   down of them                                      csrc/moe/moe_experts_fp8.hip
@@ -66,23 +66,19 @@ class HipFp8(HipMoe):
     def heights(self, _c: Call) -> tuple[int, ...]:
         return self.Config.heights
 
-    def default(self, c: Call) -> FusedMoeFp8HipConfig:
-        """The lower tiles where experts have about as many rows."""
-        rows = c.M * c.K / max(c.R, 1)
-        return FusedMoeFp8HipConfig(64 if rows <= 48 else 128)
-
     def defines(self, c: Call, config: Any) -> Mapping[str, Any]:
         return experts_defines(config.rows, c.x_dtype, 1, c.E, c.w_layout != "raw")
 
     def launches(self, c: Call, config: Any) -> Run:
-        x, h = _quantized("x", c.M, c.D, c.w1_dtype), _quantized("h", num_rows(c), c.I, c.w1_dtype)
-        routes = [router.step(c, c.R, lists=True, arguments=ROUTED)] * c.has("router_weight")
+        x, h = quantized("x", c.M, c.D, c.w1_dtype), quantized("h", num_rows(c), c.I, c.w1_dtype)
+        routes, of_router = router.steps(c, c.R, ROUTED, lists=True)
         return run_steps(
             c.device,
             self.arguments,
             [*routes, prepare(c), *self.experts(c, config), sum_of_rows(c)],
             arch=c.arch,
-            workspace=lists_workspace(c),
+            workspace={**lists_workspace(c), **of_router},
+            outer=bool(routes),
             zeros={"counts": c.E},
             temporaries={**x, **h, "y": ((num_rows(c), c.D), c.x_dtype)},
         )
@@ -119,7 +115,7 @@ class HipFp8(HipMoe):
 def prepare(c: Call) -> Step:
     """Each token quantized once; and the tokens of each expert, where a router has not listed
     them."""
-    list_groups = 0 if c.has("router_weight") else ceil(c.M, TOKENS)
+    list_groups = 0 if router.lists_tokens(c, c.R) else ceil(c.M, TOKENS)
     groups = list_groups + ceil(c.M * (c.D // BLOCK), BLOCKS_AT_ONCE)
     return Step(
         moe_fp8_prepare_kernel,
@@ -138,7 +134,7 @@ def prepare(c: Call) -> Step:
     )
 
 
-def _quantized(name: str, rows: int, columns: int, dtype: torch.dtype) -> dict[str, Any]:
+def quantized(name: str, rows: int, columns: int, dtype: torch.dtype) -> dict[str, Any]:
     """A matrix in FP8 and its scales."""
     scale = (rows, columns // BLOCK), torch.float32
     return {f"{name}_q": ((rows, columns), dtype), f"{name}_scale": scale}

@@ -17,6 +17,8 @@ from ..bf16.hip import IN_TYPES
 def experts_defines(
     rows: int, dtype: torch.dtype, stage: int, experts: int, is_shuffled: bool
 ) -> dict[str, Any]:
+    """Return the defines of moe_experts_fp8 for `rows` rows per tile; stage 1 is gate and up, stage
+    2 down."""
     return {
         "IN": IN_TYPES[dtype],
         "STAGE": stage,
@@ -71,3 +73,72 @@ def moe_fp8_prepare_kernel(
     list_groups: u32,
 ) -> None:
     """csrc/moe/moe_fp8_prepare.hip: the shapes stand there."""
+
+
+@compile_ops(
+    "moe_fp8_stream_prepare",
+    kernel="moe_fp8_stream_prepare",
+    variants=lambda _arch: [{"IN": "bf16", "ID": "i32"}],
+)
+def moe_fp8_stream_prepare_kernel(
+    hits: Tensor,
+    q: Tensor,
+    scale: Tensor,
+    topk_ids: Tensor,
+    x: Tensor,
+    m: u32,
+    k: u32,
+    count: u32,
+    routed: u32,
+    experts: u32,
+) -> None:
+    """csrc/moe/moe_fp8_stream_prepare.hip: the shapes stand there."""
+
+
+def _stream_defines(**own: int) -> dict[str, Any]:
+    return {"IN": "bf16", "ID": "i32", "TOP_K": 8, "TILES": 1, "SHUFFLED": 0, **own}
+
+
+@compile_ops(
+    "moe_fp8_stream_up",
+    kernel="moe_fp8_stream_up",
+    variants=lambda _arch: [_stream_defines(STEPS=2, LINES=2)],
+)
+def moe_fp8_stream_up_kernel(
+    h: Tensor,
+    x: Tensor,
+    x_scale: Tensor,
+    w: Tensor,
+    w_scale: Tensor,
+    topk_ids: Tensor,
+    hits: Tensor,
+    m: u32,
+    routed: u32,
+    shared: u32,
+    n: u32,
+    k: u32,
+) -> None:
+    """csrc/moe/moe_fp8_stream_up.hip: the shapes stand there."""
+
+
+@compile_ops(
+    "moe_fp8_stream_down",
+    kernel="moe_fp8_stream_down",
+    variants=lambda _arch: [_stream_defines(STEPS=1, LINES=1, COLUMN_TILES=2)],
+)
+def moe_fp8_stream_down_kernel(
+    out: Tensor,
+    h: Tensor,
+    h_scale: Tensor,
+    w: Tensor,
+    w_scale: Tensor,
+    topk_ids: Tensor,
+    topk_weights: Tensor,
+    hits: Tensor,
+    m: u32,
+    routed: u32,
+    shared: u32,
+    n: u32,
+    k: u32,
+) -> None:
+    """csrc/moe/moe_fp8_stream_down.hip: the shapes stand there."""

@@ -22,6 +22,8 @@ _KERNELS = "rfops.moe.kernels.fp8.triton_kernels"
 
 
 class TritonFp8(TritonMoe):
+    """Experts of FP8 weights with 128 x 128 scales in Triton."""
+
     item_bytes = 1
     blocks = ((64, BLOCK), (128, BLOCK), (256, BLOCK))
 

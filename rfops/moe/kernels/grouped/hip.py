@@ -18,16 +18,16 @@ from rfops.dispatch.heuristic import (
     MFMA_CYCLES,
     VALU_CYCLES,
     Columns,
-    Ranked,
-    Work,
     ceil,
-    coarse,
     prebuilt,
 )
 from rfops.dispatch.kernel import Call, Run, RunOf, as_defines
+from rfops.dispatch.time_model import TimedKernel
 from rfops.jit import compile_ops, u32
-from rfops.jit.arch import ARCH_SPECS, REGISTERS, WAVE
+from rfops.jit.arch import ARCH_SPECS, MAX_WAVES, REGISTERS, WAVE
 from rfops.quantization.mxfp8 import BLOCK
+
+from ...grouped_terms import Traits
 
 CHIP = ARCH_SPECS["gfx950"]
 LDS_BYTES = CHIP.lds_bytes
@@ -89,6 +89,7 @@ class MoeConfig(CheckedConfig):
     def defines(
         self, block_m: int, chunk: int, a_div: int, weighted: bool, dtype: torch.dtype
     ) -> dict[str, int | str]:
+        """Return the defines that select the variant in the kernel, without RFOPS_."""
         of_call = {"CHUNK": chunk, "A_DIV": a_div, "WEIGHTED": int(weighted)}
         return {"BLOCK_M": block_m, **as_defines(self), **of_call, "OUT": OUT_DTYPES[dtype]}
 
@@ -147,7 +148,9 @@ def _candidates(block_m: int, chunk: int) -> Columns[MoeConfig]:
 # ---------------------------------------------------------------- the kernel
 
 
-class Moe(Ranked):
+class Moe(TimedKernel):
+    """The grouped GEMM of MX-FP8 on gfx950."""
+
     name = "moe"
     module = "mxfp8_moe"
     Config = MoeConfig
@@ -171,42 +174,31 @@ class Moe(Ranked):
     def unsupported_config_reason(self, c: Call, config: MoeConfig) -> str | None:
         return config.unsupported_reason(c.block_m)
 
-    def key(self, c: Call) -> tuple[int, ...]:
-        wide = _chunk(c.K)
-        return coarse(c.N, 16), coarse(c.K, wide), c.E, coarse(max(c.M, 1), 1), c.block_m, wide
+    def space(self, c: Call) -> Columns[MoeConfig] | None:
+        if self.unsupported_arch_reason(c) or not 1 <= c.block_m <= MAX_BLOCK_M:
+            return None
+        return _candidates(c.block_m, _chunk(c.K))
 
-    @staticmethod
-    def space(_n: int, _k: int, _e: int, _m: int, block_m: int, chunk: int) -> Columns[MoeConfig]:
-        return _candidates(block_m, chunk)
+    def family(self, config: MoeConfig, c: Call) -> str:
+        return str(config.tile_n)
 
-    @staticmethod
-    def work(
-        table: Columns[MoeConfig], n: int, k: int, e: int, m: int, block_m: int, chunk: int
-    ) -> Work:
-        """Tokens spread evenly over the experts are assumed."""
-        c = table
-        blocks = max(1, min(m, e + m // block_m))
-        rows = min(block_m, ceil(m, blocks))
-        tiles = ceil(rows, c.tile_n)
-        step_k = chunk * c.fold
-        full, left = np.divmod(k, step_k * c.steps)  # what is left one wave does, step by step
-        turns = np.maximum(ceil(full, c.waves), full // c.waves + ceil(left, step_k))
-        per_mfma = MFMA_CYCLES * c.columns * tiles + 3 * VALU_CYCLES * (c.columns + tiles)
-        results = c.columns * tiles * c.tile_n**2 // 4
-        add_up = ceil(results, WAVE * c.waves) * c.waves * c.fold * 8
-        row = k + k // BLOCK
-        work = Work(
-            groups=blocks * ceil(n, c.group_n),
-            waves=c.waves,
-            bytes=blocks * n * row,
-            w_bytes=c.group_n * row,
-            x_bytes=rows * row,
-            cycles=turns * c.steps * (chunk // NARROW_K) * per_mfma + VALU_CYCLES * (add_up + 100),
-            waits=turns + 1,
-            registers=_registers(c, block_m, chunk),
+    def traits(self, config: MoeConfig, c: Call) -> tuple[float, ...]:
+        chunk, waves, columns = _chunk(c.K), config.waves, config.columns
+        registers, lds = _registers(config, c.block_m, chunk), _lds_bytes(config, c.block_m)
+        by_registers = CHIP.simds * min(MAX_WAVES, REGISTERS // int(registers)) // waves
+        tiles = ceil(c.block_m, config.tile_n)
+        per_mfma = MFMA_CYCLES * columns * tiles + 3 * VALU_CYCLES * (columns + tiles)
+        return Traits(
+            config.group_n,
+            groups=1,
+            unit_k=chunk * config.fold,
+            steps=config.steps,
+            k_waves=waves,
+            waves=waves,
+            resident=max(1, min(by_registers, LDS_BYTES // lds)),
+            lds_bytes=lds,
+            busy_clocks=waves * config.steps * (chunk // NARROW_K) * per_mfma,
         )
-        work.per_cu = np.maximum(1, np.minimum(work.per_cu, LDS_BYTES // _lds_bytes(c, block_m)))
-        return work
 
     def defines(self, c: Call, config: MoeConfig) -> Mapping[str, int | str]:
         chunk = _chunk(c.K) if c.align("a_scale", "w_scale") % 4 == 0 else NARROW_K

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
 from rfops.dispatch import tuned_table
-from rfops.dispatch.kernel import Call, Kernel, Run, RunOf
-from rfops.gemm.kernels.mxfp8.triton import WIDE_FROM, unsupported_reason
+from rfops.dispatch.heuristic import Columns, ceil
+from rfops.dispatch.kernel import Call, Run, RunOf
+from rfops.dispatch.time_model import TimedKernel
+from rfops.gemm.kernels.mxfp8.triton import (
+    MAX_SIZE,
+    WIDE_FROM,
+    matrix_clocks,
+    resident_of,
+    unsupported_reason,
+)
+from rfops.jit.arch import ARCH_SPECS
 from rfops.triton import tiles
 from rfops.triton.bound import BoundTriton
 from rfops.triton.tiles import TritonConfig
+
+from ...grouped_terms import Traits
 
 _MAX_RUNS = 256
 _KERNELS = "rfops.triton.mxfp8_kernels"
@@ -26,10 +38,34 @@ _STRIDES = {
     "w_scale": "stride_wse stride_ws _",
 }
 _MIN_BLOCK_M = 16  # rows of a matrix instruction
+# block_m, block_n, block_k, warps of tiles, by the most rows of a block that they are for.
+_TILES = {
+    16: ((16, 32, 256, 2), (16, 32, 256, 4), (16, 64, 256, 4), (16, 128, 256, 4)),
+    32: ((32, 32, 256, 4), (32, 64, 256, 4), (32, 128, 256, 4)),
+    64: ((64, 32, 256, 4), (64, 64, 256, 4), (64, 128, 128, 4), (64, 128, 128, 8)),
+    MAX_SIZE: ((64, 64, 256, 4), (64, 128, 128, 4), (128, 64, 128, 4), (128, 128, 128, 8)),
+}
+_GROUP_M = 4  # of tiles of 64 rows and more
 
 
-class TritonGrouped(Kernel):
+@functools.cache
+def _variants(max_rows: int) -> Columns[TritonConfig]:
+    """Of an architecture whose matrix instruction scales."""
+    return Columns(
+        [
+            TritonConfig("scaled", m, n, k, _GROUP_M if m >= 64 else 1, warps, 2, 0, 16)
+            for m, n, k, warps in _TILES[max_rows]
+        ]
+    )
+
+
+class TritonGrouped(TimedKernel):
+    """The grouped GEMM of MX-FP8 in Triton, for every architecture. Its default is a row of its own
+    table if the op's model does not rank it, or if a user has a row there."""
+
     name = "triton"
+    is_ranked = False
+    sources = (_KERNELS,)
     Config = TritonConfig
     tuned = tuned_table.declare("grouped_gemm_mxfp8_triton", "block_m<= N<= K<=", ("triton",))
 
@@ -40,11 +76,35 @@ class TritonGrouped(Kernel):
         return config.unsupported_reason(False, c.arch)
 
     def default(self, c: Call) -> TritonConfig:
-        """The table's tile for blocks of block_m rows."""
-        return tiles.of(self.own_row(c))
+        row = self.own_row(c)
+        if row.is_own or self.space(c) is None:
+            return tiles.of(row)
+        ranked: TritonConfig = super().default(c)
+        return ranked
+
+    def space(self, c: Call) -> Columns[TritonConfig] | None:
+        if c.arch not in tiles.SCALED_ARCHS:
+            return None
+        return _variants(next(most for most in _TILES if c.block_m <= most))
+
+    def traits(self, config: TritonConfig, c: Call) -> tuple[float, ...]:
+        chip, warps = ARCH_SPECS[c.arch], config.warps
+        m, n, k = tile_rows(c.block_m, config), config.block_n, config.block_k
+        return Traits(
+            n,
+            groups=ceil(c.block_m, m),
+            unit_k=k,
+            steps=1,
+            k_waves=1,
+            waves=warps,
+            resident=resident_of(chip, m, n, k, warps),
+            lds_bytes=0,
+            busy_clocks=matrix_clocks(m, n, k),
+        )
 
     def candidates(self, c: Call) -> Iterable[TritonConfig]:
-        return tiles.candidates(self.default(c), c, c.block_m, False)
+        near = tiles.candidates(self.default(c), c, c.block_m, False)
+        return near if self.space(c) is None else [*super().candidates(c), *near]
 
     def variant(self, c: Call, config: TritonConfig) -> RunOf:
         options, block_m, a_div = config.options(c.arch), c.block_m, c.a_div

@@ -136,6 +136,7 @@ class MxMoeConfig:
 
     @property
     def gate_up(self) -> GateUp:
+        """How gate and up are computed. Raises ValueError for fields that exclude each other."""
         _must_be(self, "ring", (0, 1), "0 or 1")
         tiles = self.expert_tiles
         if not self.ring:
@@ -147,6 +148,7 @@ class MxMoeConfig:
 
     @property
     def down(self) -> Down:
+        """How down is computed. Raises ValueError for fields that exclude each other."""
         if not self.columns:
             _must_be(self, "slots", (0,), "0 with columns=0")
             _must_be(self, "rows", (1, 2, 4), "1, 2 or 4")

@@ -1,5 +1,5 @@
 """fused_moe with MXFP4 or MX-FP8 weights by HIP: four launches, or three where rows of down fit in
-LDS; one more where a router chooses.
+LDS; two more where a router chooses.
 
 prepare   tokens of each expert, and x quantised   csrc/moe/moe_mx_prepare.hip
 experts   gate, up, SiLU, h quantised              csrc/moe/moe_mx_experts.hip, of many rows
@@ -13,19 +13,24 @@ down      in place of the last two                 csrc/moe/moe_mx_down.hip, for
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import functools
+import itertools
+import math
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from rfops.dispatch.guards import MAX_BYTES
-from rfops.dispatch.heuristic import ceil
-from rfops.dispatch.kernel import Call, Kernel, Run, RunOf
+from rfops.dispatch.heuristic import Columns, ceil
+from rfops.dispatch.kernel import Call, Run, RunOf
 from rfops.dispatch.steps import run_steps
 from rfops.dispatch.strided import matrix_strides
-from rfops.jit.arch import ARCH_SPECS, WAVE
+from rfops.dispatch.time_model import TimedKernel
+from rfops.jit.arch import ARCH_SPECS, MAX_WAVES, REGISTERS, WAVE
 
 from ... import router
 from ...fused_moe_mx import MXFP4, RAW, Format
+from ...mx_terms import Traits
 from ..bf16.hip import (
     MAX_EXPERTS,
     MAX_SHARED,
@@ -50,14 +55,43 @@ from .config import (
 )
 from .steps import STEP_BYTES, TILE, down_product, gate_up_product
 
-FEW_TOKENS = 16
-# When StagedDown is quicker than down and add: by 37 % with 140 rows of an expert and 2 K-steps
-# of h, by 16 % with 4; slower by 30 % with 8 of them, and by 26 % with 62 rows (estimated, MI355X).
-# DeepDown is quicker by 18 % with 8 K-steps, and as quick as these with 70 rows.
-MAX_STAGED_STEPS, MAX_DEEP_STEPS, MIN_SUM_ROWS = 4, 8, 100
+OTHER_REGISTERS = 40  # of a wave of ExpertTiles, beside sums and weights
+MAX_DEEP_STEPS = 8  # K-steps of h whose rows a wave of DeepDown holds
+# Alternatives of MxMoeConfig that calls choose among: m_tiles, up_n and up_k of gate and up by
+# tiles, m_tiles and up_n with K-steps prefetched, and waves of down.
+_TILED_UP = (
+    *((m, n, k) for m in (1, 2) for n, k in ((1, 4), (2, 2), (4, 1))),
+    *((4, 4, 1), (8, 4, 1)),
+)
+_PREFETCHED_UP = tuple((m, n) for m in (4, 8, TALLEST_M_TILES) for n in (3, 4))
+_FEW_ROW_TILES = 4  # of 16 rows that down multiplies at once, where gate and up may split K
+_STAGED_WAVES, _DEEP_WAVES = (2, 4, 6, 8, 10, 12, 15), (2, 3, 4, 5, 6, 7)
 
 
-class HipMxMoe(Kernel):
+@functools.cache
+def _variants() -> tuple[MxMoeConfig, ...]:
+    """Every gate and up with every down that it goes with."""
+    tiled = [MxMoeConfig(*up, 4, 1, per_cu) for up in _TILED_UP for per_cu in (2, 4)]
+    narrow = [one for one in tiled if one.per_cu == 2]
+    high = [one for one in narrow if one.m_tiles > 1 and one.up_k == 1]
+    ahead = [MxMoeConfig(m, n, 1, 8, 1, 2, 32, ahead=PREFETCHED) for m, n in _PREFETCHED_UP]
+    ring = MxMoeConfig(4, 4, 1, 2, 1, 2, 32, ring=1, slots=4)
+    made = list(tiled)
+    for columns, waves, rows in itertools.product((16, 32), RegisterDown.MAX_TILES, (1, 2, 4)):
+        own = {"columns": columns, "down_n": waves, "rows": rows}
+        made += [replace(one, **own) for one in (*narrow, *ahead) if one.m_tiles <= 4]
+    for rows, all_waves in ((1, _STAGED_WAVES), (2, _DEEP_WAVES)):
+        for waves in all_waves:
+            own = {"columns": 32, "down_n": waves, "rows": rows, "slots": 4}
+            few_rows = rows * waves <= _FEW_ROW_TILES
+            ups = (*narrow, *ahead) if few_rows else (*high, *ahead, ring)
+            made += [replace(one, **own) for one in ups]
+    return tuple(made)
+
+
+class HipMxMoe(TimedKernel):
+    """Experts of MX weights on gfx950: lists, quantised x, gate and up, down."""
+
     name = "hip"
     module = "moe_mx_experts"
     # And the router's.
@@ -73,6 +107,7 @@ class HipMxMoe(Kernel):
 
     def __init__(self, fmt: Format) -> None:
         self.fmt = fmt
+        self._spaces: dict[tuple[Any, ...], Columns[MxMoeConfig]] = {}  # by layer
 
     def unsupported_reason(self, c: Call) -> str | None:
         if reason := self.unsupported_arch_reason(c):
@@ -143,72 +178,61 @@ class HipMxMoe(Kernel):
             return f"rows of {c.M} tokens by {down.columns} columns do not fit in LDS"
         return None
 
-    def default(self, c: Call) -> MxMoeConfig:
-        """Tiles as high as an expert has rows, up to 64, as higher ones leave a CU one workgroup.
-        Where one tile of 16 rows does, waves share out K: more workgroups, each of 32 columns."""
-        rows = ceil(c.M * (c.K + c.E - c.R), max(c.E, 1))
-        m_tiles = next((t for t in (1, 2) if rows <= t * TILE), 4)
-        made = [MxMoeConfig(1, 1, k, 4, 1) for k in (4, 2) if m_tiles == 1]
-        made.append(MxMoeConfig(m_tiles, 4, 1, 4, 1))
-        first = next(config for config in made if self.unsupported_config_reason(c, config) is None)
-        return next((fused for fused in self._fused(c, first)), first)
+    def space(self, c: Call) -> Columns[MxMoeConfig] | None:
+        if self.unsupported_arch_reason(c):
+            return None
+        names = "D", "I", "E", "K", "R", "w_layout", "scale_layout"
+        key = tuple([getattr(c, name) for name in names])
+        if key not in self._spaces:
+            one = c.with_sizes(M=1)
+            fit = [v for v in _variants() if self.unsupported_config_reason(one, v) is None]
+            self._spaces[key] = Columns(fit)
+        return self._spaces[key]
 
-    def _fused(self, c: Call, config: MxMoeConfig) -> Iterator[MxMoeConfig]:
-        """Yield configs with down and sum in one kernel, the best first. Each workgroup of
-        RegisterDown reads all of h, which costs less than a round trip of y through memory with few
-        tokens, or with few columns of h per column of out."""
-        k_steps = down_product(c, config).steps(self.fmt)
-        rows = 2 if config.m_tiles > 1 else 1
-        for columns, waves in ((32, 8), (16, 16), (16, 8), (16, 4)):
-            if c.M > FEW_TOKENS and k_steps * TILE > columns:
-                continue
-            made = replace(config, columns=columns, down_n=waves, rows=rows)
-            if self.unsupported_config_reason(c, made) is None:
-                yield made
-        if k_steps <= MAX_DEEP_STEPS and _rows_of_expert(c) >= MIN_SUM_ROWS:
-            made = replace(config, columns=32, down_n=_sum_waves(c), rows=1, slots=4)
-            if k_steps > MAX_STAGED_STEPS:
-                made = _deep(made)
-            if self.unsupported_config_reason(c, made) is None:
-                yield made
+    def traits(self, config: MxMoeConfig, c: Call) -> tuple[float, ...]:
+        gate_up, down = config.gate_up, config.down
+        is_ring = isinstance(gate_up, RingGateUp)
+        columns = config.up_n * steps.TILES * TILE // 2
+        common = Traits(
+            up_rows=gate_up.m_tiles * TILE,
+            up_columns=columns,
+            up_k_waves=config.up_k,
+            up_resident=1 if is_ring else self._resident(config.expert_tiles),
+            is_ring=is_ring,
+            is_prefetched=config.ahead > 1,
+        )
+        if isinstance(down, ExpertTiles):
+            return common._replace(
+                is_tiled=True,
+                down_rows=down.m_tiles * TILE,
+                down_columns=down.n_waves * steps.TILES * TILE,
+                down_resident=self._resident(down),
+            )
+        fixed, token = steps.lds_parts(c, self.fmt, config, down)
+        row_bytes = down_product(c, config).steps(self.fmt) * STEP_BYTES
+        is_register = isinstance(down, RegisterDown)
+        return common._replace(
+            is_register=is_register,
+            is_staged=type(down) is StagedDown,
+            is_deep=isinstance(down, DeepDown),
+            down_rows=steps.rows_at_once(down),
+            down_columns=down.columns,
+            tiles_at_once=down.waves if is_register else 1,
+            lds_bytes=fixed,
+            lds_token_bytes=token,
+            most_h_rows=math.inf if is_register else MAX_BYTES / row_bytes,
+        )
 
-    def candidates(self, c: Call) -> list[MxMoeConfig]:
-        first = self.default(c)
-        made = [
-            MxMoeConfig(m, up_n, up_k, down_n, 1, per_cu)
-            for m in (1, 2, 4, 8)
-            for up_n, up_k in ((1, 4), (2, 2), (2, 4), (4, 1), (4, 2), (8, 1))
-            for down_n in (4, 8)
-            for per_cu in (1, 2, 4)
-            if (up_k == 1 or m <= 2) and (m < 8 or up_n * up_k == down_n == 4)
-        ]
-        made += [
-            replace(config, columns=columns, down_n=waves, rows=rows)
-            for config in made
-            if config.down_n == 4 and config.per_cu == 2
-            for columns in (16, 32)
-            for waves in RegisterDown.MAX_TILES
-            for rows in (1, 2, 4)
-        ]
-        made += [
-            replace(config, columns=32, down_n=_sum_waves(c), slots=4)
-            for config in made
-            if config.down_n == 4 and not config.columns
-        ]
-        made += [
-            replace(config, m_tiles=m, up_n=up_n, ahead=PREFETCHED)
-            for config in made
-            if config.columns
-            and (config.m_tiles, config.up_n, config.up_k, config.per_cu) == (4, 4, 1, 2)
-            for m in (4, 8, TALLEST_M_TILES)
-            for up_n in (3, 4)
-        ]
-        made += [_deep(config) for config in made if config.slots]
-        if _sum_waves(c) > StagedDown.WAVES[-1] // 2:  # tiles enough for weights to pass by LDS
-            alike = [one for one in made if (one.up_n, one.up_k, one.ahead) == (4, 1, 1)]
-            made += [replace(one, ring=1) for one in alike]
-        fit = (config for config in made if self.unsupported_config_reason(c, config) is None)
-        return [first, *(config for config in fit if config != first)]
+    def _resident(self, tiles: ExpertTiles) -> int:
+        """The workgroups of a CU at once: by LDS, which has two chunks of rows, and by registers,
+        which have sums and K-steps of weights."""
+        chip, rows = ARCH_SPECS["gfx950"], tiles.m_tiles * TILE
+        weights = steps.TILES * self.fmt.bits * (tiles.prefetch + 1)
+        registers = 4 * steps.TILES * tiles.m_tiles + weights + OTHER_REGISTERS
+        waves = chip.simds * min(MAX_WAVES, REGISTERS // registers)
+        by_registers = waves // (tiles.n_waves * tiles.k_waves)
+        by_lds = chip.lds_bytes // (2 * 4 * rows * STEP_BYTES)
+        return max(1, min(tiles.per_cu, by_registers, by_lds))
 
     def defines(self, c: Call, config: MxMoeConfig) -> Mapping[str, Any]:
         product = gate_up_product(c, config)
@@ -221,7 +245,7 @@ class HipMxMoe(Kernel):
 
     def launches(self, c: Call, config: MxMoeConfig) -> Run:
         """The launches of one call."""
-        routes = [router.step(c, c.R, lists=False, arguments=ROUTED)] * c.has("router_weight")
+        routes, of_router = router.steps(c, c.R, ROUTED)
         return run_steps(
             c.device,
             self.arguments,
@@ -232,23 +256,8 @@ class HipMxMoe(Kernel):
                 *steps.down(c, self.fmt, config),
             ],
             arch=c.arch,
-            workspace=steps.workspace(c, self.fmt),
+            workspace={**steps.workspace(c, self.fmt), **of_router},
+            outer=bool(routes),
             zeros={"counts": c.E},
             temporaries=steps.temporaries(c, self.fmt, config),
         )
-
-
-def _rows_of_expert(c: Call) -> float:
-    return float(c.M * (c.K + c.E - c.R) / max(c.E, 1))
-
-
-def _sum_waves(c: Call) -> int:
-    """Return the waves of StagedDown for an expert's rows and a margin for uneven routing."""
-    waves = ceil(int(5 * _rows_of_expert(c)), 4 * TILE)
-    return int(min(max(waves, StagedDown.WAVES[0]), StagedDown.WAVES[-1]))
-
-
-def _deep(config: MxMoeConfig) -> MxMoeConfig:
-    """Return the config with DeepDown in place of StagedDown: two tiles per wave."""
-    waves = min(max(ceil(config.down_n, 2), DeepDown.WAVES[0]), DeepDown.WAVES[-1])
-    return replace(config, down_n=waves, rows=2)

@@ -10,4 +10,5 @@ from .triton import TritonMxMoe
 
 
 def kernels_of(fmt: Format) -> tuple[Kernel, ...]:
+    """Return the kernels of a format."""
     return HipMxMoe(fmt), TritonMxMoe(fmt), Torch(fmt)

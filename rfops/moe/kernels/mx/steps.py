@@ -299,17 +299,28 @@ def row_tiles(c: Call, height: int) -> int:
     return int(routed // height + min(routed, c.E) + shared * ceil(c.M, height))
 
 
-def lds_bytes(c: Call, fmt: Format, config: MxMoeConfig, kind: Down) -> int:
-    """The dynamic LDS of a workgroup of down and sum in one kernel."""
+def lds_parts(c: Call, fmt: Format, config: MxMoeConfig, kind: Down) -> tuple[int, int]:
+    """The dynamic LDS of a workgroup of down and sum in one kernel: bytes for any number of tokens
+    except for its tile table, and bytes per token."""
     assert not isinstance(kind, ExpertTiles)
     if isinstance(kind, RegisterDown):
-        table = (row_tiles(c, kind.row_tiles * TILE) + 1) * 16
         staging = kind.waves * TILE * STEP_BYTES if c.w_layout == RAW else 0
-        return int(staging + num_rows(c) * kind.columns * 2 + table)
-    table = (row_tiles(c, kind.waves * kind.row_tiles * TILE) + 1) * 16
+        return staging, (c.K + c.E - c.R) * kind.columns * 2
     tiles, steps = kind.columns // TILE, min(2, down_product(c, config).chunk(fmt))
     scale_words = ceil(tiles, 2) if c.scale_layout != RAW else tiles * fmt.step // BLOCK // 4
     stage = steps * (tiles * TILE * STEP_BYTES + scale_words * WAVE * 4)
-    weights = ceil(c.M * c.K, 4) * 16
     unread = WAVE * 4 if isinstance(kind, DeepDown) else 0
-    return int(kind.stages * stage + c.M * kind.columns * 4 + weights + table + unread)
+    return int(kind.stages * stage + unread), (kind.columns + c.K) * 4
+
+
+def rows_at_once(kind: RegisterDown | StagedDown) -> int:
+    """The rows of an expert in an entry of the tile table."""
+    waves = 1 if isinstance(kind, RegisterDown) else kind.waves
+    return waves * kind.row_tiles * TILE
+
+
+def lds_bytes(c: Call, fmt: Format, config: MxMoeConfig, kind: Down) -> int:
+    """The dynamic LDS of a workgroup of down and sum in one kernel."""
+    assert not isinstance(kind, ExpertTiles)
+    fixed, token = lds_parts(c, fmt, config, kind)
+    return int(fixed + ceil(c.M * token, 16) * 16 + (row_tiles(c, rows_at_once(kind)) + 1) * 16)

@@ -25,6 +25,8 @@ _BLOCK_N, _BLOCK_K, _MAX_COLUMNS = 64, 128, 65535
 
 
 class TritonMxMoe(TritonKernel):
+    """Experts of MX weights in Triton, for every architecture."""
+
     def __init__(self, fmt: Format) -> None:
         self.fmt = fmt
 

@@ -3,23 +3,30 @@ in torch, and what the HIP kernels that choose do not take."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
 from rfops.dispatch.kernel import Call
 
-MAX_EXPERTS, MAX_TOP_K, MAX_GROUPS = 512, 16, 32
+MAX_EXPERTS, MAX_TOP_K, MAX_GROUPS = 1024, 16, 32
 IN_TYPES = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}  # in csrc/
 LARGEST = torch.finfo(torch.float32).max
+# The scores of fp32 logits, and what csrc/moe/top_k.h calls them.
+SCORES: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "softmax": lambda x: x.softmax(-1),
+    "sigmoid": torch.sigmoid,
+    "sqrtsoftplus": lambda x: torch.nn.functional.softplus(x).sqrt(),
+}
+SCORINGS = {"softmax": "kSoftmax", "sigmoid": "kSigmoid", "sqrtsoftplus": "kSqrtSoftplus"}
 
 
-def refuses_choosing(c: Call) -> str | None:
+def refuses_choosing(c: Call, max_experts: int = MAX_EXPERTS) -> str | None:
     """Return why the top-k kernels do not take these numbers of experts or groups; None if they
     do."""
-    if c.E > MAX_EXPERTS or c.K > MAX_TOP_K:
-        return f"{c.K} of {c.E} experts are more than {MAX_TOP_K} of {MAX_EXPERTS}"
+    if c.E > max_experts or c.K > MAX_TOP_K:
+        return f"{c.K} of {c.E} experts are more than {MAX_TOP_K} of {max_experts}"
     if c.values.get("num_groups", 1) > MAX_GROUPS:
         return f"{c.num_groups} groups are more than {MAX_GROUPS}"
     return None
@@ -45,7 +52,7 @@ def choose(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The formula in plain fp32 torch, on any device and without synchronisation."""
     clean = torch.nan_to_num(logits.to(torch.float32), -LARGEST, LARGEST, -LARGEST)
-    scores = clean.softmax(-1) if score == "softmax" else clean.sigmoid()
+    scores = SCORES[score](clean)
     if round_scores:
         scores = scores.to(logits.dtype).to(torch.float32)
     keys = scores if round_scores or score != "softmax" else clean

@@ -2,7 +2,7 @@
 
 | kernel | what it takes |
 |---|---|
-| hip (csrc/moe/moe_topk.hip) | up to 512 experts, of which up to 16 are chosen |
+| hip (csrc/moe/moe_topk.hip) | up to 1,024 experts, of which up to 16 are chosen |
 | torch | whatever is left |
 """
 
@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from rfops.dispatch.guards import MAX_BYTES
 from rfops.dispatch.heuristic import ceil
 from rfops.dispatch.kernel import Call, Kernel, Run, RunOf
 from rfops.dispatch.op import Op
@@ -20,10 +21,11 @@ from rfops.dispatch.strided import matrix_strides
 from rfops.jit import compile_ops, f32, u32, u64
 from rfops.jit.arch import WAVE
 
-from .choosing import IN_TYPES, choice_options, choose, refuses_choosing
+from .choosing import IN_TYPES, SCORINGS, choice_options, choose, refuses_choosing
 
 THREADS = 256
-MIN_EXPERTS_PER_LANE = 4  # experts of a lane, where a wave has lanes enough
+EXPERTS_PER_LANE = 4  # where a wave has lanes enough
+MAX_PART = 16  # lanes of a token that has no wave of its own: DPP moves values among these
 
 
 @compile_ops(
@@ -37,25 +39,32 @@ def moe_topk_kernel(
     m: u32,
     experts: u32,
     row_stride: u64,
-    column_stride: u64,
+    column_stride: u32,
     scale: f32,
 ) -> None:
     """csrc/moe/moe_topk.hip: the shapes stand there."""
 
 
+def pow2_ceil(n: int) -> int:
+    return 1 << (n - 1).bit_length()
+
+
 def choosing_defines(call: Mapping[str, Any]) -> dict[str, int | str]:
     """Return the defines for a call's sizes and values by name; absent ones take defaults."""
-    lanes = min(WAVE, 1 << (ceil(call["E"], MIN_EXPERTS_PER_LANE) - 1).bit_length())
+    groups = call.get("num_groups", 1)
+    lanes = max(pow2_ceil(ceil(call["E"], EXPERTS_PER_LANE)), pow2_ceil(call["K"]))
+    lanes = WAVE if groups > 1 or lanes > MAX_PART else lanes
     bias = call.get("bias_dtype")
     return {
         "IN": IN_TYPES[call.get("logits_dtype", torch.float32)],
         "BIAS": IN_TYPES[bias or torch.float32],
+        "THREADS": WAVE if lanes == WAVE else THREADS,
         "LANES": lanes,
-        "EACH": ceil(call["E"], lanes),
+        "EACH": ceil(call["E"] // groups, lanes // pow2_ceil(groups)),
         "TOP_K": call["K"],
-        "GROUPS": call.get("num_groups", 1),
+        "GROUPS": groups,
         "GROUPS_TAKEN": call.get("topk_groups", 1),
-        "SIGMOID": int(call.get("score") == "sigmoid"),
+        "SCORING": SCORINGS[call.get("score", "softmax")],
         "ROUNDS": int(call.get("round_scores", False)),
         "HAS_BIAS": int(bias is not None),
         "RENORMALIZES": int(call.get("renormalize", False)),
@@ -63,11 +72,17 @@ def choosing_defines(call: Mapping[str, Any]) -> dict[str, int | str]:
 
 
 class Hip(Kernel):
+    """The HIP kernel, for up to 1,024 experts."""
+
     name = "hip"
     module = "moe_topk"
 
     def unsupported_reason(self, c: Call) -> str | None:
-        return self.unsupported_arch_reason(c) or refuses_choosing(c)
+        if reason := self.unsupported_arch_reason(c) or refuses_choosing(c):
+            return reason
+        if 4 * c.E * matrix_strides(c, "logits", c.E)[1] >= MAX_BYTES:
+            return "experts of a row lie farther apart than 32-bit offsets"
+        return None
 
     def defines(self, c: Call, config: Any) -> Mapping[str, Any]:
         bias = c.values.get("bias_dtype", torch.float32) if c.has("bias") else None
@@ -76,8 +91,8 @@ class Hip(Kernel):
     def variant(self, c: Call, config: Any) -> RunOf:
         defines = self.defines(c, config)
         bound = moe_topk_kernel.bind(c.device, defines, c.arch)
-        launch = bound.prepare((THREADS, 1, 1), self.arguments)
-        tokens = THREADS // int(defines["LANES"])
+        launch = bound.prepare((int(defines["THREADS"]), 1, 1), self.arguments)
+        tokens = int(defines["THREADS"]) // int(defines["LANES"])
         scale = float(c.values.get("scale", 1.0))
 
         def run_of(m: int, experts: int, *_k: int) -> Run:
@@ -96,6 +111,8 @@ class Hip(Kernel):
 
 
 class Torch(Kernel):
+    """The reference in plain torch, for every device and call."""
+
     name = "torch"
 
     def variant(self, c: Call, config: Any) -> RunOf:
@@ -112,21 +129,26 @@ class Torch(Kernel):
         return run_of
 
 
+def refuses_groups(c: Call, experts: int, k: int) -> tuple[str, str, str, str] | None:
+    """Check groups, and top_k against the experts that may be chosen."""
+    groups, num_taken = c.values.get("num_groups", 1), c.values.get("topk_groups", 1)
+    if experts % groups:
+        return "num_groups", f"a divisor of E={experts}", str(groups), "pass 1 for no groups"
+    if num_taken > groups:
+        return "topk_groups", f"at most num_groups={groups}", str(num_taken), "pass fewer"
+    max_top_k = experts // groups * num_taken
+    if k > max_top_k:
+        expected = f"at most {max_top_k}, the experts that may be chosen"
+        return "top_k", expected, str(k), "pass fewer"
+    return None
+
+
 class Choose(Op):
     """An op whose kernels these are."""
 
     def unsupported_reason(self, c: Call, *sizes: int) -> tuple[str, str, str, str] | None:
         _m, experts, k = sizes
-        groups, num_taken = c.values.get("num_groups", 1), c.values.get("topk_groups", 1)
-        if experts % groups:
-            return "num_groups", f"a divisor of E={experts}", str(groups), "pass 1 for no groups"
-        if num_taken > groups:
-            return "topk_groups", f"at most num_groups={groups}", str(num_taken), "pass fewer"
-        max_top_k = experts // groups * num_taken
-        if k > max_top_k:
-            expected = f"at most {max_top_k}, the experts that may be chosen"
-            return "top_k", expected, str(k), "pass fewer"
-        return None
+        return refuses_groups(c, experts, k)
 
     def is_empty(self, c: Call) -> bool:
         return bool(c.M == 0)

@@ -1,0 +1,73 @@
+// Calls of few tokens: the experts that have a row, and the choices of the tokens of a lane.
+#pragma once
+
+#include "moe/token_lists.h"
+#include "rfops/chip/types.h"
+#include "rfops/matrix/mfma_fp8.h"
+
+namespace rfops {
+
+// Writes how many experts a call of `count` ids has, and which: the shared ones, routed to experts
+// - 1, and then the chosen ones; ids outside 0..routed-1 are no choice. By one workgroup.
+template <u32 kThreads, class Id>
+__device__ inline void find_hit_experts(u32* hits, const Id* ids, u32 count, u32 routed,
+                                        u32 experts) {
+  constexpr u32 kWords = kMaxExperts / 32, kBits = 32;
+  static_assert(kThreads >= kMaxExperts, "a thread for each expert");
+  __shared__ u32 bits[kWords];
+  const u32 thread = thread_id(), shared = experts - routed;
+  if (thread < kWords) bits[thread] = 0;
+  workgroup_barrier();
+  for (u32 i = thread; i < count; i += kThreads) {
+    const Id id = ids[i];
+    if (id >= 0 && id < static_cast<Id>(routed)) {
+      const u32 e = static_cast<u32>(id);
+      __hip_atomic_fetch_or(&bits[e / kBits], 1u << e % kBits, __ATOMIC_RELAXED,
+                            __HIP_MEMORY_SCOPE_WORKGROUP);
+    }
+  }
+  workgroup_barrier();
+  u32 rank = 0, total = 0, own = 0;
+#pragma unroll
+  for (u32 i = 0; i < kWords; ++i) {
+    const u32 word = bits[i], below = (1u << thread % kBits) - 1;
+    if (i == thread / kBits) own = word;
+    rank += static_cast<u32>(__builtin_popcount(i < thread / kBits    ? word
+                                                : i == thread / kBits ? word & below
+                                                                      : 0));
+    total += static_cast<u32>(__builtin_popcount(word));
+  }
+  if (own >> thread % kBits & 1) hits[1 + shared + rank] = thread;
+  if (thread < shared) hits[1 + thread] = routed + thread;
+  if (thread == 0) hits[0] = shared + total;
+}
+
+// The choices of the tokens of a lane: of tile i that of row l % 16, token 16 i + l % 16.
+template <u32 kTopK, u32 kTiles, class Id>
+struct LaneChoices {
+  static constexpr u32 kNone = ~0u;
+  u32 id[kTiles][kTopK];  // kNone where it is no expert, or there is no token
+
+  __device__ LaneChoices(const Id* ids, u32 m, u32 routed) {
+#pragma unroll
+    for (u32 i = 0; i < kTiles; ++i) {
+      const u32 token = i * kTileRows + lane_id() % kTileRows;
+      const Id* const own = ids + (token < m ? token : 0) * kTopK;
+#pragma unroll
+      for (u32 j = 0; j < kTopK; ++j) {
+        const Id value = own[j];
+        const bool is_valid = token < m && value >= 0 && value < static_cast<Id>(routed);
+        id[i][j] = is_valid ? static_cast<u32>(value) : kNone;
+      }
+    }
+  }
+  // Returns the first choice of tile i's token that is the expert; kNone if none is.
+  __device__ u32 first(u32 i, u32 expert) const {
+    u32 found = kNone;
+#pragma unroll
+    for (u32 j = kTopK; j-- > 0;) found = id[i][j] == expert ? j : found;
+    return found;
+  }
+};
+
+}  // namespace rfops

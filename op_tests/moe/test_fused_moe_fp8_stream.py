@@ -1,0 +1,158 @@
+"""fused_moe_fp8's kernel for few tokens, against fp32 over the same two quantisations."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+import rfops.vgpu
+from rfops.dispatch.problem import call_on
+from rfops.moe.fused_moe_fp8 import OP
+from rfops.quantization.shuffle import shuffle_weight
+from support.moe_fp8_problems import assert_correct, random_problem, run
+
+ARCHS = ("gfx942", "gfx950")
+F16, BF16 = torch.float16, torch.bfloat16
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(params=ARCHS)
+def arch(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("RFOPS_VGPU_ARCH", request.param)
+    return str(request.param)
+
+
+@pytest.mark.parametrize(
+    ("m", "d", "i", "e", "shared"),
+    [
+        (1, 256, 128, 5, 0),  # a block of K for fewer waves than there are
+        (3, 2304, 640, 4, 1),  # 18 blocks for 8 waves of 2; 5 for tasks of 3
+        (16, 1024, 384, 70, 2),  # more experts than a wave's eighth; 3 blocks
+        (17, 384, 256, 9, 0),  # a second tile with one token
+        (32, 640, 128, 3, 1),  # each expert has half of all
+    ],
+)
+def test_values(m: int, d: int, i: int, e: int, shared: int, arch: str) -> None:
+    """Blocks and experts that waves share unevenly; the same bits again, and in any order."""
+    p = random_problem(arch, m, d, i, e, 2, BF16, shared)
+    got = run("stream", p)
+    assert_correct(got, p)
+    assert torch.equal(run("stream", p), got)
+
+
+def test_the_same_in_any_order(arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    p = random_problem(arch, 17, 384, 256, 9, 2)
+    first = run("stream", p)
+    monkeypatch.setenv("RFOPS_VGPU_SCHEDULE", "random:1")
+    assert torch.equal(run("stream", p), first)
+
+
+@pytest.mark.thin(2)
+@pytest.mark.parametrize(("k", "dtype"), [(1, F16), (8, F16), (16, BF16)])
+def test_choices_and_types(k: int, dtype: torch.dtype, arch: str) -> None:
+    p = random_problem(arch, 9, 256, 128, 40, k, dtype)
+    assert_correct(run("stream", p), p)
+    wide = p.with_(topk_ids=p.topk_ids.to(torch.int64))
+    assert torch.equal(run("stream", wide), run("stream", p))
+
+
+@pytest.mark.thin(2)
+def test_shuffled_weights_give_the_same(arch: str) -> None:
+    p = random_problem(arch, 5, 512, 256, 4, 2, num_shared=1)
+    w1, w2 = (shuffle_weight(w).data for w in (p.w1, p.w2))
+    assert torch.equal(run("stream", p.with_(w1=w1, w2=w2), layout="16x16"), run("stream", p))
+
+
+def test_ids_and_values_that_are_none(arch: str) -> None:
+    """Ids outside, the same expert twice, NaN in weights of what nobody chose, in x and in an
+    expert of one token: each stays where it belongs, and no byte beside the call's is touched."""
+    p = random_problem(arch, 20, 256, 128, 6, 2)
+    ids = p.topk_ids.clone()
+    ids[ids == 5] = 4
+    ids[0], ids[1, 0], ids[2, 1] = torch.tensor([7, -1]), -(2**31), 2**31 - 1
+    ids[3], ids[4, 0] = torch.tensor([2, 2]), 5
+    weights = p.topk_weights.masked_fill((ids < 0) | (ids >= 6), math.nan)
+    x, w2_scale = p.x.clone(), p.w2_scale.clone()
+    x[19], w2_scale[5] = math.nan, math.nan  # of expert 5, which token 4 alone has
+    memory = torch.full((20 * 256 + 256,), -7.0, dtype=BF16)
+    out = memory[128:-128].view(20, 256).fill_(math.nan)
+    broken = p.with_(x=x, w2_scale=w2_scale, topk_ids=ids, topk_weights=weights)
+    with rfops.vgpu.check() as checked:
+        run("stream", broken, None, out)
+    assert not checked.findings, "\n".join(map(str, checked.findings))
+    assert (memory[:128] == -7).all() and (memory[-128:] == -7).all()
+    own = torch.tensor([4, 19])
+    assert out[own].isnan().all() and (out[0] == 0).all()
+    clean = p.with_(topk_ids=ids.index_fill(0, own, -1))
+    assert_correct(out.index_fill(0, own, 0), clean)
+
+
+def test_what_it_launches(arch: str) -> None:
+    """Four launches without scratch, spills or bank conflicts; each chosen weight is read once."""
+    p = random_problem(arch, 4, 1024, 256, 8, 2)
+    with rfops.vgpu.profile() as profiled:
+        run("stream", p)
+    launches = profiled.launches
+    names = ["moe_fp8_stream_prepare", "moe_fp8_stream_up", "quant_fp8_blockscale"]
+    assert [launch.kernel for launch in launches] == [*names, "moe_fp8_stream_down"]
+    for launch in launches:
+        assert launch.vgpr_spills == launch.sgpr_spills == launch.scratch_bytes_per_lane == 0
+        assert launch.lds_conflict_cycles == 0
+    hit = len(p.topk_ids.unique())
+    for launch, size in ((launches[1], 2 * 256 * 1024), (launches[3], 256 * 1024)):
+        lines = launch.figures["global_read"]["lines_64B"]
+        assert 64 * lines == pytest.approx(hit * size, rel=0.35), launch.kernel
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("top_k", [1, 2, 4, 6, 8, 9, 12, 16])
+@pytest.mark.parametrize("m", [1, 17])
+def test_no_spills(m: int, top_k: int, arch: str) -> None:
+    """Few and many choices to keep, of each type and layout, with one block in flight and more."""
+    for i, dtype, ids, layout in (
+        (512, BF16, torch.int32, "raw"),
+        (512, F16, torch.int64, "16x16"),
+        (128, BF16, torch.int64, "16x16"),
+    ):
+        p = random_problem(arch, m, 256, i, 16, top_k, dtype)
+        p = p.with_(topk_ids=p.topk_ids.to(ids))
+        w1, w2 = (w if layout == "raw" else shuffle_weight(w).data for w in (p.w1, p.w2))
+        with rfops.vgpu.profile() as profiled:
+            assert_correct(run("stream", p.with_(w1=w1, w2=w2), layout=layout), p)
+        for launch in profiled.launches:
+            spills = launch.vgpr_spills, launch.scratch_bytes_per_lane
+            assert spills == (0, 0), f"{launch.kernel}, {i=} {dtype} {ids} {layout}: {spills}"
+
+
+def test_which_calls_take_it(arch: str) -> None:
+    """Up to 32 tokens of experts that are not long; the rest goes to `hip`."""
+    for m, kernel in ((1, "stream"), (16, "stream"), (32, "stream"), (33, "hip"), (256, "hip")):
+        for shape in (
+            {"D": 7168, "I": 256, "E": 257, "R": 256, "K": 8},
+            {"D": 512, "I": 128, "E": 8},
+        ):
+            c = call_on(OP, {"M": m, "K": 2, "R": shape.get("E"), **shape}, CPU)
+            assert OP.route(c).backend == kernel, c
+    c = call_on(OP, {"M": 4, "D": 6144, "I": 8192, "E": 8, "K": 2, "R": 8}, CPU)
+    assert OP.route(c).backend == "hip"
+    c = call_on(OP, {"M": 33, "D": 512, "I": 128, "E": 8, "K": 2, "R": 8}, CPU)
+    assert OP.kernels["stream"].unsupported_reason(c) == "33 tokens: it takes up to 32"
+
+
+def test_a_layer_of_few_tokens(arch: str) -> None:
+    """The router's choice in two launches, and its experts in four; then more tokens, and fewer
+    again."""
+    p = random_problem(arch, 40, 256, 128, 6, 2, num_shared=1)
+    generator = torch.Generator().manual_seed(7)
+    router = (torch.randn(5, 256, generator=generator) / 16).to(BF16)
+    for m in (20, 40, 3):
+        own = p.with_(x=p.x[:m])
+        with rfops.vgpu.profile() as profiled:
+            got = rfops.moe_layer(own.x, router, p.w1, p.w2, 2, num_shared=1, **p.scales)
+        names = [launch.kernel for launch in profiled.launches]
+        third = "moe_fp8_stream_prepare" if m <= 32 else "moe_fp8_prepare"
+        assert names[:3] == ["a16w16_stream", "moe_topk", third] and len(names) == 6
+        weights, ids = rfops.moe_router(own.x, router, 2)
+        assert_correct(got, own.with_(topk_weights=weights, topk_ids=ids))

@@ -1,0 +1,40 @@
+// One wave per row. The row stays in registers: x is loaded once, by loads that are all in flight
+// together.
+#include "rfops/chip/types.h"
+#include "rfops/number/fp8_blockscale.h"
+#include "rfops/wave/reduce.h"
+using namespace rfops;
+
+constexpr u32 kChunks = RFOPS_K / (8 * kWaveSize);  // of 8 elements, a lane
+
+extern "C" __global__ void rms_quant(u8* out, f32* scale, const bf16* x, const bf16* w, f32 eps,
+                                     u32 m, u32 k) {
+  const u32 row = workgroup_id_x() * (RFOPS_THREADS / kWaveSize) + wave_id(), lane = lane_id();
+  if (row >= m) return;
+  const auto* x8 = reinterpret_cast<const Bf16x8*>(x + u64{row} * k);
+  const auto* w8 = reinterpret_cast<const Bf16x8*>(w);
+  auto* out8 = reinterpret_cast<U32x2*>(out + u64{row} * k);
+  scale += row * (k / 128);
+  Bf16x8 held[kChunks];
+#pragma unroll
+  for (u32 c = 0; c < kChunks; ++c) held[c] = x8[c * kWaveSize + lane];
+  f32 sum = 0;
+#pragma unroll
+  for (u32 c = 0; c < kChunks; ++c) {
+    const F32x8 v = __builtin_convertvector(held[c], F32x8);
+    for (u32 j = 0; j < 8; ++j) sum += v[j] * v[j];
+  }
+  const f32 rms = __builtin_amdgcn_rsqf(sum_over_lanes<kWaveSize>(sum) / f32(k) + eps);
+#pragma unroll
+  for (u32 c = 0; c < kChunks; ++c) {
+    const u32 i = c * kWaveSize + lane;
+    const F32x8 y =
+        __builtin_convertvector(held[c], F32x8) * rms * __builtin_convertvector(w8[i], F32x8);
+    f32 amax = 1e-10f;
+    for (u32 j = 0; j < 8; ++j) amax = __builtin_fmaxf(amax, __builtin_fabsf(y[j]));
+    amax = max_over_lanes<16>(amax);
+    const Fp8Block block(Fp8Block::magnitude(amax));
+    if (lane % 16 == 0) scale[i / 16] = block.scale();
+    out8[i] = {block.convert(y[0], y[1], y[2], y[3]), block.convert(y[4], y[5], y[6], y[7])};
+  }
+}

@@ -1,0 +1,174 @@
+"""In the entry's process: what a call launches on the virtual GPU, and what torch computes beside.
+
+The record is a claim that the entry could forge, and need not be believed: another process, which
+the entry cannot reach, runs the recorded launches on inputs that the entry has not seen
+(retime.py). What torch computes for the entry is named from here, and shows there: a launch that
+copies a result which the host has made gives a wrong result on other inputs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from rfops.challenge.channel import Launch, Record, Write
+
+_QUIET = {"detach", "alias", "set_", "_reshape_alias", "resize_", "lift_fresh", "_unsafe_view"}
+_FILLS = {"zero_", "fill_"}  # whatever the memory held
+_LARGE = 1 << 20  # bytes: what an empty tensor of this size holds is left out
+
+
+class _Event(ctypes.Structure):
+    """ObservedLaunch of csrc/vgpu/hip/hip_api_launch.cpp."""
+
+    _fields_ = (
+        ("code", ctypes.c_void_p),
+        ("code_bytes", ctypes.c_uint64),
+        ("kernel", ctypes.c_char_p),
+        ("grid", ctypes.c_uint32 * 3),
+        ("block", ctypes.c_uint32 * 3),
+        ("lds", ctypes.c_uint32),
+        ("args_bytes", ctypes.c_uint32),
+        ("args", ctypes.c_void_p),
+    )
+
+
+_OBSERVER = ctypes.CFUNCTYPE(None, ctypes.POINTER(_Event))
+
+
+class Recorder(TorchDispatchMode):
+    """Entered around all that the entry does; `begin` and `end` around a call."""
+
+    def __init__(self, library: Path) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._library = ctypes.CDLL(str(library))
+        self._library.rfops_vgpu_observe_launches.argtypes = [_OBSERVER]
+        self._observer = _OBSERVER(self._on_launch)
+        self._library.rfops_vgpu_observe_launches(self._observer)
+        self._known: dict[int, tuple[StorageWeakRef, int]] = {}  # storages, by address
+        self._record: Record | None = None
+        self._codes: dict[bytes, int] = {}
+        self._blobs: list[bytes] = []
+        self._written: dict[int, int] = {}  # bytes that the host has written, by address
+        self._empty: set[int] = set()
+        self._of_case: set[int] = set()  # addresses of its inputs
+        self._derived: set[int] = set()  # of what was computed from them
+        self.computed, self.beside = Counter[str](), Counter[str]()
+
+    # ------------------------------------------------------------ a call
+
+    def begin(self, inputs: Sequence[torch.UntypedStorage]) -> None:
+        """From now on launches are recorded; `inputs` are the case's memory."""
+        self.computed.clear()
+        self.beside.clear()
+        self._codes, self._blobs, self._empty = {}, [], set()
+        addresses = [storage.data_ptr() for storage in inputs]
+        self._of_case = set(addresses)
+        self._known = {a: k for a, k in self._known.items() if not k[0].expired()}
+        self._written = {a: size for a, (_, size) in self._known.items()}
+        self._derived &= set(self._known)
+        self._record = Record([], [], addresses, [])
+
+    def end(self) -> tuple[Record, list[bytes]]:
+        """The record, and its blobs: code objects, then writes."""
+        record, self._record = self._record, None
+        assert record is not None
+        codes = list(self._codes)
+        record.codes = [len(code) for code in codes]
+        return record, [*codes, *self._blobs]
+
+    # ------------------------------------------------------------ torch's operators
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        del types
+        result = func(*args, **(kwargs or {}))
+        if not func.is_view:
+            given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+            self._see(func, given, tree_leaves(result))
+        return result
+
+    def _see(self, func: Any, given: list[torch.Tensor], results: list[Any]) -> None:
+        name = func._schema.name.partition("::")[2]
+        is_empty = "empty" in name
+        is_derived = not is_empty and any(map(self._holds_case, given))
+        for tensor in results:
+            if isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided:
+                self._note(tensor, is_empty, is_derived)
+        if name in _QUIET or is_empty:
+            return
+        if name in _FILLS:
+            is_derived = given[0].untyped_storage().data_ptr() in self._of_case
+        (self.computed if is_derived else self.beside)[str(func)] += 1
+
+    def _holds_case(self, tensor: torch.Tensor) -> bool:
+        """Whether it has something of the inputs."""
+        if tensor.layout != torch.strided:
+            return True
+        address = tensor.untyped_storage().data_ptr()
+        return address in self._of_case or address in self._derived
+
+    def _note(self, tensor: torch.Tensor, is_empty: bool, is_derived: bool) -> None:
+        storage = tensor.untyped_storage()
+        address, size = storage.data_ptr(), storage.nbytes()
+        if not size or address in self._of_case:
+            return
+        self._known[address] = StorageWeakRef(storage), size
+        self._written[address] = size
+        (self._derived.add if is_derived else self._derived.discard)(address)
+        if is_empty and size >= _LARGE:
+            self._empty.add(address)
+        else:
+            self._empty.discard(address)
+
+    # ------------------------------------------------------------ launches
+
+    def _on_launch(self, pointer: Any) -> None:
+        record = self._record
+        if record is None:
+            return
+        try:
+            event = pointer.contents
+            code = ctypes.string_at(event.code, event.code_bytes)
+            number = self._codes.setdefault(code, len(self._codes))
+            args = ctypes.string_at(event.args, event.args_bytes)
+            words = memoryview(args[: len(args) & ~7]).cast("Q").tolist()
+            self._find_blocks(words)
+            self._take_writes(record)
+            grid, block = tuple(event.grid), tuple(event.block)
+            kernel = event.kernel.decode()
+            record.launches.append(Launch(number, kernel, grid, block, event.lds, args))
+            self._derived |= self._known.keys() & set(words)  # it may write there
+        except Exception as error:  # which C++ could not be told
+            record.flaw = f"{type(error).__name__}: {error}"
+
+    def _find_blocks(self, words: Sequence[int]) -> None:
+        """Memory of hipMalloc's that an argument names."""
+        base, size = ctypes.c_void_p(), ctypes.c_size_t()
+        for word in words:
+            if word in self._known or word in self._of_case or not word:
+                continue
+            find = self._library.hipMemGetAddressRange
+            found = find(ctypes.byref(base), ctypes.byref(size), ctypes.c_void_p(word))
+            if found == 0 and base.value:
+                self._written[base.value] = size.value
+
+    def _take_writes(self, record: Record) -> None:
+        for address, size in self._written.items():
+            empty = address in self._empty
+            blob = b"" if empty else ctypes.string_at(address, size)
+            if not blob.strip(b"\0"):
+                blob = b""
+            record.writes.append(Write(len(record.launches), address, size, len(blob)))
+            if blob:
+                self._blobs.append(blob)
+        self._written.clear()

@@ -1,0 +1,98 @@
+"""fused_moe with another activation than silu, or with biases: in torch, expert by expert, on any
+device; no kernel of rfops computes these yet, which is said once.
+
+    g[t, e] = q(x[t]) @ w1[e]^T + bias1[e],  h[t, e] = activation(g's gate and up)
+    out[t]  = sum over j of topk_weights[t, j] * (q(h[t, e_j]) @ w2[e_j]^T + bias2[e_j])
+
+q rounds to the format of quantised weights and back; h is rounded to x's dtype, sums are fp32.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rfops.dispatch.guards import Guard, describe
+from rfops.jit import log
+from rfops.jit.errors import show
+from rfops.rowwise.act_mul import ACTIVATIONS, act_mul_ref
+
+from .experts import with_shared
+
+_BIAS_TYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+@dataclass(frozen=True)
+class Gating:
+    """What becomes of an expert's first product: biases, and act_mul's words."""
+
+    activation: str
+    interleaved: bool
+    alpha: float
+    limit: float
+    beta: float
+    bias1: Tensor | None  # [E, 2I]
+    bias2: Tensor | None  # [E, D]
+
+    def check(self, experts: int, rows: int, d: int) -> None:
+        """Raise ValueError for an activation that is none, and for biases of another kind."""
+        guard = Guard("fused_moe")
+        if self.activation not in ACTIVATIONS:
+            guard.fail(
+                "activation", ", ".join(ACTIVATIONS), show(self.activation), "pass one of these"
+            )
+        for name, bias, size in (("bias1", self.bias1, rows), ("bias2", self.bias2, d)):
+            if bias is None:
+                continue
+            is_fit = isinstance(bias, Tensor) and bias.dtype in _BIAS_TYPES
+            if not is_fit or bias.shape != (experts, size):
+                expected = f"[E={experts}, {size}] bfloat16, float16 or float32"
+                guard.fail(name, expected, describe(bias), "pass one for each row of an expert")
+
+
+@dataclass(frozen=True)
+class ExpertWeights:
+    """Weights in fp32 by expert, w1 [2I, D] and w2 [D, I], and what x and h are rounded by."""
+
+    experts: int
+    rows: int  # 2I
+    w1: Callable[[int], Tensor]
+    w2: Callable[[int], Tensor]
+    rounded: Callable[[Tensor], Tensor]
+
+
+def run(
+    x: Tensor,
+    weights: ExpertWeights,
+    topk_weights: Tensor,
+    topk_ids: Tensor,
+    num_shared: int,
+    gating: Gating,
+) -> Tensor:
+    """[M, D] fp32. It waits for the device once, to know which experts have tokens."""
+    _say_torch()
+    total = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+    p, ids = with_shared(topk_weights, topk_ids, weights.experts, num_shared)
+    rows = weights.rounded(x)
+    for e in ids[ids >= 0].unique().tolist():
+        token, j = (ids == e).nonzero(as_tuple=True)
+        g = rows[token] @ weights.w1(e).T
+        g = g if gating.bias1 is None else g + gating.bias1[e].float()
+        words = gating.interleaved, gating.alpha, gating.limit, gating.beta
+        h = act_mul_ref(g, gating.activation, *words).to(x.dtype)
+        y = weights.rounded(h) @ weights.w2(e).T
+        y = y if gating.bias2 is None else y + gating.bias2[e].float()
+        total.index_add_(0, token, y * p[token, j].float()[:, None])
+    return total
+
+
+@functools.cache
+def _say_torch() -> None:
+    log.get().warning(
+        "fused_moe: other activations than silu and biases are computed by torch, expert by expert;"
+        " the kernels of rfops compute silu without biases"
+    )

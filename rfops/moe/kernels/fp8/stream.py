@@ -1,0 +1,175 @@
+"""fused_moe with FP8 weights for few tokens by HIP: four launches.
+
+(router   each token's experts, two launches            rfops/moe/router.py)
+prepare   which experts, and each token quantised once  csrc/moe/moe_fp8_stream_prepare.hip
+up        gate, up and SiLU of the chosen experts       csrc/moe/moe_fp8_stream_up.hip
+quantise  h                                             csrc/quantization/quant_fp8_blockscale.hip
+down      down of them, and the weighted sum            csrc/moe/moe_fp8_stream_down.hip
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from rfops.dispatch.declare import fp8_of
+from rfops.dispatch.heuristic import ceil
+from rfops.dispatch.kernel import Call, Run
+from rfops.dispatch.steps import Step, run_steps
+from rfops.quantization.fp8_blockscale import BLOCK, BLOCKS_AT_ONCE, quant_fp8_blockscale_kernel
+from rfops.quantization.fp8_blockscale import THREADS as QUANT_THREADS
+
+from ... import router
+from ..bf16.hip import IN_TYPES, THREADS, HipMoe, chosen, id_defines, num_rows
+from .hip import quantized
+from .signatures import (
+    moe_fp8_stream_down_kernel,
+    moe_fp8_stream_prepare_kernel,
+    moe_fp8_stream_up_kernel,
+)
+
+MAX_TOKENS = 32
+TILE = 16  # tokens, and columns of the first launch's workgroups
+LANES = 16  # that quantise a block
+# Of `up` and of `down`: blocks of K that a wave has in flight, cache lines of a load, tiles of 16
+# columns of a workgroup; the quickest of those that were timed at ten shapes.
+UP_STEPS, UP_LINES = 2, 2
+DOWN_STEPS, DOWN_LINES, COLUMN_TILES = 3, 1, 1
+FEW_BLOCKS = 2  # of K of `down`: with so few a wave has one in flight
+# Choices of a lane's tokens, which `down` keeps in registers with their weights: with more, three
+# blocks in flight spill.
+MANY_CHOICES, DOWN_STEPS_OF_MANY = 16, 2
+
+
+class HipFp8Stream(HipMoe):
+    """Reads the chosen experts' weights once, with all of an expert's tokens at a time."""
+
+    name = "stream"
+    module = "moe_fp8_stream_up"
+    more_modules = ("moe_fp8_stream_down", "moe_fp8_stream_prepare")  # and the router's
+    Config = None
+    weight_bits = 8
+    limits = "M"
+
+    def __init__(self) -> None:
+        super().__init__(is_table=False)
+
+    def module_of(self, _arch: str) -> str:
+        return self.module
+
+    def unsupported_reason(self, c: Call) -> str | None:
+        if c.M > MAX_TOKENS:
+            return f"{c.M} tokens: it takes up to {MAX_TOKENS}"
+        if c.w1_dtype != fp8_of(c.arch):
+            return f"{c.arch} multiplies {fp8_of(c.arch)}, not {c.w1_dtype}"
+        return super().unsupported_reason(c)
+
+    def full_space(self, c: Call) -> None:
+        """Nothing to choose."""
+        return
+
+    def default(self, c: Call) -> None:
+        return None
+
+    def candidates(self, c: Call) -> list[Any]:
+        return []
+
+    def unsupported_config_reason(self, c: Call, config: Any) -> str | None:
+        return None
+
+    def defines(self, c: Call, config: Any) -> Mapping[str, Any]:
+        return {**_shared_defines(c), "STEPS": UP_STEPS, "LINES": UP_LINES}
+
+    def launches(self, c: Call, config: Any) -> Run:
+        routes, of_router = router.steps(c, c.R, chosen(c))
+        return run_steps(
+            c.device,
+            self.arguments,
+            [*routes, _prepare(c), _up(c, self.defines(c, config)), _quantise(c), _down(c)],
+            arch=c.arch,
+            workspace={**_workspace(c), **of_router},
+            outer=bool(routes),
+            temporaries={
+                **quantized("x", c.M, c.D, c.w1_dtype),
+                **quantized("h", num_rows(c), c.I, c.w1_dtype),
+                "h": ((num_rows(c), c.I), c.x_dtype),
+            },
+        )
+
+
+def _shared_defines(c: Call) -> dict[str, Any]:
+    own = {"TILES": ceil(c.M, TILE), "SHUFFLED": int(c.w_layout != "raw")}
+    return {"IN": IN_TYPES[c.x_dtype], **id_defines(c), **own}
+
+
+def _prepare(c: Call) -> Step:
+    """x in FP8, and the experts that have a row."""
+    sizes = {"m": c.M, "k": c.D, "count": c.M * c.K, "routed": c.R, "experts": c.E}
+    return Step(
+        moe_fp8_stream_prepare_kernel,
+        {"IN": IN_TYPES[c.x_dtype], "ID": id_defines(c)["ID"]},
+        THREADS,
+        1 + ceil(c.M * (c.D // BLOCK), THREADS // LANES),
+        {"q": "x_q", "scale": "x_scale", "topk_ids": chosen(c)["ids"], **sizes},
+    )
+
+
+def _up(c: Call, defines: Mapping[str, Any]) -> Step:
+    """h = silu(x gate^T) * (x up^T): a workgroup for 16 columns of each expert that may be
+    chosen."""
+    slots = c.E - c.R + min(c.R, c.M * c.K)
+    return Step(
+        moe_fp8_stream_up_kernel,
+        defines,
+        THREADS,
+        (c.I // TILE, slots, 1),
+        {"x": "x_q", "w": "w1", "w_scale": "w1_scale", **_sizes(c, c.I, c.D)},
+    )
+
+
+def _quantise(c: Call) -> Step:
+    """h in FP8."""
+    rows, blocks = num_rows(c), c.I // BLOCK
+    return Step(
+        quant_fp8_blockscale_kernel,
+        {"ROWS": 1, "IN": IN_TYPES[c.x_dtype], "ALIGNED": 1},
+        QUANT_THREADS,
+        ceil(rows * blocks, BLOCKS_AT_ONCE),
+        {
+            **{"payload": "h_q", "scale": "h_scale", "x": "h"},
+            **{"m": rows, "k": c.I, "scale_row": blocks, "scale_k": 1},
+        },
+    )
+
+
+def _down(c: Call) -> Step:
+    """out = the weighted sum of h down^T."""
+    is_many = ceil(c.M, TILE) * c.K > MANY_CHOICES
+    in_flight = DOWN_STEPS_OF_MANY if is_many else DOWN_STEPS
+    in_flight = 1 if c.I <= FEW_BLOCKS * BLOCK else in_flight
+    own = {"STEPS": in_flight, "LINES": DOWN_LINES, "COLUMN_TILES": COLUMN_TILES}
+    arguments = {"h": "h_q", "w": "w2", "w_scale": "w2_scale"}
+    arguments |= {"topk_weights": chosen(c)["weights"]}
+    return Step(
+        moe_fp8_stream_down_kernel,
+        {**_shared_defines(c), **own},
+        THREADS,
+        c.D // (COLUMN_TILES * TILE),
+        {**arguments, **_sizes(c, c.D, c.I)},
+    )
+
+
+def _sizes(c: Call, n: int, k: int) -> dict[str, Any]:
+    shared = c.E - c.R
+    return {"topk_ids": chosen(c)["ids"], "m": c.M, "routed": c.R, "shared": shared, "n": n, "k": k}
+
+
+def _workspace(c: Call) -> dict[str, Any]:
+    """The experts that have a row, and what a router writes."""
+    return {
+        "hits": (1 + c.E, torch.int32),
+        "routed_weights": (c.M * c.K, torch.float32),
+        "routed_ids": (c.M * c.K, torch.int32),
+    }

@@ -1,0 +1,2 @@
+"""Ops on the rows of a matrix: norms and gated activations, with the quantisation of their results
+fused."""
