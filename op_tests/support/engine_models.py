@@ -22,6 +22,7 @@ from torch.overrides import TorchFunctionMode
 import rfops
 
 VOCABULARY = 1024
+EXPERTS = 8
 _SIZES: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "hidden_size": 256,
@@ -47,7 +48,7 @@ def _deepseek() -> Any:
             num_attention_heads=16,
             num_key_value_heads=16,
             n_shared_experts=1,
-            n_routed_experts=8,
+            n_routed_experts=EXPERTS,
             n_group=4,
             topk_group=2,
             q_lora_rank=256,
@@ -71,7 +72,7 @@ def _qwen3_moe() -> Any:
             num_attention_heads=4,
             num_key_value_heads=2,
             head_dim=64,
-            num_experts=8,
+            num_experts=EXPERTS,
             norm_topk_prob=True,
             decoder_sparse_step=1,
             mlp_only_layers=[],
@@ -209,20 +210,28 @@ def make(kind: str, folder: Path) -> Path:
 # ---------------------------------------------------------------------------- the tokens it gives
 
 
+# Engines have a router's logits and scores in bf16, torch's model in fp32: a score of 0.5 and more is
+# up to 2^-9 off then, as by a logit 2^-7 off.
+ROUTING = 2**-7
+ROUTINGS = 64  # how many errors of the logits are tried
+
+
 @dataclass(frozen=True)
 class Miss:
-    """A token that the reference would not take: by how much it prefers its own."""
+    """A token that the reference would not take: by how much it prefers its own, and by how much
+    two logits can change places there."""
 
     prompt: int
     position: int
     token: int
     expected: int
     gap: float
+    bound: float
 
     def __str__(self) -> str:
         return (
             f"prompt {self.prompt}, token {self.position}: {self.token}, expected {self.expected}, "
-            f"whose logit is {self.gap:.4f} higher"
+            f"whose logit is {self.gap:.4f} higher, bound {self.bound:.4f}"
         )
 
 
@@ -291,34 +300,64 @@ def _round_inputs(module: Any, through: Callable[[torch.Tensor], torch.Tensor]) 
     module.forward = rounded
 
 
+class _OtherRouting(TorchFunctionMode):
+    """Routers whose logits are up to `ROUTING` off."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._generator = torch.Generator().manual_seed(0)
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func is torch.nn.functional.linear and result.shape[-1] == EXPERTS:
+            result += ROUTING * (2 * torch.rand(result.shape, generator=self._generator) - 1)
+        return result
+
+
 @torch.inference_mode()
 def misses(
     folder: Path, asked: list[list[int]], given: list[list[int]], narrow: Mapping[str, str]
-) -> tuple[list[Miss], list[Miss], float]:
-    """Tokens that are not the fp32 model's, which is fed the same tokens before each; those that
-    torch's own bf16 model would take instead on the same tokens, its layers whose names end in a
-    key of `narrow` with inputs in the format that it says; and by how much two logits can change
-    places: twice that model's largest error. An expert that a rounding chooses is part of both.
+) -> tuple[list[Miss], list[Miss]]:
+    """Tokens that are not the fp32 model's, which is fed the same tokens before each; and those
+    that torch's own bf16 model would take instead on the same tokens, its layers whose names end in
+    a key of `narrow` with inputs in the format that it says.
+
+    The bound of a token is twice the largest error of that bf16 model at any token, or at this
+    token of fp32 models whose routers err: where two experts are as good, roundings
+    choose, and of torch's own products the processor chooses the roundings.
     """
     exact, rounded = _reference(folder, torch.float32), _reference(folder, torch.bfloat16)
     for name, module in rounded.named_modules():
         for format_ in {format_ for end, format_ in narrow.items() if name.endswith(end)}:
             _round_inputs(module, ROUNDINGS[format_])
+    pairs = list(zip(asked, given, strict=True))
+    logits = [_logits(exact, *pair) for pair in pairs]
+    others = [_logits(rounded, *pair) for pair in pairs]
+    error = max(float((a - b).abs().max()) for a, b in zip(logits, others, strict=True))
     found: list[Miss] = []
     of_torch: list[Miss] = []
-    error = 0.0
-    for index, (prompt, tokens) in enumerate(zip(asked, given, strict=True)):
-        logits, others = (_logits(model, prompt, tokens) for model in (exact, rounded))
-        error = max(error, float((others - logits).abs().max()))
-        found += _differing(index, logits, tokens)
-        of_torch += _differing(index, logits, others.argmax(1).tolist())
-    return found, of_torch, 2 * error
+    for index, (prompt, tokens) in enumerate(pairs):
+        bounds = 2 * _errors(exact, logits[index], prompt, tokens).clamp(min=error)
+        found += _differing(index, logits[index], tokens, bounds)
+        of_torch += _differing(index, logits[index], others[index].argmax(1).tolist(), bounds)
+    return found, of_torch
 
 
-def _differing(prompt: int, logits: torch.Tensor, tokens: list[int]) -> list[Miss]:
+def _errors(model: Any, logits: torch.Tensor, prompt: list[int], tokens: list[int]) -> torch.Tensor:
+    """The largest error of a logit at each token, of models whose routers err."""
+    with _OtherRouting():
+        others = model(torch.tensor([prompt + tokens] * ROUTINGS)).logits[:, len(prompt) - 1 : -1]
+    return (others - logits).abs().amax((0, 2))
+
+
+def _differing(
+    prompt: int, logits: torch.Tensor, tokens: list[int], bounds: torch.Tensor
+) -> list[Miss]:
     best = logits.argmax(1).tolist()
     return [
-        Miss(prompt, position, token, own, float(row[own] - row[token]))
+        Miss(prompt, position, token, own, float(row[own] - row[token]), float(bounds[position]))
         for position, (row, token, own) in enumerate(zip(logits, tokens, best, strict=True))
         if token != own
     ]

@@ -50,7 +50,8 @@ def start(engine: str, release: str) -> None:
 
 
 def count_steps(owner: Any, method: str, tokens: Callable[[Any], int]) -> None:
-    """Note when this method of a class begins a step, with the tokens of its first argument."""
+    """Note when this method of a class begins a step, with the tokens of its first argument. What
+    was counted is written behind each step: an engine may kill its processes at the end."""
     run = getattr(owner, method)
 
     @functools.wraps(run)
@@ -58,7 +59,10 @@ def count_steps(owner: Any, method: str, tokens: Callable[[Any], int]) -> None:
         from rfops.vgpu import modelled_ms
 
         _steps.append((tokens(batch), 1000 * modelled_ms()))
-        return run(self, batch, *args, **kwargs)
+        try:
+            return run(self, batch, *args, **kwargs)
+        finally:
+            _write()
 
     setattr(owner, method, step)
 
@@ -116,7 +120,10 @@ def _write() -> None:
         return
     plugins = {c.target: [c.engaged, dict(c.left)] for c in CALLEES if c.engaged or c.left}
     record = {"engine": _engine, "counts": _counts, "plugins": plugins, "steps": _steps}
-    (folder / f"engine-{os.getpid()}.json").write_text(json.dumps(record), encoding="utf-8")
+    file = folder / f"engine-{os.getpid()}.json"
+    unfinished = file.with_suffix(".part")
+    unfinished.write_text(json.dumps(record), encoding="utf-8")
+    unfinished.replace(file)
 
 
 def report(folder: Path) -> str:
