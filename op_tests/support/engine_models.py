@@ -210,7 +210,7 @@ def make(kind: str, folder: Path) -> Path:
 # ---------------------------------------------------------------------------- the tokens it gives
 
 
-# Engines have a router's logits and scores in bf16, torch's model in fp32: a score of 0.5 and more is
+# Engines have a router's logits and scores in bf16, torch's model in fp32: a score above 0.5 is
 # up to 2^-9 off then, as by a logit 2^-7 off.
 ROUTING = 2**-7
 ROUTINGS = 64  # how many errors of the logits are tried
