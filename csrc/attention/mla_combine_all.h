@@ -45,23 +45,10 @@ struct CombineAll : PartialStore, ArrivalWord {
   static_assert(kMaxSplits < kCountRange && kMaxSplits <= 32);
 
   // Adds to a word and returns its old value, in lane 0.
-  __device__ u64 add(u64* word, u64 increment) const {
+  __device__ u64 add_once(u64* word, u64 increment) const {
     u64 old_word = 0;
-    if (lane == 0) {
-      old_word = __hip_atomic_fetch_add(word, increment, __ATOMIC_RELAXED, kAgentScope);
-    }
+    if (lane == 0) old_word = add(word, increment);
     return old_word;
-  }
-  // Returns whether all have arrived.
-  template <u32 kMaxSpins>
-  __device__ static bool wait_all(u64* word, u32 count) {
-#pragma nounroll
-    for (u32 spin = 0; spin < kMaxSpins; ++spin) {
-      const u32 count_word = __hip_atomic_load(low(word), __ATOMIC_RELAXED, kAgentScope);
-      if (arrived(readfirstlane(count_word)) == readfirstlane(count)) return true;
-      __builtin_amdgcn_s_sleep(1);
-    }
-    return false;
   }
 
   // Pieces piece_begin .. piece_end - 1 of a wave, the slice of one split, and this lane's pointers
@@ -139,18 +126,21 @@ struct CombineAll : PartialStore, ArrivalWord {
     u64* const word = counter(node.level, partial_idx);
     const u64 abandon = (kAbandoned << node.split_idx) + kFinished;
     __builtin_amdgcn_fence(__ATOMIC_RELEASE, "agent");
-    u64 old_word = add(word, has_more ? kArrived + abandon : kArrived);
+    u64 old_word = add_once(word, has_more ? kArrived + abandon : kArrived);
     sched_barrier();
     slice.init_pointers(*this, node, node.split_idx, partial_idx);
     sched_barrier();  // what is found is so while the count is on its way
     old_word = readfirstlane(old_word);
+    const auto is_all = [&](u32 counts) {
+      return arrived(readfirstlane(counts)) == readfirstlane(node.count);
+    };
     const bool is_last = arrived(old_word) + 1 == readfirstlane(node.count);
     u32 abandoned = is_last ? static_cast<u32>(old_word / kAbandoned) : 0;
     bool has_left = has_more;
     if (has_more) {
       if (!is_last) return;
-    } else if (!is_last && !wait_all<kMaxSpins>(word, node.count)) {
-      old_word = readfirstlane(add(word, abandon));
+    } else if (!is_last && !spin_until<kMaxSpins>(word, is_all)) {
+      old_word = readfirstlane(add_once(word, abandon));
       if (arrived(old_word) != readfirstlane(node.count))
         return;  // else the last one did not see that
       has_left = true;
@@ -158,7 +148,7 @@ struct CombineAll : PartialStore, ArrivalWord {
     __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "agent");
     typename AnyShare::Partials partials;
     slice.read(partials);
-    if (!has_left) old_word = add(word, kFinished);
+    if (!has_left) old_word = add_once(word, kFinished);
     const bool is_out = finished(readfirstlane(old_word)) + 1 == readfirstlane(node.count);
     while (true) {
       combine_slice(slice, partials, node.count, factor, make);
@@ -167,10 +157,7 @@ struct CombineAll : PartialStore, ArrivalWord {
       slice.read(partials);
       abandoned &= abandoned - 1;
     }
-    // No workgroup polls the word any more: zero for the next launch.
-    if (is_out && lane == 0) {
-      __hip_atomic_fetch_and(word, u64{0}, __ATOMIC_RELAXED, kAgentScope);
-    }
+    if (is_out && lane == 0) reset(word);
   }
 
   template <u32 kSplits, u32 kGroups, class Factor, class Make>

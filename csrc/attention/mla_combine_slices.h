@@ -56,7 +56,7 @@ class CombineBarrier : ArrivalWord {
   __device__ bool abandon() {
     release();
     if (thread_id() == 0)
-      *lds_word_ = arrived(add(kAbandoned << split_idx_)) == count_ ? kAllArrived : 0;
+      *lds_word_ = arrived(add(word_, kAbandoned << split_idx_)) == count_ ? kAllArrived : 0;
     return acquire();
   }
   // Returns a bit for each abandoned slice that this workgroup reduces.
@@ -65,19 +65,13 @@ class CombineBarrier : ArrivalWord {
   __device__ void finish() const {
     if (thread_id() != 0) return;
     const u32 num_made = static_cast<u32>(__builtin_popcountll(abandoned_)) + (makes_ ? 1 : 0);
-    // No workgroup reads the word any more: zero for the next launch.
-    if (finished(add(num_made * kFinished)) + num_made == makers_) {
-      __hip_atomic_fetch_and(word_, u64{0}, __ATOMIC_RELAXED, kAgentScope);
-    }
+    if (finished(add(word_, num_made * kFinished)) + num_made == makers_) reset(word_);
   }
 
  private:
   static constexpr u64 kAllArrived = u64{1} << 63;  // found, with who had gone by then
   static_assert(kMaxShared < 50);
 
-  __device__ u64 add(u64 increment) const {
-    return __hip_atomic_fetch_add(word_, increment, __ATOMIC_RELAXED, kAgentScope);
-  }
   __device__ static void release() {
     __builtin_amdgcn_fence(__ATOMIC_RELEASE, "agent");
     __builtin_amdgcn_s_barrier();
@@ -93,17 +87,11 @@ class CombineBarrier : ArrivalWord {
   }
   template <u32 kMaxSpins>
   __device__ u64 arrive() const {
-    const u64 old_word = add(kArrived);
+    const u64 old_word = add(word_, kArrived);
     if (arrived(old_word) + 1 == count_) return kAllArrived | old_word / kAbandoned;
     if (!makes_) return 0;
-    const u32* const low = reinterpret_cast<const u32*>(word_);
-#pragma nounroll
-    for (u32 spin = 0; spin < kMaxSpins; ++spin) {
-      if (arrived(__hip_atomic_load(low, __ATOMIC_RELAXED, kAgentScope)) == count_)
-        return kAllArrived;
-      __builtin_amdgcn_s_sleep(1);
-    }
-    return 0;
+    const auto is_all = [&](u32 counts) { return arrived(counts) == count_; };
+    return spin_until<kMaxSpins>(word_, is_all) ? kAllArrived : 0;
   }
 
   u64* word_;

@@ -59,6 +59,25 @@ struct ArrivalWord {
   __device__ static u32 finished(u64 word) {
     return static_cast<u32>(word / kFinished) % kCountRange;
   }
+  // Adds to a word and returns its old value.
+  __device__ static u64 add(u64* word, u64 increment) {
+    return __hip_atomic_fetch_add(word, increment, __ATOMIC_RELAXED, kAgentScope);
+  }
+  // Spins until is_all(lower half of `word`), at most kMaxSpins times. Returns whether it was.
+  template <u32 kMaxSpins, class IsAll>
+  __device__ static bool spin_until(const u64* word, IsAll is_all) {
+    const u32* const low = reinterpret_cast<const u32*>(word);
+#pragma nounroll
+    for (u32 spin = 0; spin < kMaxSpins; ++spin) {
+      if (is_all(__hip_atomic_load(low, __ATOMIC_RELAXED, kAgentScope))) return true;
+      __builtin_amdgcn_s_sleep(1);
+    }
+    return false;
+  }
+  // Zeroes a word that no workgroup reads any more, for the next launch.
+  __device__ static void reset(u64* word) {
+    __hip_atomic_fetch_and(word, u64{0}, __ATOMIC_RELAXED, kAgentScope);
+  }
 };
 
 // 32 sums of a lane as a partial stores them: fp16, scaled by a power of two that brings the
