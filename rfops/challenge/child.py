@@ -90,7 +90,8 @@ class _Entry:
         self._recorder: Any = contextlib.nullcontext()
         if not self._on_gpu:
             inline.activate()
-            self._recorder = Recorder(vgpu_library_folder() / "libamdhip64.so")
+            hsa = inline.HSA if inline.uses_hsa(job["text"]) else None
+            self._recorder = Recorder(vgpu_library_folder() / "libamdhip64.so", hsa)
         with self._recorder:
             self._kernel = _entry(job["name"], job["text"])
 

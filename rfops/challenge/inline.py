@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from rfops.jit import settings, vgpu_library_folder
+from rfops.jit import settings, vgpu_hsa_folder, vgpu_library_folder
 from rfops.jit.build import hip_source, toolchain
 from rfops.jit.build.hip_source import CannotBuild
 from rfops.jit.cache import kept
@@ -36,6 +36,14 @@ _UNSUPPORTED_LIBRARIES = {
     "rocprim": "rocPRIM",
     "miopen": "MIOpen",
 }
+
+
+HSA = "libhsa-runtime64.so.1"
+
+
+def uses_hsa(text: str) -> bool:
+    """Whether a source names AMD's HSA runtime, below HIP: packets written to queues by hand."""
+    return re.search(r"\bhsa_[a-z]|\bhsa/|libhsa-runtime64", text) is not None
 
 
 def activate() -> None:
@@ -133,8 +141,9 @@ def _build(
         files = [str(future.result()) for future in objects]
     torch_lib = Path(torch.__file__).parent / "lib"
     output = folder / f"{name}.so"
-    hip = vgpu_library_folder() / "libamdhip64.so"
-    libraries = [str(hip), f"-L{torch_lib}", "-ltorch", "-ltorch_cpu", "-lc10", "-ltorch_python"]
+    hip = [str(vgpu_library_folder() / "libamdhip64.so")]
+    hsa = [str(vgpu_hsa_folder() / "libhsa-runtime64.so")] if any(map(uses_hsa, texts)) else []
+    libraries = [*hip, *hsa, f"-L{torch_lib}", "-ltorch", "-ltorch_cpu", "-lc10", "-ltorch_python"]
     hip_source.run(
         [
             *_host_compiler(),

@@ -17,6 +17,7 @@ from typing import Any
 from rfops.challenge import retime, sandbox
 from rfops.challenge.channel import Ended, Findings, Late, Ready, Reply, Untrue
 from rfops.challenge.folder import sources
+from rfops.challenge.inline import uses_hsa
 from rfops.challenge.problem import Problem
 from rfops.challenge.sandbox import Sandbox
 from rfops.challenge.transport import Packed, bytes_of, new_storage, tensor_of
@@ -55,7 +56,10 @@ class Entry:
 
     def _start(self) -> Sandbox:
         settings = {"RFOPS_VGPU_CHECK": "1", "RFOPS_VGPU_REPORT": "{folder}/home"}
-        env = sandbox.environment(self.problem.arch, settings if self.limits.check else {})
+        text = self._submission.read_text(encoding="utf-8", errors="replace")
+        env = sandbox.environment(
+            self.problem.arch, settings if self.limits.check else {}, hsa=uses_hsa(text)
+        )
         if self.limits.on_gpu:
             env = sandbox.gpu_environment()
         folders = [] if self.root is None else [str(file) for file in sources(self.root)]
@@ -71,7 +75,7 @@ class Entry:
             "problem": self.problem.name,
             "root": None if self.root is None else str(self.root.resolve()),
             "name": self._submission.name,
-            "text": self._submission.read_text(encoding="utf-8", errors="replace"),
+            "text": text,
             "on_gpu": self.limits.on_gpu,
         }
         self._process = process

@@ -27,7 +27,7 @@ _LARGE = 1 << 20  # bytes: what an empty tensor of this size holds is left out
 
 
 class _Event(ctypes.Structure):
-    """ObservedLaunch of csrc/vgpu/hip/hip_api_launch.cpp."""
+    """ObservedLaunch of csrc/vgpu/run/run.h."""
 
     _fields_ = (
         ("code", ctypes.c_void_p),
@@ -44,21 +44,45 @@ class _Event(ctypes.Structure):
 _OBSERVER = ctypes.CFUNCTYPE(None, ctypes.POINTER(_Event))
 
 
+class _PointerInfo(ctypes.Structure):
+    """hsa_amd_pointer_info_t."""
+
+    _fields_ = (
+        ("size", ctypes.c_uint32),
+        ("type", ctypes.c_int),
+        ("base", ctypes.c_void_p),
+        ("host_base", ctypes.c_void_p),
+        ("bytes", ctypes.c_size_t),
+        ("user_data", ctypes.c_void_p),
+        ("owner", ctypes.c_uint64),
+        ("global_flags", ctypes.c_uint32),
+        ("registered", ctypes.c_bool),
+    )
+
+
+_ALLOCATED = 1  # HSA_EXT_POINTER_TYPE_HSA
+
+
 class Recorder(TorchDispatchMode):
     """Entered around all that the entry does; `begin` and `end` around a call."""
 
-    def __init__(self, library: Path) -> None:
+    def __init__(self, hip: Path, hsa: str | None = None) -> None:
+        """Of launches by HIP's interface, and with `hsa`, a library's name, by packets in queues
+        of its HSA runtime."""
         super().__init__()  # type: ignore[no-untyped-call]
-        self._library = ctypes.CDLL(str(library))
-        self._library.rfops_vgpu_observe_launches.argtypes = [_OBSERVER]
+        self._hip = ctypes.CDLL(str(hip))
+        self._hsa = None if hsa is None else ctypes.CDLL(hsa)
         self._observer = _OBSERVER(self._on_launch)
-        self._library.rfops_vgpu_observe_launches(self._observer)
+        for library in filter(None, (self._hip, self._hsa)):
+            library.rfops_vgpu_observe_launches.argtypes = [_OBSERVER]
+            library.rfops_vgpu_observe_launches(self._observer)
         self._known: dict[int, tuple[StorageWeakRef, int]] = {}  # storages, by address
         self._record: Record | None = None
         self._codes: dict[bytes, int] = {}
         self._blobs: list[bytes] = []
         self._written: dict[int, int] = {}  # bytes that the host has written, by address
         self._empty: set[int] = set()
+        self._blocks: set[int] = set()  # addresses of the runtimes' memory that launches have named
         self._of_case: set[int] = set()  # addresses of its inputs
         self._derived: set[int] = set()  # of what was computed from them
         self.computed, self.beside = Counter[str](), Counter[str]()
@@ -69,7 +93,7 @@ class Recorder(TorchDispatchMode):
         """From now on launches are recorded; `inputs` are the case's memory."""
         self.computed.clear()
         self.beside.clear()
-        self._codes, self._blobs, self._empty = {}, [], set()
+        self._codes, self._blobs, self._empty, self._blocks = {}, [], set(), set()
         addresses = [storage.data_ptr() for storage in inputs]
         self._of_case = set(addresses)
         self._known = {a: k for a, k in self._known.items() if not k[0].expired()}
@@ -152,15 +176,28 @@ class Recorder(TorchDispatchMode):
             record.flaw = f"{type(error).__name__}: {error}"
 
     def _find_blocks(self, words: Sequence[int]) -> None:
-        """Memory of hipMalloc's that an argument names."""
-        base, size = ctypes.c_void_p(), ctypes.c_size_t()
+        """Memory of hipMalloc's, or of the HSA runtime's, that an argument names. What it held when
+        the call's first launch named it counts: later contents are launches' results."""
         for word in words:
             if word in self._known or word in self._of_case or not word:
                 continue
-            find = self._library.hipMemGetAddressRange
-            found = find(ctypes.byref(base), ctypes.byref(size), ctypes.c_void_p(word))
-            if found == 0 and base.value:
-                self._written[base.value] = size.value
+            base, size = self._block_of(word)
+            if base and base not in self._blocks:
+                self._blocks.add(base)
+                self._written[base] = size
+
+    def _block_of(self, word: int) -> tuple[int, int]:
+        """The address and size of the block that it points into; zeros if it points into none."""
+        base, size = ctypes.c_void_p(), ctypes.c_size_t()
+        find = self._hip.hipMemGetAddressRange
+        if find(ctypes.byref(base), ctypes.byref(size), ctypes.c_void_p(word)) == 0:
+            return base.value or 0, size.value
+        if self._hsa is None:
+            return 0, 0
+        info = _PointerInfo(ctypes.sizeof(_PointerInfo))
+        find = self._hsa.hsa_amd_pointer_info
+        find(ctypes.c_void_p(word), ctypes.byref(info), None, None, None)
+        return (info.base or 0, info.bytes) if info.type == _ALLOCATED else (0, 0)
 
     def _take_writes(self, record: Record) -> None:
         for address, size in self._written.items():

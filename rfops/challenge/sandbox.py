@@ -20,7 +20,7 @@ from pathlib import Path
 import msgspec
 
 from rfops.challenge.channel import Channel
-from rfops.jit import paths, settings, vgpu_library_folder
+from rfops.jit import paths, settings, vgpu_hsa_folder, vgpu_library_folder
 from rfops.jit.cache.files import cache_root
 from rfops.vgpu.program import AITER, site_text
 
@@ -120,8 +120,11 @@ def require_walls() -> None:
     Sandbox(["/bin/true"], {}, 1 << 30, walls=True).wait_and_end()
 
 
-def environment(arch: str, more: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Of a process on the virtual GPU: listed names of this one's, {folder} is its own."""
+def environment(
+    arch: str, more: Mapping[str, str] | None = None, *, hsa: bool = False
+) -> dict[str, str]:
+    """Of a process on the virtual GPU: listed names of this one's, {folder} is its own. With `hsa`
+    it finds the virtual GPU's HSA runtime."""
     env = {name: os.environ[name] for name in _ENV if name in os.environ}
     env |= {name: v for name, v in os.environ.items() if name.startswith(_SETTINGS)}
     env.pop("RFOPS_VGPU_REPORT", None)
@@ -138,6 +141,8 @@ def environment(arch: str, more: Mapping[str, str] | None = None) -> dict[str, s
         "CUDA_VISIBLE_DEVICES": "",
     }
     env["LD_LIBRARY_PATH"] = _joined(str(vgpu_library_folder()), env.get("LD_LIBRARY_PATH"))
+    if hsa:
+        env["LD_LIBRARY_PATH"] = _joined(str(vgpu_hsa_folder()), env["LD_LIBRARY_PATH"])
     return {**env, **(more or {})}
 
 
@@ -172,7 +177,7 @@ def _folders() -> tuple[str, ...]:
     named += [str(paths.ROOT / name) for name in ("rfops", "csrc", "configs", "prebuilt")]
     named += [str(paths.COMPILER_CONFIG.parent), str(Path(__file__).parents[1])]
     root = cache_root()
-    named += [str(root), str(root.parent / "lib")]
+    named += [str(root), str(root.parent / "lib"), str(root.parent / "hsa")]
     for variable in ("LD_LIBRARY_PATH", "PYTHONPATH", "PATH"):
         named += os.environ.get(variable, "").split(os.pathsep)
     home = Path.home().resolve()

@@ -47,21 +47,6 @@ def library_path() -> Path:
     return runtime.path
 
 
-def _own_library_path() -> Path:
-    """The library for Triton and FlyDSL. Raises as library_path, ConfigError for AMD's runtime."""
-    import torch
-
-    from rfops.jit.launch import hip
-
-    path = library_path()
-    if hip.runtime(torch.device("cpu")).is_on_hsa:
-        raise ConfigError(
-            f"RFOPS_HIP_LIBRARY={path} is AMD's HIP runtime, which knows no CPU tensors, so that "
-            "Triton and FlyDSL refuse them; unset RFOPS_HIP_LIBRARY"
-        )
-    return path
-
-
 def activate_triton(arch: str | None = None) -> None:
     """From now on `kernel[grid](...)` takes CPU tensors and runs on a virtual GPU of this `arch`.
 
@@ -74,7 +59,7 @@ def activate_triton(arch: str | None = None) -> None:
     """
     arch = _chosen_arch("activate_triton", arch)
     _check_triton()
-    library = _own_library_path()
+    library = library_path()
     from rfops.vgpu import triton_driver
 
     triton_driver.activate(arch, library)
@@ -97,10 +82,23 @@ def activate_flydsl(arch: str | None = None) -> None:
     """
     arch = _chosen_arch("activate_flydsl", arch)
     _check_flydsl()
-    library = _own_library_path()
+    library = library_path()
+    _refuse_amd_runtime(library)
     from rfops.vgpu import flydsl
 
     flydsl.activate(arch, library)
+
+
+def _refuse_amd_runtime(library: Path) -> None:
+    import torch
+
+    from rfops.jit.launch import hip
+
+    if hip.runtime(torch.device("cpu")).is_on_hsa:
+        raise ConfigError(
+            f"RFOPS_HIP_LIBRARY={library} is AMD's HIP runtime, which knows no CPU tensors, so "
+            "that FlyDSL refuses them; unset RFOPS_HIP_LIBRARY"
+        )
 
 
 def deactivate_flydsl() -> None:

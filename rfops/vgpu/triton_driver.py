@@ -52,6 +52,7 @@ class VirtualDriver(amd_driver.HIPDriver):  # type: ignore[misc]
         GPUDriver.__init__(self)  # not HIPDriver's: that loads the HIP runtime of real GPUs
         self.arch = arch
         self.runtime = hip.runtime(torch.device("cpu"))
+        self.takes_addresses = self.runtime.is_on_hsa  # AMD's runtime knows no CPU tensors
         self.utils = _utils(library)
         self.utils.load_binary = self._on_device(self.utils.load_binary, position=3)
         self.utils.get_device_properties = self._on_device(self.utils.get_device_properties, 0)
@@ -125,8 +126,8 @@ class _Launcher(amd_driver.HIPLauncher):  # type: ignore[misc]
         try:
             if tensor_memory.is_registering():
                 with tensor_memory.registered(triton_driver.active.runtime, args):
-                    return super().__call__(*args)
-            return super().__call__(*args)
+                    return super().__call__(*_passed(args))
+            return super().__call__(*_passed(args))
         except RuntimeError as error:
             failure = error
         except SystemError as error:  # Triton's C code runs the exit hooks with its error pending
@@ -137,6 +138,22 @@ class _Launcher(amd_driver.HIPLauncher):  # type: ignore[misc]
         if detail:
             failure.add_note(f"virtual GPU: {detail}")
         raise failure
+
+
+def _passed(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """What Triton's C code takes: it asks the runtime for a tensor's pointer, but no integer's."""
+    return _addresses(args) if triton_driver.active.takes_addresses else args
+
+
+def _addresses(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(
+        value.data_ptr()
+        if isinstance(value, torch.Tensor)
+        else _addresses(value)
+        if type(value) is tuple
+        else value
+        for value in values
+    )
 
 
 def _utils(library: Path) -> Any:

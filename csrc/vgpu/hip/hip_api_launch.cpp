@@ -3,7 +3,6 @@
 // A launch runs to its end before the call returns, so a fault is the launch's own result (hardware
 // reports it at the next synchronisation), and unlike on hardware the context stays usable.
 #include <algorithm>
-#include <atomic>
 #include <memory>
 
 #include "vgpu/exec/hostcall.h"
@@ -301,34 +300,7 @@ hipError_t prepare(const LaunchRequest& request, LaunchShape& shape, u8* args) {
   return hipSuccess;
 }
 
-// A launch as an observer sees it, before it runs (rfops/challenge/recorder.py).
-struct ObservedLaunch {
-  const u8* code;  // the ELF file of its code object
-  u64 code_bytes;
-  const char* kernel;
-  u32 grid[3], block[3], dynamic_lds, args_bytes;
-  const u8* args;  // explicit and hidden ones
-};
-using LaunchObserver = void (*)(const ObservedLaunch*);
-std::atomic<LaunchObserver> launch_observer{nullptr};
-
-void observe(const Kernel& kernel, const LaunchShape& shape, const u8* args) {
-  const LaunchObserver observer = launch_observer;
-  if (!observer) return;
-  ObservedLaunch observed{};
-  observed.code = kernel.object->file.data();
-  observed.code_bytes = kernel.object->file.size();
-  observed.kernel = kernel.name.c_str();
-  std::copy_n(shape.grid, 3, observed.grid);
-  std::copy_n(shape.block, 3, observed.block);
-  observed.dynamic_lds = shape.dynamic_lds;
-  observed.args_bytes = kernel.kernarg_bytes;
-  observed.args = args;
-  observer(&observed);
-}
-
 hipError_t execute(const Kernel& kernel, const LaunchShape& shape, const u8* args) {
-  observe(kernel, shape, args);
   Launch launch;
   std::copy_n(shape.grid, 3, launch.grid);
   std::copy_n(shape.block, 3, launch.block);
@@ -336,6 +308,7 @@ hipError_t execute(const Kernel& kernel, const LaunchShape& shape, const u8* arg
   launch.kernel = &kernel;
   launch.kernarg = args;
   launch.kernarg_bytes = kernel.kernarg_bytes;
+  observe_launch(launch);
   const std::string fault = run(launch);
   if (fault.empty()) return hipSuccess;
   // The caller who interrupted it needs no log line.
@@ -402,7 +375,9 @@ LaunchRequest make_request(const dim3& grid, const dim3& block, size_t dynamic_l
 using namespace vgpu;
 
 // Calls `observer` before each launch of this process, in the launching thread; null: no more.
-VGPU_API void rfops_vgpu_observe_launches(LaunchObserver observer) { launch_observer = observer; }
+VGPU_API void rfops_vgpu_observe_launches(LaunchObserver observer) {
+  set_launch_observer(observer);
+}
 
 VGPU_API hipError_t hipModuleLaunchKernel(hipFunction_t f, unsigned grid_x, unsigned grid_y,
                                           unsigned grid_z, unsigned block_x, unsigned block_y,

@@ -2,6 +2,7 @@
 // against this one finds them through its own handle, as rfops does through AMD's HIP runtime.
 #include "vgpu/hsa/hsa_internal.h"
 #include "vgpu/machine/schedule.h"
+#include "vgpu/run/run.h"
 
 using namespace vgpu;
 
@@ -38,3 +39,6 @@ HSA_API int rfops_vgpu_schedule(const char* text) {
   fail(kInvalidArgument, error);
   return 1;
 }
+
+// Calls `observer` for each dispatch packet, in the thread that rings its doorbell; null: no more.
+HSA_API void rfops_vgpu_observe_launches(LaunchObserver observer) { set_launch_observer(observer); }

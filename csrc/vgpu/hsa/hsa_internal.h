@@ -87,6 +87,9 @@ void complete(HsaSignal handle, u64 start, u64 end);
 // Returns the text of the latest error of any queue, "" before the first.
 std::string last_queue_error();
 
+// Shows the launch observer the packets that a store to a queue's doorbell hands over.
+void observe_packets(const Signal& doorbell, u64 last);
+
 // -------------------------------------------------------------------------------- code
 
 // Returns the kernel whose descriptor is at an address, null if no executable has one there.

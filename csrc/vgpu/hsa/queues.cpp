@@ -146,7 +146,43 @@ class QueueProcessor {
 
   HsaQueue* handle() { return &amd_->queue; }
 
+  // Shows the dispatches up to packet `last` to the launch observer, each once, in the thread that
+  // rings the doorbell: an observer in Python may need a lock that this thread holds.
+  void observe_until(u64 last) {
+    raise_observed(amd_->read_index);
+    u64 index = observed_;
+    while (index <= last && index < amd_->write_index) {
+      const Packet& packet = packets_[index & (amd_->queue.size - 1)];
+      const u16 header = std::atomic_ref<const u16>(packet.barrier.header);
+      if ((header & 0xff) == kPacketInvalid) return;  // its producer is still writing it
+      if (!observed_.compare_exchange_strong(index, index + 1)) continue;
+      Launch launch;
+      if ((header & 0xff) == kPacketDispatch &&
+          read_dispatch(packet.dispatch, *amd_, launch).status == kSuccess) {
+        observe_launch(launch);
+      }
+      ++index;
+    }
+  }
+
  private:
+  // Whether the next packet may begin: one that a doorbell not yet rung hands over is first
+  // observed. A doorbell may be changed without a call; its packets run unobserved.
+  bool may_begin() {
+    if (!has_launch_observer()) return true;
+    const u64 next = amd_->read_index;
+    if (observed_ > next) return true;
+    if (static_cast<i64>(doorbell_word_->load() - next) < 0) return false;
+    raise_observed(next + 1);
+    return true;
+  }
+
+  void raise_observed(u64 least) {
+    u64 observed = observed_;
+    while (observed < least && !observed_.compare_exchange_weak(observed, least)) {
+    }
+  }
+
   void work() {
     u64 seen = ~u64{0};
     while (wait([&] { return *doorbell_word_ != seen; })) {
@@ -155,7 +191,7 @@ class QueueProcessor {
         Packet& packet = packets_[amd_->read_index & (amd_->queue.size - 1)];
         std::atomic_ref<u16> header(packet.barrier.header);
         // Its producer may still be writing it, while a later packet's has rung the doorbell.
-        if (!wait([&] { return (header & 0xff) != kPacketInvalid; })) return;
+        if (!wait([&] { return (header & 0xff) != kPacketInvalid && may_begin(); })) return;
         if (!process(packet)) return;
         header = kPacketInvalid;
         ++amd_->read_index;
@@ -241,6 +277,7 @@ class QueueProcessor {
   AmdQueue* amd_ = nullptr;
   Packet* packets_ = nullptr;
   std::atomic<u64>* doorbell_word_ = nullptr;
+  std::atomic<u64> observed_{0};  // packets that the launch observer has seen
   std::atomic<bool> is_stopping_{false};
   u64 start_ = 0;           // of the packet that is executed
   HsaSignal completion_{};  // its signal
@@ -262,6 +299,18 @@ AmdQueue& amd_queue(const HsaQueue* queue) {
 }
 
 }  // namespace
+
+void observe_packets(const Signal& doorbell, u64 last) {
+  if (!has_launch_observer()) return;
+  QueueProcessor* processor = nullptr;
+  {
+    QueueTable& table = queue_table();
+    const std::lock_guard lock(table.mutex);
+    const auto it = table.live.find(reinterpret_cast<const HsaQueue*>(doorbell.queue));
+    if (it != table.live.end()) processor = it->second.get();
+  }
+  if (processor) processor->observe_until(last);
+}
 
 std::string last_queue_error() {
   const std::lock_guard lock(last_error().mutex);

@@ -40,6 +40,7 @@ void ring_bell() { SignalBell::instance().ring(); }
 
 void store_value(Signal& signal, i64 value) {
   if (signal.kind == kSignalDoorbell) {
+    observe_packets(signal, static_cast<u64>(value));
     *signal.doorbell = static_cast<u64>(value);
   } else {
     signal.value = value;

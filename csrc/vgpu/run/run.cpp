@@ -690,6 +690,8 @@ class Job {
 };
 thread_local WorkgroupState* Job::cached_group_ = nullptr;
 
+std::atomic<LaunchObserver> launch_observer{nullptr};
+
 }  // namespace
 
 void fault(const Wave& wave, const Inst& inst, const std::string& message) {
@@ -698,6 +700,26 @@ void fault(const Wave& wave, const Inst& inst, const std::string& message) {
   std::snprintf(text, sizeof(text), " at text offset 0x%x", inst.index * 4);
   throw Fault((inst.op ? std::string(inst.op->name) : std::string("instruction")) + text + ": " +
               message);
+}
+
+void set_launch_observer(LaunchObserver observer) { launch_observer = observer; }
+
+bool has_launch_observer() { return launch_observer != nullptr; }
+
+void observe_launch(const Launch& launch) {
+  const LaunchObserver observer = launch_observer;
+  if (!observer) return;
+  const CodeObject& object = *launch.kernel->object;
+  ObservedLaunch observed{};
+  observed.code = object.file.data();
+  observed.code_bytes = object.file.size();
+  observed.kernel = launch.kernel->name.c_str();
+  std::copy_n(launch.grid, 3, observed.grid);
+  std::copy_n(launch.block, 3, observed.block);
+  observed.dynamic_lds = launch.dynamic_lds;
+  observed.args_bytes = launch.kernarg_bytes;
+  observed.args = launch.kernarg;
+  observer(&observed);
 }
 
 FaultKind fault_kind(const std::string& text) {

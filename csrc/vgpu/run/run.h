@@ -14,6 +14,19 @@ inline constexpr const char* kInterrupted = "interrupted by a signal";
 // which names kernel, instruction and offset.
 std::string run(const Launch& launch);
 
+// A launch as an observer sees it, before it runs (rfops/challenge/recorder.py).
+struct ObservedLaunch {
+  const u8* code;  // the ELF file of its code object
+  u64 code_bytes;
+  const char* kernel;
+  u32 grid[3], block[3], dynamic_lds, args_bytes;
+  const u8* args;  // explicit and hidden ones
+};
+using LaunchObserver = void (*)(const ObservedLaunch*);
+void set_launch_observer(LaunchObserver observer);  // of this process; null: none
+bool has_launch_observer();
+void observe_launch(const Launch& launch);  // calls the observer, if there is one
+
 // What a fault's text is about.
 enum class FaultKind : u8 { kTimeout, kMemory, kOther };
 FaultKind fault_kind(const std::string& text);
