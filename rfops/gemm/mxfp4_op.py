@@ -146,7 +146,7 @@ class Fp4Gemm(Op):
         """One in two with all shuffled that can be."""
         is_raw = rng.random() < 0.5
         layer = layers.draw(rng, BLOCK)
-        return layer | self.layouts(layer)[0 if is_raw else -1]
+        return {**layer, **self.layouts(layer)[0 if is_raw else -1]}
 
     def layouts(self, sizes: Mapping[str, int]) -> Sequence[Mapping[str, Any]]:
         """All raw; where N is a multiple of 16, all shuffled."""
