@@ -276,28 +276,32 @@ def test_tune_of_a_model(
 def test_prune_drops_rows_that_are_no_quicker(
     op: Op, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One that is the op's own choice, and one that is slower. A quicker one stays, one that does
-    not run, and rows of other chips and origins."""
+    """One that is the op's own choice, one that is slower, and one that does as the nearest does,
+    whose figures of others stay. A quicker one stays, one that does not run, and rows of other
+    chips and origins."""
     file = tmp_path / "scratch_timed.csv"
     head = "arch,cu_num,m,n,kernel,config,us,figures,origin,source\n"
     kept = [
         "gfx942,304,3,64,timed,threads=64,,,estimated,another chip\n",
-        "gfx950,256,5,64,timed,threads=64,,,measured,another origin\n",
-        "gfx950,256,6,64,timed,threads=2048,,,estimated,does not run\n",
+        "gfx950,256,5,32,timed,threads=64,,,measured,another origin\n",
+        "gfx950,256,6,128,timed,threads=2048,,,estimated,does not run\n",
         "gfx950,256,3,64,timed,threads=64,,,estimated,quicker\n",
     ]
     needless = [
         "gfx950,256,4,64,timed,threads=256,,,estimated,its own\n",
         "gfx950,256,8,64,timed,threads=1024,,,estimated,slower\n",
     ]
-    file.write_text(head + "".join(kept + needless))
+    near = "gfx950,256,2,64,timed,threads=64,3,aiter_us=7 timed_us=3 spread=0.1,estimated,near\n"
+    figures = "gfx950,256,2,64,,,,aiter_us=7,published,beside a row that was dropped: near\n"
+    file.write_text(head + near + "".join(kept + needless))
     said = run(f"tune scratch_timed --prune --out {tmp_path}", capsys)
-    assert "4 of 6 rows are estimated on gfx950 with 256 CUs" in said
-    assert "dropped  m=4 n=64: is the op's own choice" in said
+    assert "5 of 7 rows are estimated on gfx950 with 256 CUs" in said
+    assert "dropped  m=4 n=64: is what it takes without: timed threads=256" in said
+    assert "dropped  m=2 n=64: is what it takes without: timed threads=64" in said
     assert "dropped  m=8 n=64" in said and "us by timed threads=256" in said
-    assert "kept  m=6 n=64" in said and "does not run" in said and "kept  m=3 n=64" in said
-    assert "2 of 4 rows dropped" in said
-    assert file.read_text() == head + "".join(kept)
+    assert "kept  m=6 n=128" in said and "does not run" in said and "kept  m=3 n=64" in said
+    assert "3 of 5 rows dropped" in said
+    assert file.read_text() == head + figures + "".join(kept)
 
 
 def test_bench_of_regret(op: Op, capsys: pytest.CaptureFixture[str]) -> None:

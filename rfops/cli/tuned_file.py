@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -99,7 +99,31 @@ class File:
             write(self.path, rows.loc[order.sort_values(kind="stable").index])
 
     def drop(self, row: Mapping[str, Any]) -> None:
-        """The rows of this one's key that name a kernel."""
+        """The rows of this one's key that name a kernel. Others' figures in them stay, in rows
+        without a kernel."""
         with lock.folder(self.path.parent):
-            rows = self.rows()
-            write(self.path, rows.drop(self._deciding(rows, self.key_of(row))))
+            rows, key = self.rows(), self.key_of(row)
+            deciding = self._deciding(rows, key)
+            of_key = (rows[[*self.tuned.keys]] == [*key]).all(axis=1)
+            known = " ".join(rows["figures"][of_key].drop(deciding)).split()
+            for index in deciding:
+                others = self._others(rows["figures"][index], known)
+                if not others:
+                    rows = rows.drop(index)
+                    continue
+                source = f"beside a row that was dropped: {rows['source'][index]}"
+                cells = "", "", "", " ".join(others), "published", source
+                rows.loc[index, [*tuned_table.VALUES]] = [*cells]
+                known += others
+            write(self.path, rows)
+
+    def _others(self, figures: str, known: Collection[str]) -> list[str]:
+        """Of a row's figures, those of no kernel or run of rfops that are not known."""
+        own = {"spread", "speedup", *(f"{kernel}_us" for kernel in self.tuned.kernels)}
+        return [
+            figure
+            for figure in figures.split()
+            if (name := figure.partition("=")[0]) not in own
+            and not name.startswith("torch_")
+            and figure not in known
+        ]

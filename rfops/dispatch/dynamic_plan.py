@@ -165,5 +165,4 @@ class DynamicShapePlan:
         """Whether the same decision holds for the largest of these shapes, and so for all that the
         kernel takes: no kernel comes before it."""
         largest = c.resized([k or s for k, s in zip(key, c.sizes.values(), strict=True)])
-        is_first = kernel.name == next(iter(self.op.order(largest)), None)
-        return is_first and self.op.untuned(largest) is None
+        return kernel.name == next(iter(self.op.order(largest)), None)

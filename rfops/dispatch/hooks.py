@@ -76,10 +76,6 @@ class Hooks(Checked):
         ranked = self.time_model.rank(c)
         return [*ranked, *[name for name in names if name not in ranked]]
 
-    def untuned(self, c: Call) -> str | None:
-        """Why none of `order` is taken without a tuned row; None if one is."""
-        return None
-
     # Of the sizes that `assume` fills in, those that `rfops why` and `profile` have an option for,
     # and what it says.
     more_sizes: ClassVar[Mapping[str, str]] = {}
@@ -97,6 +93,11 @@ class Hooks(Checked):
         """Sizes and values of a random call, as models have them: what the op's time model is
         fitted to."""
         raise NotImplementedError(f"{self.name} says no calls to fit a model to")
+
+    def layouts(self, sizes: Mapping[str, int]) -> Sequence[Mapping[str, Any]]:
+        """The orders of operands, as values of a call, in which calls that take one tuned row come:
+        those in which it is timed."""
+        return ({},)
 
     def is_chained(self, c: Call) -> bool:
         """Whether what a launch does follows from what all workgroups of one before it write: then

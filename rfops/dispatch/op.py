@@ -68,9 +68,9 @@ class Op(Hooks):
     kernels : in the order in which they are tried: HIP's, Triton's, torch's.
     positive : sizes that must not be 0 though an empty result may be.
     coarse : which calls of changing sizes share a decision: a size counts in coarse steps of so
-        many (heuristic.coarse), with 0 not at all, and exactly where it is not named. `order`,
-        `untuned` and a kernel's `default` must not tell sizes of one step apart; what a kernel
-        refuses is asked for each shape.
+        many (heuristic.coarse), with 0 not at all, and exactly where it is not named. `order` and
+        a kernel's `default` must not tell sizes of one step apart; what a kernel refuses is asked
+        for each shape.
     hints : the way out that a refusal of this argument or size names.
     max_bytes : of each tensor; None where a kernel takes any.
     table : what a tuned row is found by: sizes, values, and optional tensors, which count as 0
@@ -334,9 +334,7 @@ class Op(Hooks):
 
         order = self.order(c)
         unlisted = [name for name in self.kernels if name not in order]
-        decision = router.choose(
-            self.table_sizes(c), order, unlisted, unsupported_reason, self.untuned(c)
-        )
+        decision = router.choose(self.table_sizes(c), order, unlisted, unsupported_reason)
         self._must_have(decision.backend, c)
         return decision
 

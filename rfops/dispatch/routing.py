@@ -1,7 +1,7 @@
 """Which kernel a call takes, and why.
 
     a row of the tuned table holds, and its kernel takes the call -> that kernel, in its config
-    no row, and the op engages without one -> the first kernel of the op's order that takes it
+    no row -> the first kernel of the op's order that takes it
     else -> what is left: Triton, or torch where Triton does not take it
 
 Rows are looked up by `exact row`, then `nearest row`, then `nearest cu_num` (tuned_table.py). Then
@@ -27,7 +27,7 @@ from typing import Any
 import torch
 
 from rfops.dispatch.guards import Guard
-from rfops.dispatch.tuned_table import Match, Query, Row, Tuned, getter
+from rfops.dispatch.tuned_table import Match, Query, Row, Table, Tuned, getter
 from rfops.jit import ConfigError, log, settings
 from rfops.jit.launch import hip
 
@@ -71,12 +71,13 @@ class Decision:
 
 
 class KernelSelector:
-    """The routes of an op on one chip. Settings are read once, here: 1 us each."""
+    """The routes of an op on one chip, by its table or by another of its rows. Settings are read
+    once, here: 1 us each."""
 
-    def __init__(self, tuned: Tuned, arch: str, cu_num: int) -> None:
+    def __init__(self, tuned: Tuned, arch: str, cu_num: int, table: Table | None = None) -> None:
         self.arch, self.cu_num = arch, cu_num
         self.op, self.names = tuned.name, tuned.sizes
-        self.table = tuned.load()
+        self.table = tuned.load() if table is None else table
         rule_idx = [row_idx for row_idx, rule in enumerate(tuned.rules) if not rule]
         self._exact = getter(rule_idx)
         self._tuned = self.table.exact_sizes(arch)
@@ -90,16 +91,15 @@ class KernelSelector:
         order: Sequence[str],
         fallbacks: Sequence[str],
         unsupported_reason: UnsupportedReason,
-        untuned: str | None,
     ) -> Decision:
         """The route of a shape.
 
         Parameters
         ----------
         sizes : those of `names`.
-        order : kernels that are taken without a row, the first one first; `others` : those left.
-        refuses : asked of Triton only where it matters, as that takes long to import.
-        untuned : why none of `order` is taken without a row; None if one is.
+        order : kernels that are taken without a row, the first one first.
+        fallbacks : those left.
+        unsupported_reason : asked of Triton only where it matters, as that takes long to import.
         """
         match, passed = None, list[Passed]()
         if self._exact(sizes) in self._tuned:
@@ -121,16 +121,14 @@ class KernelSelector:
                 break
         if selected and (match is None or match.rule == "nearest cu_num"):
             self._miss(sizes)
-        words = functools.partial(
-            _words, match, passed, order, fallbacks, unsupported_reason, untuned
-        )
+        words = functools.partial(_words, match, passed, order, fallbacks, unsupported_reason)
         if match:
             row = match.row
             return Decision(
                 row.kernel, match.rule, row.config, row, functools.partial(words, row.kernel)
             )
         rule = "envelope default"
-        if selected is None or untuned is not None:
+        if selected is None:
             selected = next(
                 (name for name in fallbacks if unsupported_reason(name, None) is None), "none"
             )
@@ -188,13 +186,12 @@ def _words(
     order: Sequence[str],
     fallbacks: Sequence[str],
     unsupported_reason: UnsupportedReason,
-    untuned: str | None,
     backend: str,
 ) -> tuple[str, Mapping[str, str]]:
     """Why the route is what it is, and why it is not another; which rows were passed over."""
     # The nearest row, and those of the user's own: a shape may have many of others.
     shown = [p for index, p in enumerate(passed) if index == 0 or p[0].is_own]
-    why, refused = _decision(match, order, fallbacks, unsupported_reason, untuned, backend)
+    why, refused = _decision(match, order, fallbacks, unsupported_reason, backend)
     for row, reason in shown:
         match_text = "is nearer" if match else "is for the shape"
         why += f"; {row.place} {match_text}, but {row.setting}: {reason}"
@@ -206,7 +203,6 @@ def _decision(
     order: Sequence[str],
     fallbacks: Sequence[str],
     unsupported_reason: UnsupportedReason,
-    untuned: str | None,
     backend: str,
 ) -> tuple[str, Mapping[str, str]]:
     reasons = {
@@ -224,8 +220,7 @@ def _decision(
             f"{backend} comes first without a row",
         )
         return why, {name: reason or other_reason for name, reason in reasons.items()}
-    takers = [name for name in order if reasons[name] is None]
-    why = str(untuned) if takers else f"{', '.join(order)} refuse the shape"
+    why = f"{', '.join(order)} refuse the shape"
     refused = {name: reason or why for name, reason in reasons.items() if name in order or reason}
     for name, reason in reasons.items():
         if name in fallbacks and reason:

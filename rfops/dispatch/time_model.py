@@ -18,7 +18,9 @@ from __future__ import annotations
 
 import csv
 import functools
+import itertools
 import operator
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -87,8 +89,10 @@ class Variants:
         self.low = np.array([f.low for f in constants]).T.copy()  # [logs, variants]
         self.high = np.array([f.high for f in constants]).T.copy()
         self.derived: Mapping[str, Any] = {}
+        # Of the last call, what others may share, behind what it depends on.
+        self.kept: tuple[Any, tuple[Any, ...]] = None, ()
         model.prepare(self, c)
-        ends = np.cumsum([len(t.candidates) for t in tables])
+        ends = list(itertools.accumulate(len(t.candidates) for t in tables))
         self.parts = [
             (k.name, slice(e - len(t.candidates), e))
             for k, t, e in zip(kernels, tables, ends, strict=True)
@@ -96,6 +100,12 @@ class Variants:
         # [logs, logs] of each kernel.
         self.quadratic = [constants[span.start].quadratic.T for _, span in self.parts]
         self.has_correction = any(form.any() for form in self.quadratic)
+        self.terms, self.logs = _Rows(self.linear.shape), _Rows(self.low.shape)
+        self.x, self.product = np.empty(self.low.shape), np.empty(self.low.shape)
+        self.products = [
+            (form, self.x[:, span], self.product[:, span])
+            for (_, span), form in zip(self.parts, self.quadratic, strict=True)
+        ]
 
     if TYPE_CHECKING:
 
@@ -103,6 +113,23 @@ class Variants:
 
     def __len__(self) -> int:
         return len(self.members)
+
+
+class _Rows:
+    """Rows of numbers of variants, filled for one call after another. What is the same object as
+    before, as what no call changes is, stands there already."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.values = np.zeros(shape)
+        self._rows = list(self.values)
+        self._last: list[Any] = [0.0] * shape[0]
+
+    def fill(self, found: Sequence[Any]) -> Array:
+        last, rows = self._last, self._rows
+        for index, row in enumerate(found):
+            if row is not last[index]:
+                rows[index][...] = last[index] = row
+        return self.values
 
 
 class TimedKernel(Kernel):
@@ -242,7 +269,8 @@ class TimeModel:
         v, us = self.predict(kernels, tables, c)
         work = self.work(v, c)
         contributions = np.array([np.broadcast_to(term, len(v)) for term in work.terms]) * v.linear
-        factor = np.exp2(_correction(v, work.logs)) if v.has_correction else np.ones(len(v))
+        with _room:
+            factor = np.exp2(_correction(v, work.logs)) if v.has_correction else np.ones(len(v))
         explanations = []
         for index in np.argsort(us, kind="stable")[:count]:
             kernel, config = v.members[index]
@@ -288,24 +316,24 @@ class TimeModel:
 _us = operator.attrgetter("us")
 
 
+_room = threading.Lock()  # of what Variants keep to compute in
+
+
 def _evaluate(v: Variants, work: Work) -> Array:
-    rows = np.empty(v.linear.shape)
-    for term_idx, term in enumerate(work.terms):
-        rows[term_idx] = term
-    us: Array = np.einsum("tv,tv->v", rows, v.linear)
-    return us * np.exp2(_correction(v, work.logs)) if v.has_correction else us
+    with _room:
+        us: Array = np.einsum("tv,tv->v", v.terms.fill(work.terms), v.linear)
+        if v.has_correction:
+            us *= np.exp2(_correction(v, work.logs))
+    return us
 
 
 def _correction(v: Variants, logs: Sequence[Any]) -> Array:
-    x, product = np.empty(v.low.shape), np.empty(v.low.shape)
-    for log_idx, log in enumerate(logs):
-        x[log_idx] = log
-    np.maximum(x, v.low, out=x)
-    np.minimum(x, v.high, out=x)
-    for (_, span), form in zip(v.parts, v.quadratic, strict=True):
-        np.matmul(form, x[:, span], out=product[:, span])
-    product *= x
-    correction: Array = product.sum(0)
+    np.maximum(v.logs.fill(logs), v.low, out=v.x)
+    np.minimum(v.x, v.high, out=v.x)
+    for form, x, product in v.products:
+        np.matmul(form, x, out=product)
+    v.product *= v.x
+    correction: Array = np.add.reduce(v.product)
     np.maximum(correction, -MAX_CORRECTION, out=correction)
     return np.minimum(correction, MAX_CORRECTION, out=correction)
 

@@ -10,7 +10,7 @@ hold anything.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -144,9 +144,14 @@ class Fp4Gemm(Op):
 
     def draw(self, rng: random.Random) -> dict[str, Any]:
         """One in two with all shuffled that can be."""
-        layouts = {f"{name}_layout": "32x8" for name in self.scales} | {"w_layout": "16x16"}
         is_raw = rng.random() < 0.5
-        return layers.draw(rng, BLOCK) | ({} if is_raw else layouts)
+        layer = layers.draw(rng, BLOCK)
+        return {**layer, **self.layouts(layer)[0 if is_raw else -1]}
+
+    def layouts(self, sizes: Mapping[str, int]) -> Sequence[Mapping[str, Any]]:
+        """All raw; where N is a multiple of 16, all shuffled."""
+        shuffled = {f"{name}_layout": "32x8" for name in self.scales} | {"w_layout": "16x16"}
+        return ({}, shuffled) if sizes["N"] % 16 == 0 else ({},)
 
     def flops(self, c: Call) -> int:
         return int(2 * c.M * c.N * c.K)

@@ -118,6 +118,24 @@ class GemmModel(TimeModel):
             "idle_k": v.step_k * v.split - v.step_k / np.maximum(v.waves, 1),
         }
 
+    def _of_layer(self, v: Variants, c: Call) -> tuple[Any, ...]:
+        """What M changes nothing of, kept for the calls that follow."""
+        batches, n, k = layer = self.batches(c), c.N, c.K
+        known, found = v.kept
+        if known != layer:
+            found = (
+                # Not heuristic.ceil: floor division of floats takes three times as long.
+                np.ceil(n / v.n) * (batches * v.split),
+                np.ceil(k / v.derived["step_split"]),
+                v.derived["w_rows"] * k,
+                v.derived["x_bytes"] * k,
+                math.log2(n),
+                math.log2(k) - v.derived["log_split"],
+                v.derived["idle_k"] >= k,
+            )
+            v.kept = layer, found
+        return found
+
     def work(self, v: Variants, c: Call) -> Work:
         """Excluded are splits where tiles fill the chip without, and variants whose last wave has
         no K."""
@@ -125,17 +143,14 @@ class GemmModel(TimeModel):
         x_bytes, w_bytes, out_bytes = self.bytes_of(c)
         launches, prepared_bytes = self.prepared(c)
         hbm = 1e6 * chip.hbm_tb_s
-        # Not heuristic.ceil: floor division of floats takes three times as long.
-        m_tiles, n_tiles = np.ceil(m / v.m), np.ceil(n / v.n)
         batches = self.batches(c)
-        groups = batches * m_tiles * n_tiles * v.split
+        groups_of_m, steps, w_loaded, x_row, log_n, log_k, is_idle = self._of_layer(v, c)
+        groups = np.ceil(m / v.m) * groups_of_m
         average = groups / c.cu_num
         busiest = np.ceil(average)
         beside = np.minimum(busiest, v.resident)
         rounds = np.ceil(busiest / beside)
-        steps = np.ceil(k / derived["step_split"])
-        x_rows = np.minimum(v.m, max(_LEAST_ROWS, m)) * derived["x_bytes"]
-        loaded = (x_rows + derived["w_rows"]) * k
+        loaded = np.minimum(v.m, max(_LEAST_ROWS, m)) * x_row + w_loaded
         lds, dispatch, busy = derived["lds"], derived["dispatch"], derived["busy"]
         terms = (
             1.0,
@@ -154,20 +169,19 @@ class GemmModel(TimeModel):
             0.0 if dispatch is None else groups * dispatch,
             0.0 if busy is None else busiest * steps * busy,
         )
-        log_split = derived["log_split"]
         logs = (
             1.0,
             math.log2(m),
-            math.log2(n),
-            math.log2(k) - log_split,
+            log_n,
+            log_k,
             np.log2(average),
             2 * average / busiest,
-            log_split,
+            derived["log_split"],
             v.log_waves,
             v.log_steps,
             v.log_lines,
         )
-        excluded = (groups > derived["max_groups"]) | (derived["idle_k"] >= k)
+        excluded = (groups > derived["max_groups"]) | is_idle
         return Work(terms, logs, excluded)
 
 

@@ -174,10 +174,12 @@ class MxMoe(Moe):
         """Weights shuffled, as they are served, in most calls; scales where they can be."""
         is_raw = rng.random() < _RAW_CALLS
         layer = layers.draw(rng, BLOCK, most_work=_MOST_WORK)
-        if is_raw:
-            return layer
-        scales = {} if layer["I"] % _SHUFFLED_MULTIPLE else {"scale_layout": "32x8"}
-        return {**layer, "w_layout": "16x16", **scales}
+        return layer if is_raw else {**layer, **self.layouts(layer)[0]}
+
+    def layouts(self, sizes: Mapping[str, int]) -> Sequence[Mapping[str, Any]]:
+        """Shuffled, as weights are served; scales where they can be."""
+        scales = {} if sizes["I"] % _SHUFFLED_MULTIPLE else {"scale_layout": "32x8"}
+        return ({"w_layout": "16x16", **scales},)
 
     def product_type(self, c: Call) -> str:
         return "fp4" if self.fmt is MXFP4 else "fp8"

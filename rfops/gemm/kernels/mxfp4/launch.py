@@ -31,6 +31,11 @@ def has_16_bits(c: Call) -> bool:
     return x_bits(c) == 16
 
 
+def layout_of_w(c: Call) -> str:
+    """Of w with its scales, by which times differ: raw where either is."""
+    return str(RAW if c.w_scale_layout == RAW else c.w_layout)
+
+
 class Rows(NamedTuple):
     """The row strides in bytes, by the names of the kernel's parameters."""
 

@@ -19,7 +19,7 @@ from rfops.jit.arch import ARCH_SPECS, MAX_WAVES, REGISTERS
 from ...mxfp4_op import x_bits
 from ...terms import Traits
 from ..variant import TILE, WavesConfig
-from .launch import MAX_SPLIT, TILE_K, Fp4Kernel, has_16_bits, signature
+from .launch import MAX_SPLIT, TILE_K, Fp4Kernel, has_16_bits, layout_of_w, signature
 
 MAX_TILES = 4
 MAX_M = TILE * MAX_TILES
@@ -118,7 +118,7 @@ class Stream(Fp4Kernel):
         return _variants(values, ceil(c.M, TILE))
 
     def family(self, config: StreamConfig, c: Call) -> str:
-        return str(c.w_layout)
+        return layout_of_w(c)
 
     def traits(self, config: StreamConfig, c: Call) -> tuple[float, ...]:
         waves, lds_bytes = config.waves, config.lds_bytes(x_bits(c))

@@ -19,7 +19,7 @@ from rfops.jit.arch import ARCH_SPECS, MAX_WAVES, REGISTERS
 from ...mxfp4_op import x_bits
 from ...terms import Traits
 from ..variant import TILE, WavesConfig
-from .launch import MAX_SPLIT, TILE_K, Fp4Kernel, signature
+from .launch import MAX_SPLIT, TILE_K, Fp4Kernel, layout_of_w, signature
 
 MAX_M_TILES, MAX_N_TILES, MAX_STEPS, MAX_GROUP_WAVES = 8, 4, 6, 12
 CHIP = ARCH_SPECS["gfx950"]
@@ -141,7 +141,7 @@ class Tiles(Fp4Kernel):
         return None if self.unsupported_arch_reason(c) else _all(x_bits(c))
 
     def family(self, config: TilesConfig, c: Call) -> str:
-        return str(c.w_layout)
+        return layout_of_w(c)
 
     def traits(self, config: TilesConfig, c: Call) -> tuple[float, ...]:
         waves, m_tiles, bits = config.waves, config.m_tiles, x_bits(c)
