@@ -189,7 +189,7 @@ def test_configs(kind: Callable[..., Any], good: dict[str, int]) -> None:
 
 NOTATION = {
     "gemm_mxfp8": "'gemv lanes=... rows=... steps=... waves=...', 'mfma .*'triton method=...",
-    "gemm_a8w8_blockscale": "'stream m_tiles=.*'pingpong m=.*'staged m=.*'triton block_m=...",
+    "gemm_a8w8_blockscale": "'stream .*'pingpong .*'staged m=.*'deep m=.*'triton block_m=...",
     "grouped_gemm_mxfp8": "'moe tile_n=... columns=... steps=... waves=...', 'triton method=...",
     "batched_gemm_a16w8_blockscale": "'rows tile_n=... .*'tiles .*'staged .*'bmm workspace_mib=...",
 }

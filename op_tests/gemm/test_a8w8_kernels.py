@@ -10,6 +10,7 @@ import torch
 
 import rfops
 from rfops.gemm.a8w8_blockscale import OP, gemm_a8w8_blockscale
+from rfops.gemm.kernels.a8w8.deep import DeepConfig
 from rfops.gemm.kernels.a8w8.pingpong import PingPongConfig
 from rfops.gemm.kernels.a8w8.staged import StagedConfig
 from rfops.gemm.kernels.a8w8.stream import StreamConfig
@@ -49,11 +50,16 @@ VARIANTS = [
     Variant("gfx950", "pingpong", PingPongConfig(256, 128, 2), (70, 332, 896)),
     Variant("gfx950", "pingpong", PingPongConfig(128, 256, 3, 1), (1, 130, 640)),
     Variant("gfx950", "pingpong", PingPongConfig(256, 256, pow2=1), (257, 190, 640)),
+    Variant("gfx942", "deep", DeepConfig(96, 128, 2), (130, 201, 1408)),
+    Variant("gfx942", "deep", DeepConfig(96, 128), (96, 128, 1152)),
+    Variant("gfx942", "deep", DeepConfig(64, 128, 3, 1), (1, 130, 640)),
+    Variant("gfx942", "deep", DeepConfig(64, 128), (65, 64, 128)),
+    Variant("gfx942", "deep", DeepConfig(64, 64, 2), (70, 76, 896)),
 ]
 
 
 # The quick tests share these and their builds: each kernel, with and without parts of K.
-QUICK = [VARIANTS[i] for i in (1, 8, 16, 11, 18, 2, 19, 5)]
+QUICK = [VARIANTS[i] for i in (1, 8, 16, 11, 18, 2, 19, 5, 20)]
 CASES = [*QUICK, *(pytest.param(v, marks=pytest.mark.sweep) for v in VARIANTS if v not in QUICK)]
 
 
@@ -283,7 +289,7 @@ def test_resources(variant: Variant) -> None:
     (launch,) = p.launches
     assert launch.vgpr_spills == launch.sgpr_spills == launch.scratch_bytes_per_lane == 0
     assert launch.lds_conflict_cycles == 0
-    assert launch.waves_per_simd >= 2 or variant.kernel == "stream"
+    assert launch.waves_per_simd >= 2 or variant.kernel in ("stream", "deep")
     assert launch.vgpr <= variant.config.registers, "what the heuristic counts on"
 
 
@@ -306,7 +312,7 @@ def test_other_layouts_are_refused(variant: Variant) -> None:
     assert reason(problem) is None
     turned = problem.with_(w=problem.w.T.contiguous().T)
     wanted = "elements of w do not lie side by side along K"
-    if variant.kernel != "stream":
+    if variant.kernel not in ("stream", "deep"):
         turned = problem.with_(w=turned.w[: variant.shape[1] // 4 * 4 - 1])
         wanted = "columns of w do not begin and end at multiples of 4 bytes"
     assert wanted in str(reason(turned))
@@ -317,7 +323,7 @@ def test_other_layouts_are_refused(variant: Variant) -> None:
     other = {"gfx942": "gfx950", "gfx950": "gfx942"}[variant.arch]
     wrong = OP.call_of(other, M=4, N=64, K=256, x_dtype=problem.x.dtype, w_dtype=problem.w.dtype)
     assert str(kernel.unsupported_reason(wrong)).startswith(
-        ("the matrix cores of", "no kernel for gfx942")
+        ("the matrix cores of", "no kernel for gfx9")
     )
     assert "beyond signed 32-bit offsets" in str(
         kernel.unsupported_reason(call.with_sizes(K=2**26))
@@ -362,6 +368,7 @@ def test_few_rows_alone_are_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
     ("make", "message"),
     [
         (lambda: StagedConfig(96, 128), "m x n must be one of 128 x 128, 128 x 64, 64 x 64, 64"),
+        (lambda: DeepConfig(128, 128), "m x n must be one of 96 x 128, 64 x 128, 64 x 64, got"),
         (lambda: PingPongConfig(128, 128), "m x n must be one of 256 x 256, 256 x 128, 128 x 256"),
         (lambda: StagedConfig(128, 128, 17), "split must be 1 to 16, got 17"),
         (lambda: StagedConfig(128, 128, 1, 0), "group_m must be 1 to 16, got 0"),

@@ -5,6 +5,7 @@ the linear layer of DeepSeek-class models.
 |---|---|
 | stream (kernels/a8w8/stream.py) | HIP, M up to 64: bound by reading w |
 | pingpong (kernels/a8w8/pingpong.py) | HIP on gfx950, any M: tiles of up to 256 x 256 |
+| deep (kernels/a8w8/deep.py) | HIP on gfx942, any M: tiles of up to 96 x 128, where they are few |
 | staged (kernels/a8w8/staged.py) | HIP, any M: tiles of up to 128 x 128 |
 | triton (kernels/a8w8/triton.py) | AMD's and NVIDIA's GPUs, any strides |
 | torch | whatever is left |
@@ -30,6 +31,7 @@ from rfops.quantization.fp8_blockscale import BLOCK
 from rfops.quantization.shuffle import unshuffle_weight
 
 from . import layers
+from .kernels.a8w8.deep import Deep
 from .kernels.a8w8.pingpong import PingPong
 from .kernels.a8w8.staged import Staged
 from .kernels.a8w8.stream import Stream
@@ -145,7 +147,7 @@ OP = _Gemm(
         "decode": grid("N K", CHALLENGE, M=DECODE_M),
         **{name: grid("N K", rows, M=(*DECODE_M, 1024, 4096)) for name, rows in LAYERS.items()},
     },
-    kernels=(Stream(), PingPong(), Staged(), TritonGemm(), Torch()),
+    kernels=(Stream(), PingPong(), Staged(), Deep(), TritonGemm(), Torch()),
     time_model=_Model,
     hints={
         "x": "quantise it with scales of 1 x 128",

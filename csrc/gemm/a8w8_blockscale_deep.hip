@@ -1,0 +1,301 @@
+// out[m, n] = sum_b x_scale[m, b] * w_scale[n / 128, b] * sum_{k in block b} x[m, k] * w[n, k]
+//
+// FP8 with fp32 scales, of any value, per block of 128 of K, for results of so few tiles that a CU
+// has one or two of them. Any M and N, K a multiple of 128.
+//
+// Layout. Four waves, 2 along M and 2 along N, compute kM x kN of the output. LDS holds two K-steps
+// of both operands, and registers hold the operands of two more: while a wave multiplies K-step k,
+// it reads k + 1 from LDS, writes k + 2 to where k was, and loads k + 4. Each of these instructions
+// is issued beside a matrix instruction, so that a CU needs no second workgroup to be busy. The
+// partial sums of a scale block are promoted as in promotion.h. w is MFMA operand A, so a lane
+// holds 4 neighbours of a row of out and the scale of its tile is one value.
+//
+// kSplit workgroups split K; the last to arrive reduces (split_k_reduce.h).
+//
+// Guarantees: bitwise deterministic for a given config and K.
+// Requires: x, w and their rows 16-byte aligned; the rows of a workgroup span less than 2 GiB (what
+// lies before them may be larger).
+#include "rfops/chip/sync.h"
+#include "rfops/group/split_k_reduce.h"
+#include "rfops/group/tile_map.h"
+#include "rfops/store/row_major_store.h"
+#include "rfops/tile/block_scales.h"
+#include "rfops/tile/global_to_lds.h"
+#include "rfops/tile/lds_swizzle.h"
+#include "rfops/tile/promotion.h"
+
+namespace {
+
+using namespace rfops;
+
+using Out = RFOPS_OUT;                      // bf16, f16 or f32
+constexpr bool kShuffled = RFOPS_SHUFFLED;  // w is preshuffled: tiles of 16 rows by 16 bytes
+constexpr bool kDense = RFOPS_DENSE;        // x, w and w_scale are contiguous
+constexpr u32 kM = RFOPS_M;                 // rows of x per workgroup
+constexpr u32 kN = RFOPS_N;                 // rows of w per workgroup
+constexpr u32 kSplit = RFOPS_SPLIT;         // split-K: workgroups per output tile
+constexpr u32 kGroupM = RFOPS_GROUP_M;      // tiles along M per raster group (tile_map.h)
+constexpr u32 kThreads = 4 * kWaveSize;     // 2 x 2 waves
+constexpr u32 kMTiles = kM / 2 / kTileRows, kNTiles = kN / 2 / kTileRows;  // per wave
+constexpr u32 kTiles = kMTiles * kNTiles;
+constexpr u32 kMfmas = kTiles * kMatrixSteps;       // per K-step
+constexpr u32 kFragments = kMTiles + kNTiles;       // of a wave per K-step
+constexpr u32 kStageBytes = (kM + kN) * kRowBytes;  // LDS of a K-step
+
+static_assert(kM % 32 == 0 && kN % 64 == 0 && kN <= kScaleRows, "one scale of w per K-step");
+static_assert(2 * kStageBytes < kLdsBytes, "LDS holds two K-steps");
+
+// Tile t of a wave, in the order of promotion: consecutive tiles share an operand.
+constexpr u32 m_of(u32 t) { return t / kNTiles; }
+constexpr u32 n_of(u32 t) { return m_of(t) % 2 == 0 ? t % kNTiles : kNTiles - 1 - t % kNTiles; }
+
+struct Wave {
+  u32 m, n, lane;  // the wave's first row of x and of w in the workgroup's tile
+};
+
+// Loads an operand's rows of one K-step at a time through registers to LDS, a load at a time;
+// registers hold two K-steps.
+template <u32 kRows, bool kIsShuffled>
+class Loader {
+  using Layout = OperandLayout<kIsShuffled>;
+  static constexpr u32 kRowsPerLoad = kThreads / kRowChunks;
+  static_assert(kRows % kRowsPerLoad == 0, "a whole number of loads");
+
+ public:
+  static constexpr u32 kLoads = kRows / kRowsPerLoad;
+
+  __device__ explicit Loader(const OperandView& rows) : rows_(rows) {
+    const u32 row = thread_id() / kRowChunks, chunk = thread_id() % kRowChunks;
+    src_offset_ = Layout::offset(row, chunk, rows.row_bytes);
+    lds_dst_ = lds_offset(row, chunk);
+  }
+  // Issues load i of K-step `block`; zeros if not in_bounds.
+  template <u32 kSlot>
+  __device__ void issue(u32 i, u32 block, bool in_bounds) {
+    const Buffer buffer = make_buffer(rows_.base, in_bounds ? rows_.bytes : 0);
+    staged_[kSlot][i] = buffer_load_b128(
+        buffer, src_offset_,
+        i * kRowsPerLoad * rows_.row_bytes + block * kTileK * Layout::kKStrideBytes);
+  }
+  // Waits for load i and writes it to the LDS tile.
+  template <u32 kSlot>
+  __device__ void commit(u32 i, LdsBytes* tile) const {
+    *reinterpret_cast<RFOPS_LDS U32x4*>(tile + lds_dst_ + i * kRowsPerLoad * kRowBytes) =
+        staged_[kSlot][i];
+  }
+
+ private:
+  OperandView rows_;
+  u32 src_offset_, lds_dst_;
+  U32x4 staged_[2][kLoads];
+};
+using XLoader = Loader<kM, false>;
+using WLoader = Loader<kN, kShuffled>;
+constexpr u32 kLoads = XLoader::kLoads + WLoader::kLoads;
+
+// What a wave multiplies in a K-step.
+struct Operands {
+  Fragment x[kMTiles], w[kNTiles];
+  f32 scale[kMTiles];  // x's times w's
+};
+
+template <u32 kTileBegin = 0, class Interleave>
+__device__ inline void multiply(PromotedAcc<kTiles>& sums, const Operands& operands,
+                                Interleave interleave) {
+  if constexpr (kTileBegin < kTiles) {
+    sums.multiply<kTileBegin>(
+        [&](u32 t) -> const Fragment& { return operands.w[n_of(kTileBegin + t)]; },
+        [&](u32 t) -> const Fragment& { return operands.x[m_of(kTileBegin + t)]; },
+        [&](u32 t) { return operands.scale[m_of(kTileBegin + t)]; },
+        [&](u32 i) { interleave(kTileBegin * kMatrixSteps + i); });
+    multiply<kTileBegin + kGroup>(sums, operands, interleave);
+  }
+}
+
+// Multiplies the K-steps of a workgroup, in pairs: an even one has the first of two stages of LDS,
+// of staged loads and of operands.
+class Pipeline {
+ public:
+  __device__ Pipeline(LdsBytes* memory, const OperandView& x_rows, const OperandView& w_rows,
+                      const RowScales& x_scale, const BlockScales& w_scale, u32 blocks,
+                      const Wave& wave)
+      : memory_(memory),
+        x_reader_(memory, wave.lane, wave.m),
+        w_reader_(memory + kM * kRowBytes, wave.lane, wave.n),
+        x_(x_rows),
+        w_(w_rows),
+        lane_scales_(x_scale),
+        w_scale_(w_scale),
+        blocks_(blocks),
+        wave_m_(wave.m) {}
+
+  __device__ void run(PromotedAcc<kTiles>& sums) {
+    load_scales(0);
+    issue_all<0>(0);
+    issue_all<1>(1);
+    commit_all<0>();
+    issue_all<0>(2);
+    commit_all<1>();
+    issue_all<1>(3);
+    wait_lgkmcnt();
+    s_barrier();
+#pragma unroll
+    for (u32 i = 0; i < kFragments; ++i) read<0>(i);
+    const f32 w_block_scale = w_scale_.load(0);
+#pragma unroll
+    for (u32 i = 0; i < kMTiles; ++i) {
+      operands_[0].scale[i] = lane_scales_.select(x_scales_[i], 0) * w_block_scale;
+    }
+    u32 block = 0;
+    for (; block + 1 < blocks_; block += 2) {
+      step<0>(sums, block);
+      step<1>(sums, block + 1);
+    }
+    if (block < blocks_) step<0>(sums, block);
+  }
+
+ private:
+  __device__ void load_scales(u32 block) {
+#pragma unroll
+    for (u32 i = 0; i < kMTiles; ++i) {
+      x_scales_[i] = lane_scales_.load(wave_m_ + i * kTileRows, block, blocks_);
+    }
+    sched_barrier();
+  }
+  // Load i of both operands.
+  template <u32 kSlot>
+  __device__ void issue(u32 i, u32 block) {
+    const bool in_bounds = block < blocks_;
+    if (i < WLoader::kLoads) {
+      w_.template issue<kSlot>(i, block, in_bounds);
+    } else {
+      x_.template issue<kSlot>(i - WLoader::kLoads, block, in_bounds);
+    }
+  }
+  template <u32 kSlot>
+  __device__ void commit(u32 i) {
+    LdsBytes* const stage = memory_ + kSlot * kStageBytes;
+    if (i < WLoader::kLoads) {
+      w_.template commit<kSlot>(i, stage + kM * kRowBytes);
+    } else {
+      x_.template commit<kSlot>(i - WLoader::kLoads, stage);
+    }
+  }
+  template <u32 kSlot>
+  __device__ void issue_all(u32 block) {
+#pragma unroll
+    for (u32 i = 0; i < kLoads; ++i) issue<kSlot>(i, block);
+    sched_barrier();
+  }
+  template <u32 kSlot>
+  __device__ void commit_all() {
+#pragma unroll
+    for (u32 i = 0; i < kLoads; ++i) commit<kSlot>(i);
+    sched_barrier();
+  }
+  template <u32 kSlot>
+  __device__ void read(u32 i) {
+    Operands& operands = operands_[kSlot];
+    if (i < kNTiles) {
+      operands.w[i] = w_reader_.template read<kSlot * kStageBytes>(i);
+    } else {
+      operands.x[i - kNTiles] = x_reader_.template read<kSlot * kStageBytes>(i - kNTiles);
+    }
+  }
+
+  // Multiplies K-step `block`, whose operands are in registers.
+  template <u32 kSlot>
+  __device__ void step(PromotedAcc<kTiles>& sums, u32 block) {
+    constexpr u32 kNext = 1 - kSlot;
+    constexpr u32 kScaleSteps = LaneBlockScales::kSteps;
+    const u32 next = block + 1;
+    wait_lgkmcnt();
+    s_barrier();  // all waves have read this K-step from LDS and written the next one
+    const f32 w_block_scale = w_scale_.load(next < blocks_ ? next : block);
+    f32 scale[kMTiles];
+    sched_barrier();
+    // Reads and writes alternate, evenly over the K-step. Scales are selected after the loads of
+    // this K-step's operands are complete.
+    multiply(sums, operands_[kSlot], [&](u32 mfma_idx) {
+      const auto is_at = [&](u32 i, u32 count, u32 offset) {
+        return mfma_idx == (2 * i + offset) * kMfmas / (2 * count);
+      };
+#pragma unroll
+      for (u32 i = 0; i < kFragments; ++i) {
+        if (is_at(i, kFragments, 0)) read<kNext>(i);
+      }
+#pragma unroll
+      for (u32 i = 0; i < kLoads; ++i) {
+        if (is_at(i, kLoads, 1)) commit<kSlot>(i), issue<kSlot>(i, block + 4);
+      }
+      if (mfma_idx == kMfmas * 3 / 4) {
+#pragma unroll
+        for (u32 i = 0; i < kMTiles; ++i) {
+          scale[i] = lane_scales_.select(x_scales_[i], next % kScaleSteps);
+        }
+      }
+    });
+    // Scales of the next four K-steps, of which the first is selected in the next K-step.
+    if (kSlot == 0 && (next + 1) % kScaleSteps == 0) load_scales(next + 1);
+#pragma unroll
+    for (u32 i = 0; i < kMTiles; ++i) operands_[kNext].scale[i] = scale[i] * w_block_scale;
+  }
+
+  LdsBytes* memory_;
+  RowReader x_reader_, w_reader_;
+  XLoader x_;
+  WLoader w_;
+  LaneBlockScales lane_scales_;
+  BlockScales w_scale_;
+  u32 blocks_, wave_m_;
+  Operands operands_[2];
+  f32 x_scales_[kMTiles];  // of four K-steps
+};
+
+}  // namespace
+
+extern "C" __global__ void
+    __attribute__((amdgpu_flat_work_group_size(kThreads, kThreads), amdgpu_waves_per_eu(1, 1)))
+    a8w8_blockscale_deep(
+        const u8* __restrict__ x,         // [M, K], rows x_row bytes apart
+        const u8* __restrict__ w,         // [N, K], rows w_row bytes apart
+        const f32* __restrict__ x_scale,  // [M, K/128], strides x_scale_row, x_scale_k
+        const f32* __restrict__ w_scale,  // [N/128, K/128], strides w_scale_row, w_scale_k
+        u32 m, u32 n, u32 k, u32 x_scale_row, u32 x_scale_k, u32 w_scale_k,
+        Out* __restrict__ out,         // [M, N]
+        void* __restrict__ workspace,  // partials if kSplit > 1 (SplitKReducer)
+        u32* __restrict__ counts,      // [tiles], zeros before and after
+        u32 x_row, u32 w_row, u32 w_scale_row) {
+  if constexpr (kDense) x_row = w_row = k;
+  if constexpr (kDense) w_scale_row = w_scale_k == 1 ? k / kTileK : 1;
+  const u32 m_blocks = (m + kM - 1) / kM, n_blocks = (n + kN - 1) / kN;
+  const TileCoord tile = this_tile<kGroupM, kSplit>(m_blocks, n_blocks);
+  const u32 m0 = tile.m * kM, n0 = tile.n * kN;
+  const u32 k_blocks = k / kTileK;  // splits differ by at most one K-step
+  const u32 block_begin = k_blocks * tile.split / kSplit;
+  const u32 blocks = k_blocks * (tile.split + 1) / kSplit - block_begin;
+  const u32 wave_idx = wave_id();
+  const Wave wave = {wave_idx / 2 * (kM / 2), wave_idx % 2 * (kN / 2), lane_id()};
+
+  const u32 k0 = block_begin * kTileK, k_bytes = blocks * kTileK;
+  __shared__ u8 memory[2 * kStageBytes];
+  Pipeline pipeline((LdsBytes*)memory, {x, m0, m, kM, x_row, k0, k_bytes},
+                    {w, n0, n, kN, w_row, k0, k_bytes, OperandLayout<kShuffled>::kKStrideBytes},
+                    {x_scale, m0, m, kM, x_scale_row, x_scale_k, block_begin, blocks},
+                    {w_scale, n0, w_scale_row, w_scale_k, block_begin}, blocks, wave);
+  PromotedAcc<kTiles> sums = {};
+  pipeline.run(sums);
+  sums.drain();
+  if constexpr (kSplit > 1) {
+    SplitKReducer<kSplit, kTiles * kThreads, kThreads, kCounterStride> reducer(
+        workspace, counts, tile.m * n_blocks + tile.n);
+    if (!reducer.reduce(sums.sum, tile.split)) return;
+  }
+  OutputView<Out>(out, m0, m, kM, n).store([&](auto store) {
+#pragma unroll
+    for (u32 t = 0; t < kTiles; ++t) {
+      store(sums.sum[t], wave.m + m_of(t) * kTileRows + wave.lane % kTileRows,
+            n0 + wave.n + n_of(t) * kTileRows + wave.lane / kTileRows * 4);
+    }
+  });
+}

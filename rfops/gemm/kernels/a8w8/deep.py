@@ -1,0 +1,41 @@
+"""The kernel of gemm_a8w8_blockscale for few tiles, on gfx942: two K-steps in LDS and two more on
+their way."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from rfops.dispatch.kernel import Call
+
+from .launch import Launched, compile_gemm
+from .tiles import TileConfig, TileKernel
+
+
+class DeepConfig(TileConfig):
+    """A variant of csrc/gemm/a8w8_blockscale_deep.hip."""
+
+    TILES = MappingProxyType({(96, 128): 256, (64, 128): 256, (64, 64): 168})
+    stages, threads = 2, 256
+
+    def defines(self, dtype: torch.dtype, shuffled: bool = False) -> dict[str, int | str]:
+        """Return the defines that select the variant in the kernel, without RFOPS_."""
+        defines = super().defines(dtype, shuffled)
+        return {name: value for name, value in defines.items() if not name.endswith("_COLUMNS")}
+
+
+class Deep(TileKernel):
+    """Tiles of which a CU has one or two: a workgroup is busy without another."""
+
+    name = "deep"
+    module = "a8w8_blockscale_deep"
+    Config = DeepConfig
+    max_rows = 128
+    takes_columns = False
+    compiled = compile_gemm(module, DeepConfig(96, 128))
+
+    def defines(self, c: Call, config: Any) -> Mapping[str, int | str]:
+        return Launched.defines(self, c, config)
