@@ -336,8 +336,8 @@ def moe_topk_align_ref(
 ) -> RoutedRows:
     """`moe_topk_align` in plain fp32 torch and Python, on any device, of logits [M, E].
 
-    Returns RoutedRows. Raises torch's RuntimeError for what does not fit, such as more groups than
-    experts.
+    Returns RoutedRows: weights float32, all others int32. Raises torch's RuntimeError for what does
+    not fit, such as more groups than experts.
 
     Source: grouped_topk's, and vLLM's moe_align_block_size.
     """
