@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from rfops.moe.grouped_gemm_mxfp8 import grouped_gemm_mxfp8, grouped_gemm_mxfp8_ref
     from rfops.moe.grouped_topk import grouped_topk, grouped_topk_ref
     from rfops.moe.router import moe_router, moe_router_ref
+    from rfops.moe.topk_align import moe_topk_align, moe_topk_align_ref
     from rfops.moe.topk_softmax import topk_softmax, topk_softmax_ref
     from rfops.quantization.fp8 import quant_fp8, quant_fp8_ref
     from rfops.quantization.fp8_blockscale import quant_fp8_blockscale
@@ -82,6 +83,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "moe.grouped_gemm_mxfp8": ("grouped_gemm_mxfp8", "grouped_gemm_mxfp8_ref"),
     "moe.grouped_topk": ("grouped_topk", "grouped_topk_ref"),
     "moe.router": ("moe_router", "moe_router_ref"),
+    "moe.topk_align": ("moe_topk_align", "moe_topk_align_ref"),
     "moe.topk_softmax": ("topk_softmax", "topk_softmax_ref"),
     "quantization.fp8": ("quant_fp8", "quant_fp8_ref"),
     "quantization.fp8_blockscale": ("quant_fp8_blockscale",),
@@ -145,6 +147,8 @@ __all__ = [
     "moe_layer",
     "moe_router",
     "moe_router_ref",
+    "moe_topk_align",
+    "moe_topk_align_ref",
     "quant_fp8",
     "quant_fp8_blockscale",
     "quant_fp8_ref",

@@ -13,6 +13,7 @@
 // Guarantees: stable and bitwise deterministic, because atomics only count. Experts outside 0..E-1,
 // and experts that `map` makes negative, are in no block.
 // Requires: dynamic LDS of (kWaves + 2) * E words (moe_align_count: E); all sizes below 2^31.
+#include "moe/lanes_like.h"
 #include "rfops/chip/types.h"
 #include "rfops/wave/reduce.h"
 
@@ -64,17 +65,6 @@ __device__ inline void count_range(u32* counts, const Rows& rows, const RowRange
     if (expert == kNone) continue;
     __hip_atomic_fetch_add(&counts[expert], 1u, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_WORKGROUP);
   }
-}
-
-// Returns the lanes among those with `active` whose value equals this lane's in the lowest `bits`.
-__device__ inline u64 lanes_like(u32 value, bool active, u32 bits) {
-  u64 like = __builtin_amdgcn_ballot_w64(active);
-  for (u32 bit = 0; bit < bits; ++bit) {
-    const bool set = (value >> bit & 1) != 0;
-    const u64 lanes_with_bit = __builtin_amdgcn_ballot_w64(set);
-    like &= set ? lanes_with_bit : ~lanes_with_bit;
-  }
-  return like;
 }
 
 // Exclusive scan of values in place; returns the total. Called by one wave.

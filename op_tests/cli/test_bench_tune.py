@@ -47,6 +47,7 @@ NAMES = (
     "quant_fp8_blockscale",
     "topk_softmax",
     "grouped_topk",
+    "moe_topk_align",
     "moe_router",
     "fused_moe",
     "fused_moe_tables",

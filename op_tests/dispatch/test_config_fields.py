@@ -51,7 +51,7 @@ GIVEN = {
 
 def _call(op: Op, kernel: Kernel) -> Any:
     given: dict[str, Any] = {name: GIVEN[name] for name in op.asked}
-    if op.name.startswith(("fused_moe", "moe_router", "grouped_topk", "topk")):
+    if op.name.startswith(("fused_moe", "moe_router", "grouped_topk", "topk", "moe_topk")):
         given["K"] = 4
     if "fp8" in op.name or "a8w8" in op.name:
         given |= {

@@ -296,5 +296,5 @@ def test_torch_route_makes_no_tensor_of_a_number() -> None:
     aligned = op_module.Aligned(*result, torch.zeros(1, dtype=torch.int32))
     c: Any = SimpleNamespace(block_size=4, ignore_invalid_experts=True)
     with Watch():
-        op_module._run_torch(c, 9, aligned, ids, half_local(9))
+        op_module.align_by_torch(c, 9, aligned, ids, half_local(9))
     assert "aten.sort.stable" in ran and not [name for name in ran if "lift" in name]

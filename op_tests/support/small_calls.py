@@ -113,6 +113,11 @@ SIZES: dict[str, dict[str, dict[str, Any]]] = {
         "few": {"M": 5, "E": 8, "K": 2, "num_groups": 2, "topk_groups": 1, "bias": True},
         "one": {"M": 1, "E": 1, "K": 1, "num_groups": 1, "topk_groups": 1},
     },
+    "moe_topk_align": {
+        "few": {"M": 5, "E": 8, "K": 2, "block_size": 4, "bias": True, "expert_map": True},
+        "many": {"M": 600, "E": 8, "K": 2, "block_size": 4},
+        "one": {"M": 1, "E": 1, "K": 1, "block_size": 4},
+    },
     **{
         name: {"few": _EXPERTS, "one": _ONE_EXPERT}
         for name in ("fused_moe_fp8", "fused_moe_mxfp4", "fused_moe_mxfp8")

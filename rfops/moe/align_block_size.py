@@ -21,7 +21,7 @@ from rfops.dispatch.heuristic import ceil
 from rfops.dispatch.kernel import Call, Kernel, Run, RunOf
 from rfops.dispatch.op import Op
 from rfops.dispatch.problem import InputGenerator, grid
-from rfops.dispatch.steps import Step, run_steps
+from rfops.dispatch.steps import Shaped, Step, run_steps
 from rfops.jit import compile_ops, u32
 from rfops.jit.arch import ARCH_SPECS, WAVE
 
@@ -104,7 +104,7 @@ class Torch(Kernel):
     name = "torch"
 
     def variant(self, c: Call, config: Any) -> RunOf:
-        return lambda _rows, experts: functools.partial(_run_torch, c, experts)
+        return lambda _rows, experts: functools.partial(align_by_torch, c, experts)
 
 
 class _MoeAlign(Op):
@@ -210,25 +210,34 @@ moe_align_block_size.supports = OP.supports  # type: ignore[attr-defined]
 
 def _launches(c: Call, arguments: Sequence[str], rows: int, num_experts: int) -> Run:
     """The launches for so many rows and experts; builds the kernels or finds them."""
+    steps, workspace = align_steps(c, rows, num_experts, c.topk_ids_dtype)
+    run = run_steps(c.device, arguments, steps, arch=c.arch, workspace=workspace)
+    return lambda aligned, *inputs: run(*aligned, *inputs)
+
+
+def align_steps(
+    c: Call, rows: int, num_experts: int, dtype: torch.dtype, topk_ids: str = "topk_ids"
+) -> tuple[Sequence[Step], Mapping[str, Shaped] | None]:
+    """The launches on the tensors of moe_align_block_size, of which `topk_ids` has that name and
+    dtype, and their workspace; the other values are those of `c`."""
     num_slots, blocks = layout_sizes(rows, c.block_size, num_experts, c.pad_sorted_ids)
     waves = MAX_WAVES
     while (waves + 2) * num_experts > LDS_WORDS:
         waves //= 2
     groups = max(1, min(MAX_GROUPS, ceil(rows, GROUP_ROWS)))
-    defines, threads = _defines(waves, c.topk_ids_dtype), waves * WAVE
+    defines, threads = _defines(waves, dtype), waves * WAVE
     # Ids outside of the map are left out; or each block's expert is looked up in it.
     row_map, block_map = ("expert_map", None) if c.ignore_invalid_experts else (None, "expert_map")
+    ids = {"topk_ids": topk_ids, "row_map": row_map}
     sizes = {"num_rows": rows, "num_experts": num_experts, "num_groups": groups}
-    count = Step(
-        moe_align_count, defines, threads, groups, {"row_map": row_map, **sizes}, 4 * num_experts
-    )
+    count = Step(moe_align_count, defines, threads, groups, {**ids, **sizes}, 4 * num_experts)
     place_step = Step(
         moe_align_place,
         defines,
         threads,
         groups,
         {
-            "row_map": row_map,
+            **ids,
             "block_map": block_map,
             **sizes,
             "block": c.block_size,
@@ -237,21 +246,15 @@ def _launches(c: Call, arguments: Sequence[str], rows: int, num_experts: int) ->
         },
         4 * (waves + 2) * num_experts,
     )
-    is_split = groups > 1
-    run = run_steps(
-        c.device,
-        arguments,
-        [count, place_step] if is_split else [place_step],
-        arch=c.arch,
-        workspace={"counts": (groups * num_experts, torch.int32)} if is_split else None,
-    )
-    return lambda aligned, *inputs: run(*aligned, *inputs)
+    if groups > 1:
+        return [count, place_step], {"counts": (groups * num_experts, torch.int32)}
+    return [place_step], None
 
 
 # ---------------------------------------------------------------- torch
 
 
-def _run_torch(
+def align_by_torch(
     c: Call,
     num_experts: int,
     aligned: Aligned,

@@ -34,7 +34,7 @@ from rfops.gemm.a16w16 import OP as GEMM
 from rfops.jit import compile_ops, u32
 
 from .kernels.topk.choosing import IN_TYPES, choice_options, choose, refuses_choosing
-from .kernels.topk.kernels import choosing_defines, moe_topk_kernel, refuses_groups
+from .kernels.topk.kernels import choosing_defines, refuses_groups, topk_step
 
 __all__ = ["moe_router", "moe_router_ref"]
 
@@ -104,19 +104,7 @@ class Products(Kernel):
     def steps(self, c: Call, arguments: Mapping[str, str] | None = None) -> tuple[NestedRun, Step]:
         """The launches on `x`, `router_weight`, `bias`, `logits`, `weights` and `ids`; `arguments`
         has other names of these."""
-        defines = self.defines(c, None)
-        threads = int(defines["THREADS"])
-        choice = {
-            "m": c.M,
-            "experts": c.E,
-            "row_stride": c.E,
-            "column_stride": 1,
-            "scale": float(c.values.get("scale", 1.0)),
-            **({} if c.has("bias") else {"bias": None}),
-            **(arguments or {}),
-        }
-        grid = ceil(c.M, threads // int(defines["LANES"]))
-        return _logits(c), Step(moe_topk_kernel, defines, threads, grid, choice)
+        return _logits(c), topk_step(self.defines(c, None), c, arguments)
 
 
 def _product(c: Call) -> Call:

@@ -17,6 +17,7 @@ from rfops.dispatch.guards import MAX_BYTES
 from rfops.dispatch.heuristic import ceil
 from rfops.dispatch.kernel import Call, Kernel, Run, RunOf
 from rfops.dispatch.op import Op
+from rfops.dispatch.steps import Step
 from rfops.dispatch.strided import matrix_strides
 from rfops.jit import compile_ops, f32, u32, u64
 from rfops.jit.arch import WAVE
@@ -69,6 +70,27 @@ def choosing_defines(call: Mapping[str, Any]) -> dict[str, int | str]:
         "HAS_BIAS": int(bias is not None),
         "RENORMALIZES": int(call.get("renormalize", False)),
     }
+
+
+def topk_step(
+    defines: Mapping[str, Any], c: Call, arguments: Mapping[str, str] | None = None
+) -> Step:
+    """The launch of moe_topk on `logits`, `bias`, `weights` and `ids` of a call; `arguments` has
+    other names of these."""
+    row_stride, column_stride = matrix_strides(c, "logits", c.E)
+    threads = int(defines["THREADS"])
+    numbers = {
+        "m": c.M,
+        "experts": c.E,
+        "row_stride": row_stride,
+        "column_stride": column_stride,
+        "scale": float(c.values.get("scale", 1.0)),
+        **({} if c.has("bias") else {"bias": None}),
+        **(arguments or {}),
+    }
+    return Step(
+        moe_topk_kernel, defines, threads, ceil(c.M, threads // int(defines["LANES"])), numbers
+    )
 
 
 class Hip(Kernel):
