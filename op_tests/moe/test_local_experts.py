@@ -124,6 +124,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
+WITHOUT_GATING = set(CASES)
 BIASES = {"bias1": random(E, 2 * I, seed=4), "bias2": random(E, D, seed=5)}
 CASES |= {
     "gelu": {"activation": "gelu"},
@@ -143,14 +144,29 @@ CASES |= {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("format", FORMATS)
+GATINGS = set(CASES) - WITHOUT_GATING
+ALWAYS = {"GPT-OSS", "gelu"}  # of gatings of quantised weights, each of which builds two kernels
+PAIRS = [
+    pytest.param(
+        format,
+        case,
+        marks=pytest.mark.sweep if format != "bf16" and case in GATINGS - ALWAYS else (),
+    )
+    for format in FORMATS
+    for case in CASES
+]
+
+
+@pytest.mark.parametrize(("format", "case"), PAIRS)
 def test_arguments_and_their_pairs(format: str, case: str) -> None:
     p, words = Problem(format), CASES[case]
     p.check(p.run(**words), **words)
 
 
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize(
+    "format",
+    ["bf16", "mxfp4", pytest.param("fp8_blockscale", marks=pytest.mark.sweep)],
+)
 def test_biases_of_shuffled_weights(format: str) -> None:
     """The layouts that engines have: the same values, so the same result."""
     p = Problem(format)

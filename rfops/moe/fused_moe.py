@@ -44,6 +44,7 @@ from .experts import Weights, experts_ref
 from .gated_experts import ExpertWeights, Gating
 from .kernels.bf16.hip import VEC, HipMoe
 from .kernels.bf16.triton import TritonMoe
+from .kernels.gated.triton import StoredWeights
 from .moe_op import HINTS, Moe, Torch, declared, reference_of
 from .router import moe_router
 from .terms import Bf16Model
@@ -164,7 +165,8 @@ def fused_moe(
     activation, interleaved, alpha, limit, beta : of gate and up, as of rfops.act_mul: silu, gelu,
         gelu_tanh or swiglu; interleaved: rows of w1 are pairs of gate and up.
     bias1, bias2 : [E, 2I] and [E, D] bfloat16, float16 or float32, added in fp32. These and other
-        activations are computed by torch, expert by expert, which waits for the device.
+        activations are computed by Triton; where it is missing by torch, expert by expert, which
+        waits for the device.
     out : as returned, of x's dtype, written in place where given.
     config : takes that kernel in that variant, whatever the tuned table says.
 
@@ -292,7 +294,7 @@ def _gated(
     gating: Gating,
     out: Tensor | None,
 ) -> Tensor:
-    """In torch, after the checks of the format's op."""
+    """By gated_experts.py, after the checks of the format's op."""
     if isinstance(w1, _LISTS) or isinstance(w2, _LISTS):
         OP.fail("w1", "stacked with biases or another activation", describe(w1), "stack them")
     if quant is None and scales == (None, None):
@@ -300,7 +302,7 @@ def _gated(
     else:
         _of_quant(quant)  # refuses another word
         weights = _WEIGHTS[quant](x, w1, w2, *scales, choice, num_shared, rounding, out)
-    gating.check(weights.experts, weights.rows, x.shape[1])
+    gating.check(weights.experts, weights.rows, x.shape[1], x.device)
     p, ids, *_ = choice
     made = gated_experts.run(x, weights, p, ids, num_shared, gating).to(x.dtype)
     return made if out is None else out.copy_(made)
@@ -317,11 +319,17 @@ def _weights_of(
         if not isinstance(w, Tensor) or w.dim() != 3:
             OP.fail(name, "a [E, rows, columns] tensor", describe(w), OP.hints[name])
     routed = w2.shape[0] - check_int(OP.name, "num_shared", num_shared, 0, w2.shape[0])
-    OP.check((x, w1, w2, *choice, routed, False, False, x.dtype, layout, out, None))
+    c, _ = OP.check((x, w1, w2, *choice, routed, False, False, x.dtype, layout, out, None))
     plain = (w1, w2) if layout == "raw" else (unshuffle_weight(w1), unshuffle_weight(w2))
     first, second = plain
+    stored = StoredWeights("16-bit", c, w1, w2, None, None, lambda rows: (rows, None))
     return ExpertWeights(
-        len(w2), w1.shape[1], lambda e: first[e].float(), lambda e: second[e].float(), Tensor.float
+        len(w2),
+        w1.shape[1],
+        lambda e: first[e].float(),
+        lambda e: second[e].float(),
+        Tensor.float,
+        stored,
     )
 
 

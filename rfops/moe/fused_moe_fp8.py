@@ -29,7 +29,7 @@ from rfops.dispatch.kernel import Call, Kernel, RunOf
 from rfops.dispatch.layout import unwrap
 from rfops.dispatch.problem import InputGenerator, grid
 from rfops.jit.errors import show
-from rfops.quantization.fp8_blockscale import BLOCK
+from rfops.quantization.fp8_blockscale import BLOCK, quant_fp8_blockscale
 from rfops.quantization.fp8_blockscale import reference as quantise
 from rfops.quantization.shuffle import unshuffle_weight
 
@@ -39,6 +39,7 @@ from .gated_experts import ExpertWeights
 from .kernels.fp8.hip import HipFp8
 from .kernels.fp8.stream import HipFp8Stream
 from .kernels.fp8.triton import TritonFp8
+from .kernels.gated.triton import StoredWeights
 from .moe_op import HINTS, Moe, chosen, declared
 from .router import moe_router_ref
 from .terms import ExpertsModel
@@ -253,17 +254,26 @@ def weights_of(
     """What gated_experts.py computes with, of fused_moe's arguments; checked as a call's."""
     scales, flags = (w1_scale, w2_scale), (False, False)
     args = _arguments(x, w1, w2, *scales, choice, num_shared, flags, rounding)
-    OP.check((*args, out, None))
+    c, _ = OP.check((*args, out, None))
     w1, w2, w1_scale, w2_scale = args[1:5]
-    if args[-1] != "raw":
-        w1, w2 = unshuffle_weight(w1), unshuffle_weight(w2)
-    first, second = _Dequantised(w1, w1_scale), _Dequantised(w2, w2_scale)
+    dtype = w1.dtype
+
+    def values(w: Tensor, scale: Tensor, e: int) -> Tensor:
+        own = w[e : e + 1] if args[-1] == "raw" else unshuffle_weight(w[e : e + 1])
+        made: Tensor = _Dequantised(own, scale[e : e + 1])[0].T
+        return made
+
+    def operand(rows: Tensor) -> tuple[Tensor, Tensor]:
+        payload, scale = quant_fp8_blockscale(rows, dtype=dtype)
+        return payload.view(torch.uint8), scale
+
     return ExpertWeights(
         len(w2),
         w1.shape[1],
-        lambda e: first[e].T,
-        lambda e: second[e].T,
-        lambda rows: and_back(rows, w1.dtype),
+        lambda e: values(w1, w1_scale, e),
+        lambda e: values(w2, w2_scale, e),
+        lambda rows: and_back(rows, dtype),
+        StoredWeights("fp8", c, w1, w2, w1_scale, w2_scale, operand),
     )
 
 

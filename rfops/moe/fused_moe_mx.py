@@ -35,6 +35,7 @@ from rfops.quantization.shuffle import (
 from . import layers
 from .experts import with_shared
 from .gated_experts import ExpertWeights
+from .kernels.gated.triton import StoredWeights
 from .moe_op import Moe, chosen
 from .router import moe_router_ref
 
@@ -64,6 +65,14 @@ class Format:
     def and_back(self, x: Tensor, rounding: str, dtype: torch.dtype) -> Tensor:
         """Return x quantised to the format and dequantised to `dtype`."""
         return self.values(*self.quantise(x, rounding), dtype)
+
+    def operand(self, x: Tensor, rounding: str) -> Tensor:
+        """Return x quantised and back in bf16, as Triton's kernels take it: of MXFP4 those of even
+        places first."""
+        values = self.and_back(x, rounding, torch.bfloat16)
+        if self.bits == MXFP4.bits:
+            values = torch.cat([values[:, ::2], values[:, 1::2]], dim=1)
+        return values
 
 
 MXFP4 = Format("mxfp4", "Mxfp4", 4, mxfp4.ROUNDING, mxfp4.quant_mxfp4, mxfp4.dequant_mxfp4)
@@ -157,7 +166,7 @@ class MxMoe(Moe):
         """What gated_experts.py computes with, of fused_moe's arguments; checked as a call's."""
         scales, flags = (w1_scale, w2_scale), (False, False)
         args = arguments(self, x, w1, w2, *scales, choice, num_shared, flags, rounding)
-        self.check((*args, out, None))
+        c, _ = self.check((*args, out, None))
         first, second, first_scale, second_scale = args[1:5]
         *_, bumps, layout, scale_layout, _dtype = args
         scales = first_scale, second_scale
@@ -168,6 +177,14 @@ class MxMoe(Moe):
             lambda e: own.weights(e, own.w1, own.w1_scale),
             lambda e: own.weights(e, own.w2, own.w2_scale),
             lambda rows: self.fmt.and_back(rows, bumps, torch.float32),
+            StoredWeights(
+                self.fmt.word,
+                c,
+                first,
+                second,
+                *scales,
+                lambda rows: (self.fmt.operand(rows, bumps), None),
+            ),
         )
 
     def draw(self, rng: random.Random) -> dict[str, Any]:

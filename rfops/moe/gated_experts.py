@@ -1,10 +1,11 @@
-"""fused_moe with another activation than silu, or with biases: in torch, expert by expert, on any
-device; no kernel of rfops computes these yet, which is said once.
+"""fused_moe with another activation than silu, or with biases: by Triton (kernels/gated), and in
+torch, expert by expert, where Triton does not take a call, which is said once with the reason.
 
     g[t, e] = q(x[t]) @ w1[e]^T + bias1[e],  h[t, e] = activation(g's gate and up)
     out[t]  = sum over j of topk_weights[t, j] * (q(h[t, e_j]) @ w2[e_j]^T + bias2[e_j])
 
 q rounds to the format of quantised weights and back; h is rounded to x's dtype, sums are fp32.
+Triton rounds an expert's row to x's dtype too, as the kernels of silu do.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from rfops.jit.errors import show
 from rfops.rowwise.act_mul import ACTIVATIONS, act_mul_ref
 
 from .experts import with_shared
+from .kernels.gated import triton as gated_triton
+from .kernels.gated.triton import Epilogue, StoredWeights
 
 _BIAS_TYPES = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -38,7 +41,13 @@ class Gating:
     bias1: Tensor | None  # [E, 2I]
     bias2: Tensor | None  # [E, D]
 
-    def check(self, experts: int, rows: int, d: int) -> None:
+    def epilogue(self) -> Epilogue:
+        """What the kernels compute of it."""
+        types = [None if bias is None else bias.dtype for bias in (self.bias1, self.bias2)]
+        numbers = self.alpha, self.limit, self.beta
+        return Epilogue(self.activation, self.interleaved, *numbers, *types)
+
+    def check(self, experts: int, rows: int, d: int, device: torch.device) -> None:
         """Raise ValueError for an activation that is none, and for biases of another kind."""
         guard = Guard("fused_moe")
         if self.activation not in ACTIVATIONS:
@@ -49,8 +58,8 @@ class Gating:
             if bias is None:
                 continue
             is_fit = isinstance(bias, Tensor) and bias.dtype in _BIAS_TYPES
-            if not is_fit or bias.shape != (experts, size):
-                expected = f"[E={experts}, {size}] bfloat16, float16 or float32"
+            if not is_fit or bias.shape != (experts, size) or bias.device != device:
+                expected = f"[E={experts}, {size}] bfloat16, float16 or float32 on {device}"
                 guard.fail(name, expected, describe(bias), "pass one for each row of an expert")
 
 
@@ -63,6 +72,7 @@ class ExpertWeights:
     w1: Callable[[int], Tensor]
     w2: Callable[[int], Tensor]
     rounded: Callable[[Tensor], Tensor]
+    stored: StoredWeights
 
 
 def run(
@@ -73,8 +83,14 @@ def run(
     num_shared: int,
     gating: Gating,
 ) -> Tensor:
-    """[M, D] fp32. It waits for the device once, to know which experts have tokens."""
-    _say_torch()
+    """[M, D], by Triton of x's dtype. Torch gives fp32, and waits for the device once, to know
+    which experts have tokens."""
+    reason = gated_triton.unsupported_reason(weights.stored)
+    if reason is None:
+        biases = gating.bias1, gating.bias2
+        choice = topk_weights, topk_ids, biases, gating.epilogue()
+        return gated_triton.run(x, weights.stored, *choice)
+    _say_torch(reason)
     total = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
     p, ids = with_shared(topk_weights, topk_ids, weights.experts, num_shared)
     rows = weights.rounded(x)
@@ -91,8 +107,8 @@ def run(
 
 
 @functools.cache
-def _say_torch() -> None:
+def _say_torch(reason: str) -> None:
     log.get().warning(
-        "fused_moe: other activations than silu and biases are computed by torch, expert by expert;"
-        " the kernels of rfops compute silu without biases"
+        "fused_moe: biases and other activations than silu are computed by torch, expert by expert;"
+        f" Triton does not take them: {reason}"
     )

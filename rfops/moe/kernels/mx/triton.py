@@ -85,15 +85,9 @@ class _Launches:
             ids = with_shared(topk_weights, topk_ids, c.E, c.E - c.R)[1]
         layout = moe_align_block_size(ids, self.block_m, c.E, None, True)
         h, y = x.new_empty((self.slots, c.I)), x.new_empty((self.num_ids, c.D))
-        rows = self._values(x)
+        rounding = self.c.rounding
+        rows = self.fmt.operand(x, rounding)
         w1, w2, s1, s2 = (w.view(torch.uint8) for w in (w1, w2, s1, s2))
         self.gate_up(h, rows, w1, s1, *layout)
-        self.down(y, self._values(h), w2, s2, *layout)
+        self.down(y, self.fmt.operand(h, rounding), w2, s2, *layout)
         self.add(out, y, topk_weights, topk_ids)
-
-    def _values(self, x: Tensor) -> Tensor:
-        """Quantised and back, in bf16; of MXFP4 those of even places first."""
-        values: Tensor = self.fmt.and_back(x, self.c.rounding, torch.bfloat16)
-        if self.fmt is MXFP4:
-            values = torch.cat([values[:, ::2], values[:, 1::2]], dim=1)
-        return values

@@ -1,0 +1,1 @@
+"""Experts with biases and with every activation of act_mul."""
