@@ -84,6 +84,7 @@ SHAPES = [
     ("mla_decode", "B=2 H=16 S=70 kv_dtype=fp8 kv_scale=1 lse=1"),
     ("mla_decode", "B=2 H=40 S=70 qo_len=2"),
     ("batched_gemm_a16w8_blockscale", "2 40 128 128 x_dtype=f16 dtype=f32"),
+    ("moe_topk_align", "9 64 4 num_groups=8 topk_groups=4 bias=1 expert_map=1"),
 ]
 # One of each op and of each kind of inputs; the others are builds of their own.
 _MORE = [SHAPES[i] for i in (1, 3, 5, 7, 16, 19, 22, 23)]

@@ -283,9 +283,11 @@ def moe_topk_align(
         infinity as the largest or least: ids are always top_k different ints from 0 to E - 1.
     top_k : of E.
     block_size : rows of a block; each expert's rows are padded to a multiple of it.
-    num_groups, topk_groups, bias, renormalize, score, scale : as of grouped_topk.
+    num_groups, topk_groups, renormalize, score, scale : as of grouped_topk.
+    bias : [E] bfloat16, float16 or float32, or None, added to the scores for the choice alone.
     round_scores : scores are rounded to the logits' dtype before they are compared.
-    expert_map, pad_sorted_ids, ignore_invalid_experts : as of moe_align_block_size.
+    expert_map : [E] int32, the local expert of a global one, or -1; or None.
+    pad_sorted_ids, ignore_invalid_experts : as of moe_align_block_size.
 
     Returns
     -------
