@@ -64,7 +64,8 @@ def _call(op: Op, kernel: Kernel) -> Any:
     if kernel.name == "shared_fp8":
         given |= {"q_dtype": "fp8", "kv_dtype": "fp8"}
     nvidia = op.name == "batched_gemm_a16w8_blockscale" and kernel.name in ("rows", "staged")
-    return op.call_of("sm_90" if nvidia else "gfx950", **given)
+    c = op.call_of("sm_90" if nvidia else "gfx950", **given)
+    return c if kernel.unsupported_arch_reason(c) is None else op.call_of("gfx942", **given)
 
 
 CONFIGS = [
