@@ -175,7 +175,7 @@ REFUSED: dict[str, tuple[Callable[[Write], list[str]], str]] = {
     ),
     "kernels": (
         lambda write: [write("y.csv", {}), write("x.csv", {"kernel": "deep"})],
-        "y.csv is of gemm_mxfp8; x.csv is of gemm_a16wfp4 or gemm_afp4wfp4",
+        "y.csv is of gemm_mxfp8; x.csv is of gemm_a8w8_blockscale or gemm_a16wfp4 or gemm_afp4wfp4",
     ),
     "no table": (
         lambda write: [write("y.csv", {}), by_hand("x.csv", "time,name\n1,2\n")],

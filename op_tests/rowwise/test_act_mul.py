@@ -180,6 +180,11 @@ def test_refusals(args: tuple[Any, ...], message: str) -> None:
 def test_refusals_of_quantisation() -> None:
     with pytest.raises(ValueError, match=r"^act_mul_quant: K must be a multiple of 128 for quant"):
         act_mul_quant(X, "silu")
+    for n, quant in ((3, "fp8_token"), (257, "fp8_group"), (65, "mxfp4")):
+        with pytest.raises(
+            ValueError, match=rf"^act_mul_quant: N must be a multiple of 2, got N={n}"
+        ):
+            rfops.act_mul_quant(torch.zeros(2, n), "silu", quant)
     with pytest.raises(ValueError, match=r"^act_mul: approximate must be none or tanh"):
         gelu_mul(X, "sigmoid")
 

@@ -54,6 +54,11 @@ class _ActMulQuant(RowQuantOp):
     def row_size(self, columns: int) -> int:
         return columns // 2
 
+    def unsupported_reason(self, c: Call, *sizes: int) -> tuple[str, str, str, str] | None:
+        if sizes[-1] % 2:
+            return "N", "a multiple of 2", f"N={sizes[-1]}", self.hints["N"]
+        return super().unsupported_reason(c, *sizes)
+
     def fit(self, c: Call, draw: InputGenerator) -> Mapping[str, Any]:
         return fit_scale(c)
 
