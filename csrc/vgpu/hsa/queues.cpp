@@ -184,9 +184,9 @@ class QueueProcessor {
   }
 
   void work() {
-    u64 seen = ~u64{0};
-    while (wait([&] { return *doorbell_word_ != seen; })) {
-      seen = *doorbell_word_;
+    u64 last_doorbell = ~u64{0};
+    while (wait([&] { return *doorbell_word_ != last_doorbell; })) {
+      last_doorbell = *doorbell_word_;
       while (amd_->read_index < amd_->write_index) {
         Packet& packet = packets_[amd_->read_index & (amd_->queue.size - 1)];
         std::atomic_ref<u16> header(packet.barrier.header);

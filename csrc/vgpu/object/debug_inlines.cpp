@@ -215,8 +215,8 @@ class UnitReader {
     };
     u64 offset = entry.ranges;
     if (entry.ranges_is_index) {
-      const u64 place = unit_.rnglists_base + 4 * entry.ranges;
-      offset = unit_.rnglists_base + sections_.rnglists.read<u32>(place).value_or(0);
+      const u64 entry_offset = unit_.rnglists_base + 4 * entry.ranges;
+      offset = unit_.rnglists_base + sections_.rnglists.read<u32>(entry_offset).value_or(0);
     }
     Reader reader(sections_.rnglists);
     reader.seek(offset);
