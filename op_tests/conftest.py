@@ -27,6 +27,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 from support.devices import ARCHS, device_of, real_gpu, thin  # noqa: E402 - with its asserts rewritten
 
 pytest_plugins = [  # their fixtures
+    "support.costs",  # the option --costs
     "support.engine_project",
     "support.launchers",
     "support.moe_mx_problems",
@@ -35,6 +36,7 @@ pytest_plugins = [  # their fixtures
     "support.vgpu.graphs",
     "support.vgpu.hip",
     "support.vgpu.kernel_builds",
+    "support.within",  # the option --within
 ]
 
 
@@ -49,7 +51,7 @@ def pytest_report_header() -> list[str]:
 @pytest.hookimpl(tryfirst=True)  # before pytest looks at -m
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Sweeps take minutes: they run when asked for (`-m sweep`)."""
-    thin(items)
+    thin(items, whole=not any("::" in arg for arg in config.args))
     if "sweep" in config.option.markexpr:
         return
     sweeps = {item for item in items if item.get_closest_marker("sweep")}

@@ -1,0 +1,67 @@
+"""Which cases of the expensive tests run by default: writes quick.jsonl from measured CPU times.
+
+    RFOPS_CACHE_DIR=$(mktemp -d) pytest op_tests --costs costs.jsonl
+    python op_tests/choose_quick.py costs.jsonl
+
+A function whose cases take more than `--seconds` together keeps its cheapest cases up to that time
+(at least one, and one of each architecture where both fit); its other cases are sweeps. A function
+that is not measured keeps its line. A case that is left out may have paid for a build that others
+use: measure again until the list stays.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import defaultdict
+from pathlib import Path
+
+from support.devices import ARCHS, QUICK, quick_cases
+
+_HEAD = """\
+# Functions of which only some cases run by default, and which: written by choose_quick.py.
+# The other cases are sweeps.
+"""
+
+
+def chosen(cases: dict[str, float], seconds: float) -> list[str]:
+    """The cases of one function that run by default, of `{case: seconds}`, in their order."""
+    if sum(cases.values()) <= seconds:
+        return list(cases)
+    cheapest = sorted(cases, key=lambda case: cases[case])
+    # The first of each architecture before the rest, so that the time is not spent on one.
+    firsts = {next((c for c in cheapest if arch in c), cheapest[0]): None for arch in ARCHS}
+    kept: list[str] = []
+    for case in [*firsts, *(c for c in cheapest if c not in firsts)]:
+        if not kept or sum(cases[c] for c in kept) + cases[case] <= seconds:
+            kept.append(case)
+    return [case for case in cases if case in kept]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("costs", type=Path, nargs="+", help="what `pytest --costs` wrote")
+    parser.add_argument(
+        "--seconds", type=float, default=1.0, help="CPU time a function (%(default)s)"
+    )
+    args = parser.parse_args()
+    functions: dict[str, dict[str, float]] = defaultdict(dict)
+    for file in args.costs:
+        for line in file.read_text().splitlines():
+            test, seconds = json.loads(line)
+            function, _, case = test.partition("[")
+            functions[function][case.removesuffix("]")] = seconds
+    quick = quick_cases()
+    for function, cases in functions.items():
+        kept = chosen(cases, args.seconds)
+        if len(kept) < len(cases):
+            quick[function] = kept
+    lines = [json.dumps([function, *kept]) for function, kept in sorted(quick.items())]
+    QUICK.write_text(_HEAD + "\n".join(lines) + "\n")
+    print(
+        f"{len(quick)} functions, {sum(len(k) for k in quick.values())} of their cases by default"
+    )
+
+
+if __name__ == "__main__":
+    main()

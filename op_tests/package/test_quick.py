@@ -1,0 +1,60 @@
+"""Which cases run by default: `quick.jsonl`, and the script that writes it."""
+
+from __future__ import annotations
+
+import pytest
+from choose_quick import chosen
+
+from support import devices
+
+
+@pytest.mark.parametrize(
+    ("costs", "kept"),
+    [
+        ({"a": 0.5, "b": 0.5}, ["a", "b"]),  # together they cost no more than one second
+        ({"": 7.0}, [""]),  # one is kept, whatever it costs
+        ({"a": 3.0, "b": 2.0, "c": 9.0}, ["b"]),
+        ({"a": 0.9, "b": 0.1, "c": 0.2}, ["b", "c"]),
+        # One of each architecture before a second one of the first.
+        ({"x-gfx942": 0.1, "y-gfx942": 0.2, "gfx950": 0.8}, ["x-gfx942", "gfx950"]),
+        ({"x-gfx942": 0.3, "y-gfx942": 0.2, "gfx950": 0.9}, ["x-gfx942", "y-gfx942"]),
+    ],
+)
+def test_the_cheapest_are_kept(costs: dict[str, float], kept: list[str]) -> None:
+    assert chosen(costs, 1.0) == kept
+
+
+class _Item:
+    """As much of a pytest item as `thin` asks for."""
+
+    def __init__(self, nodeid: str, *marks: pytest.MarkDecorator) -> None:
+        self.nodeid, self.marks = nodeid, [m.mark for m in marks]
+
+    def get_closest_marker(self, name: str) -> pytest.Mark | None:
+        return next((m for m in self.marks if m.name == name), None)
+
+    def add_marker(self, decorator: pytest.MarkDecorator) -> None:
+        self.marks.append(decorator.mark)
+
+
+def _default(quick: dict[str, list[str]], *items: _Item, whole: bool = True) -> list[str]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(devices, "quick_cases", lambda: quick)
+        devices.thin(items, whole)  # type: ignore[arg-type]
+    return [item.nodeid for item in items if item.get_closest_marker("sweep") is None]
+
+
+def test_what_runs_by_default() -> None:
+    sweep, third = pytest.mark.sweep, pytest.mark.thin(3)
+    cases = [_Item("f::a[0]", sweep), *(_Item(f"f::a[{i}]", third) for i in range(1, 6))]
+    assert _default({}, *cases) == ["f::a[1]", "f::a[4]"]
+    cases = [_Item(f"f::a[{i}]", third) for i in range(3)]
+    assert _default({"f::a": ["1", "2"]}, *cases, _Item("f::b")) == ["f::a[1]", "f::a[2]", "f::b"]
+    assert _default({"f::b": []}, _Item("f::b"), _Item("f::bc")) == ["f::bc"]
+
+
+def test_a_name_that_is_out_of_date() -> None:
+    cases = [_Item("f::a[0]"), _Item("f::a[1]")]
+    with pytest.raises(pytest.UsageError, match=r"^f::a has no case '2', which quick.jsonl names"):
+        _default({"f::a": ["0", "2"]}, *cases)
+    assert _default({"f::a": ["0", "2"]}, *cases, whole=False) == ["f::a[0]"]

@@ -1,0 +1,47 @@
+"""`pytest --within`: no test starts after the time, and the last lines count what was left."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from support import OP_TESTS
+from support.within import drawn
+
+_TESTS = """
+import time, pytest
+
+@pytest.mark.parametrize("n", range(20))
+def test_sleeps(n):
+    time.sleep(0.2)
+"""
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_no_test_starts_after_the_time(workers: int, tmp_path: Path) -> None:
+    (tmp_path / "test_slow.py").write_text(_TESTS)
+    command = [sys.executable, "-m", "pytest", "-p", "xdist", "-p", "support.within", "-q"]
+    run = subprocess.run(
+        [*command, "-n", str(workers), "--rootdir", str(tmp_path), "--within", "1", str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": str(OP_TESTS), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    left = int(run.stdout.split("not started within 1 s: ")[1].split()[0])
+    passed = re.search(r"(\d+) passed", run.stdout)
+    assert left > 0 and left + int(passed[1] if passed else 0) == 20
+
+
+def test_another_commit_draws_another_order() -> None:
+    tests = list(range(100))
+    first, second = (drawn(tests, seed) for seed in ("a", "b"))  # type: ignore[type-var]
+    assert first != second and sorted(first) == sorted(second) == tests
+    assert drawn(tests, "a") == first  # type: ignore[type-var]

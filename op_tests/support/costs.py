@@ -1,0 +1,41 @@
+"""`pytest --costs FILE`: the CPU time of each test, its processes' and builds' included.
+
+`choose_quick.py` reads the file and says which cases run by default.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--costs", type=Path, metavar="FILE", help="write each test's seconds of CPU to this file"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.option.costs is not None:
+        config.pluginmanager.register(_Costs(config.option.costs.resolve()))
+
+
+class _Costs:
+    """The hooks that measure, in each process; lines of several processes are appended whole."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        begin = os.times()[:4]
+        try:
+            return (yield)  # type: ignore[return-value]
+        finally:
+            seconds = sum(os.times()[:4]) - sum(begin)
+            with self.file.open("a") as lines:
+                lines.write(json.dumps([item.nodeid, round(seconds, 3)]) + "\n")
