@@ -4,9 +4,10 @@
     python op_tests/choose_quick.py costs.jsonl
 
 A function whose cases take more than `--seconds` together keeps its cheapest cases up to that time
-(at least one, and one of each architecture where both fit); its other cases are sweeps. A function
-that is not measured keeps its line. A case that is left out may have paid for a build that others
-use: measure again until the list stays.
+(at least one, and one of each architecture where both fit), and none that takes more than `--most`;
+its other cases are sweeps, and where none is kept they are the sweeps that CI begins with. A
+function that is not measured keeps its line. A case that is left out may have paid for a build that
+others use: measure again until the list stays.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ import json
 from collections import defaultdict
 from pathlib import Path
 
-from support.devices import ARCHS, QUICK, quick_cases
+from support.devices import ARCHS
+from support.quick import QUICK, quick_cases
 
 _HEAD = """\
 # Functions of which only some cases run by default, and which: written by choose_quick.py.
@@ -24,10 +26,10 @@ _HEAD = """\
 """
 
 
-def chosen(cases: dict[str, float], seconds: float) -> list[str]:
+def chosen(cases: dict[str, float], seconds: float, most: float) -> list[str]:
     """The cases of one function that run by default, of `{case: seconds}`, in their order."""
     if sum(cases.values()) <= seconds:
-        return list(cases)
+        return [*cases]
     cheapest = sorted(cases, key=lambda case: cases[case])
     # The first of each architecture before the rest, so that the time is not spent on one.
     firsts = {next((c for c in cheapest if arch in c), cheapest[0]): None for arch in ARCHS}
@@ -35,7 +37,7 @@ def chosen(cases: dict[str, float], seconds: float) -> list[str]:
     for case in [*firsts, *(c for c in cheapest if c not in firsts)]:
         if not kept or sum(cases[c] for c in kept) + cases[case] <= seconds:
             kept.append(case)
-    return [case for case in cases if case in kept]
+    return [case for case in cases if case in kept and cases[case] <= most]
 
 
 def main() -> None:
@@ -53,7 +55,7 @@ def main() -> None:
             functions[function][case.removesuffix("]")] = seconds
     quick = quick_cases()
     for function, cases in functions.items():
-        kept = chosen(cases, args.seconds)
+        kept = chosen(cases, args.seconds, args.most)
         if len(kept) < len(cases):
             quick[function] = kept
     lines = [json.dumps([function, *kept]) for function, kept in sorted(quick.items())]

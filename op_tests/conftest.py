@@ -24,7 +24,8 @@ pytest.register_assert_rewrite("support")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell's background job ignores Ctrl-C, and so would each process that a test interrupts.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-from support.devices import ARCHS, device_of, real_gpu, thin  # noqa: E402 - with its asserts rewritten
+from support.devices import ARCHS, device_of, real_gpu  # noqa: E402 - with its asserts rewritten
+from support.quick import thin  # noqa: E402
 
 pytest_plugins = [  # their fixtures
     "support.costs",  # the option --costs

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from rfops.dispatch.compare import HALF_ULP, assert_within, tolerance
-from support.devices import thin
 
 
 def test_equal_and_within_pass() -> None:
@@ -52,25 +51,3 @@ def test_tolerance_covers_rounding_and_little_more(dtype: torch.dtype) -> None:
     assert_within(exact.to(dtype), exact, bound)
     with pytest.raises(AssertionError):
         assert_within(exact.to(dtype), exact, bound / 2)
-
-
-def test_a_thin_test_keeps_each_nth_case() -> None:
-    """The others are sweeps; tests are counted by themselves, and those without it are left."""
-
-    class Item:
-        def __init__(self, name: str, n: int) -> None:
-            self.nodeid, self.n, self.added = name, n, []
-
-        def get_closest_marker(self, name: str) -> pytest.Mark | None:
-            return pytest.mark.thin(self.n).mark if self.n and name == "thin" else None
-
-        def add_marker(self, marker: pytest.MarkDecorator) -> None:
-            self.added.append(marker.name)
-
-    names = [f"test_{test}[{case}]" for case in range(7) for test in "ab"]
-    items = [Item(name, 3) for name in names] + [Item("test_c", 0)] * 4
-    thin(items)  # type: ignore[arg-type]
-    kept = [item.nodeid for item in items if not item.added]
-    assert kept[:6] == [f"test_{test}[{case}]" for case in (0, 3, 6) for test in "ab"]
-    assert kept[6:] == ["test_c"] * 4
-    assert {name for item in items for name in item.added} == {"sweep"}

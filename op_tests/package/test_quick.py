@@ -5,15 +5,16 @@ from __future__ import annotations
 import pytest
 from choose_quick import chosen
 
-from support import devices
+from support import quick
 
 
 @pytest.mark.parametrize(
     ("costs", "kept"),
     [
         ({"a": 0.5, "b": 0.5}, ["a", "b"]),  # together they cost no more than one second
-        ({"": 7.0}, [""]),  # one is kept, whatever it costs
-        ({"a": 3.0, "b": 2.0, "c": 9.0}, ["b"]),
+        ({"": 1.9}, [""]),  # one is kept
+        ({"": 2.1}, []),  # if it costs no more than two seconds
+        ({"a": 3.0, "b": 1.5, "c": 9.0}, ["b"]),
         ({"a": 0.9, "b": 0.1, "c": 0.2}, ["b", "c"]),
         # One of each architecture before a second one of the first.
         ({"x-gfx942": 0.1, "y-gfx942": 0.2, "gfx950": 0.8}, ["x-gfx942", "gfx950"]),
@@ -21,7 +22,7 @@ from support import devices
     ],
 )
 def test_the_cheapest_are_kept(costs: dict[str, float], kept: list[str]) -> None:
-    assert chosen(costs, 1.0) == kept
+    assert chosen(costs, seconds=1.0, most=2.0) == kept
 
 
 class _Item:
@@ -37,10 +38,10 @@ class _Item:
         self.marks.append(decorator.mark)
 
 
-def _default(quick: dict[str, list[str]], *items: _Item, whole: bool = True) -> list[str]:
+def _default(names: dict[str, list[str]], *items: _Item, whole: bool = True) -> list[str]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(devices, "quick_cases", lambda: quick)
-        devices.thin(items, whole)  # type: ignore[arg-type]
+        patch.setattr(quick, "quick_cases", lambda: names)
+        quick.thin(items, whole)  # type: ignore[arg-type]
     return [item.nodeid for item in items if item.get_closest_marker("sweep") is None]
 
 

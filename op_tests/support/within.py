@@ -1,8 +1,9 @@
 """`pytest --within SECONDS`: as many tests as the time allows, others at each commit.
 
-CI has one limit of time and machines whose speeds differ by more than two. The tests are drawn in
-blocks of neighbours, which share their fixtures, in an order that the commit seeds: what one run
-leaves, a later one has. The last lines say how many were left.
+CI has one limit of time and machines whose speeds differ by more than two. First come the functions
+of which no case runs by default (quick.jsonl). The rest is drawn in blocks of neighbours, which
+share their fixtures, in an order that the commit seeds: what one run leaves, a later one has. The
+last lines say how many were left.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import time
 from pathlib import Path
 
 import pytest
+
+from .quick import quick_cases
 
 _BLOCK = 8  # tests; a kernel's build serves a few neighbours
 _LEFT = pytest.StashKey[int]()
@@ -47,7 +50,11 @@ class _Within:
 
     @pytest.hookimpl(trylast=True)  # of the tests that -m and -k leave
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        items[:] = drawn(items, _commit())
+        """Those first of which no case runs by default: each commit has them."""
+        never = {function for function, cases in quick_cases().items() if not cases}
+        front = [item for item in items if item.nodeid.partition("[")[0] in never]
+        rest = [item for item in items if item.nodeid.partition("[")[0] not in never]
+        items[:] = front + drawn(rest, _commit())
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self) -> bool | None:
