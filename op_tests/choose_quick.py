@@ -43,9 +43,8 @@ def chosen(cases: dict[str, float], seconds: float, most: float) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("costs", type=Path, nargs="+", help="what `pytest --costs` wrote")
-    parser.add_argument(
-        "--seconds", type=float, default=1.0, help="CPU time a function (%(default)s)"
-    )
+    parser.add_argument("--seconds", type=float, default=0.7, help="of a function (%(default)s)")
+    parser.add_argument("--most", type=float, default=2.0, help="of a case (%(default)s)")
     args = parser.parse_args()
     functions: dict[str, dict[str, float]] = defaultdict(dict)
     for file in args.costs:
