@@ -13,7 +13,6 @@ template <u32 kThreads, class Id>
 __device__ inline void find_hit_experts(u32* hits, const Id* ids, u32 count, u32 routed,
                                         u32 experts) {
   constexpr u32 kWords = kMaxExperts / 32, kBits = 32;
-  static_assert(kThreads >= kMaxExperts, "a thread for each expert");
   __shared__ u32 bits[kWords];
   const u32 thread = thread_id(), shared = experts - routed;
   if (thread < kWords) bits[thread] = 0;
@@ -27,18 +26,23 @@ __device__ inline void find_hit_experts(u32* hits, const Id* ids, u32 count, u32
     }
   }
   workgroup_barrier();
-  u32 rank = 0, total = 0, own = 0;
+  u32 total = 0;
 #pragma unroll
-  for (u32 i = 0; i < kWords; ++i) {
-    const u32 word = bits[i], below = (1u << thread % kBits) - 1;
-    if (i == thread / kBits) own = word;
-    rank += static_cast<u32>(__builtin_popcount(i < thread / kBits    ? word
-                                                : i == thread / kBits ? word & below
-                                                                      : 0));
-    total += static_cast<u32>(__builtin_popcount(word));
+  for (u32 i = 0; i < kWords; ++i) total += static_cast<u32>(__builtin_popcount(bits[i]));
+#pragma unroll
+  for (u32 e = thread; e < kMaxExperts; e += kThreads) {
+    u32 rank = 0, own = 0;
+#pragma unroll
+    for (u32 i = 0; i < kWords; ++i) {
+      const u32 word = bits[i], below = (1u << e % kBits) - 1;
+      if (i == e / kBits) own = word;
+      rank += static_cast<u32>(__builtin_popcount(i < e / kBits    ? word
+                                                  : i == e / kBits ? word & below
+                                                                   : 0));
+    }
+    if (own >> e % kBits & 1) hits[1 + shared + rank] = e;
   }
-  if (own >> thread % kBits & 1) hits[1 + shared + rank] = thread;
-  if (thread < shared) hits[1 + thread] = routed + thread;
+  for (u32 i = thread; i < shared; i += kThreads) hits[1 + i] = routed + i;
   if (thread == 0) hits[0] = shared + total;
 }
 
@@ -67,6 +71,17 @@ struct LaneChoices {
 #pragma unroll
     for (u32 j = kTopK; j-- > 0;) found = id[i][j] == expert ? j : found;
     return found;
+  }
+  // Whether an entry of topk_ids before number `end` is the expert, in any token of the wave.
+  __device__ bool any_before(u32 end, u32 expert) const {
+    bool found = false;
+#pragma unroll
+    for (u32 i = 0; i < kTiles; ++i) {
+      const u32 begin = (i * kTileRows + lane_id() % kTileRows) * kTopK;
+#pragma unroll
+      for (u32 j = 0; j < kTopK; ++j) found |= id[i][j] == expert && begin + j < end;
+    }
+    return __builtin_amdgcn_ballot_w64(found) != 0;
   }
 };
 

@@ -102,7 +102,7 @@ def _stream_defines(**own: int) -> dict[str, Any]:
 @compile_ops(
     "moe_fp8_stream_up",
     kernel="moe_fp8_stream_up",
-    variants=lambda _arch: [_stream_defines(STEPS=2, LINES=2)],
+    variants=lambda _arch: [_stream_defines(TILES=2, STEPS=2, LINES=2)],
 )
 def moe_fp8_stream_up_kernel(
     h: Tensor,
@@ -119,6 +119,27 @@ def moe_fp8_stream_up_kernel(
     k: u32,
 ) -> None:
     """csrc/moe/moe_fp8_stream_up.hip: the shapes stand there."""
+
+
+@compile_ops(
+    "moe_fp8_stream_up_tile",
+    kernel="moe_fp8_stream_up_tile",
+    variants=lambda _arch: [{"IN": "bf16", "ID": "i32", "TOP_K": 8, "SHUFFLED": 0}],
+)
+def moe_fp8_stream_up_tile_kernel(
+    h: Tensor,
+    hits: Tensor,
+    x: Tensor,
+    w: Tensor,
+    w_scale: Tensor,
+    topk_ids: Tensor,
+    m: u32,
+    routed: u32,
+    shared: u32,
+    n: u32,
+    k: u32,
+) -> None:
+    """csrc/moe/moe_fp8_stream_up_tile.hip: the shapes stand there."""
 
 
 @compile_ops(

@@ -1,8 +1,9 @@
-"""fused_moe with FP8 weights for few tokens by HIP: four launches.
+"""fused_moe with FP8 weights for few tokens by HIP: three launches, four above 16 tokens.
 
 (router   each token's experts, two launches            rfops/moe/router.py)
 prepare   which experts, and each token quantised once  csrc/moe/moe_fp8_stream_prepare.hip
 up        gate, up and SiLU of the chosen experts       csrc/moe/moe_fp8_stream_up.hip
+up        up to 16 tokens: these two in one launch      csrc/moe/moe_fp8_stream_up_tile.hip
 quantise  h                                             csrc/quantization/quant_fp8_blockscale.hip
 down      down of them, and the weighted sum            csrc/moe/moe_fp8_stream_down.hip
 """
@@ -28,11 +29,13 @@ from .signatures import (
     moe_fp8_stream_down_kernel,
     moe_fp8_stream_prepare_kernel,
     moe_fp8_stream_up_kernel,
+    moe_fp8_stream_up_tile_kernel,
 )
 
 MAX_TOKENS = 32
 TILE = 16  # tokens, and columns of the first launch's workgroups
 LANES = 16  # that quantise a block
+UP_TILE_THREADS = 256
 # Of `up` and of `down`: blocks of K that a wave has in flight, cache lines of a load, tiles of 16
 # columns of a workgroup; the quickest of those that were timed at ten shapes.
 UP_STEPS, UP_LINES = 2, 2
@@ -48,7 +51,11 @@ class HipFp8Stream(HipMoe):
 
     name = "stream"
     module = "moe_fp8_stream_up"
-    more_modules = ("moe_fp8_stream_down", "moe_fp8_stream_prepare")  # and the router's
+    more_modules = (  # and the router's
+        "moe_fp8_stream_down",
+        "moe_fp8_stream_prepare",
+        "moe_fp8_stream_up_tile",
+    )
     Config = None
     weight_bits = 8
     limits = "M"
@@ -84,15 +91,18 @@ class HipFp8Stream(HipMoe):
 
     def launches(self, c: Call, config: Any) -> Run:
         routes, of_router = router.steps(c, c.R, chosen(c))
+        has_one_tile = c.M <= TILE
+        first = [_up_tile(c)] if has_one_tile else [_prepare(c), _up(c, self.defines(c, config))]
+        x_q = {} if has_one_tile else quantized("x", c.M, c.D, c.w1_dtype)
         return run_steps(
             c.device,
             self.arguments,
-            [*routes, _prepare(c), _up(c, self.defines(c, config)), _quantise(c), _down(c)],
+            [*routes, *first, _quantise(c), _down(c)],
             arch=c.arch,
             workspace={**_workspace(c), **of_router},
             outer=bool(routes),
             temporaries={
-                **quantized("x", c.M, c.D, c.w1_dtype),
+                **x_q,
                 **quantized("h", num_rows(c), c.I, c.w1_dtype),
                 "h": ((num_rows(c), c.I), c.x_dtype),
             },
@@ -102,6 +112,11 @@ class HipFp8Stream(HipMoe):
 def _shared_defines(c: Call) -> dict[str, Any]:
     own = {"TILES": ceil(c.M, TILE), "SHUFFLED": int(c.w_layout != "raw")}
     return {"IN": IN_TYPES[c.x_dtype], **id_defines(c), **own}
+
+
+def _slots(c: Call) -> int:
+    """Experts that may have a row, as many as there can be."""
+    return int(c.E - c.R + min(c.R, c.M * c.K))
 
 
 def _prepare(c: Call) -> Step:
@@ -119,13 +134,24 @@ def _prepare(c: Call) -> Step:
 def _up(c: Call, defines: Mapping[str, Any]) -> Step:
     """h = silu(x gate^T) * (x up^T): a workgroup for 16 columns of each expert that may be
     chosen."""
-    slots = c.E - c.R + min(c.R, c.M * c.K)
     return Step(
         moe_fp8_stream_up_kernel,
         defines,
         THREADS,
-        (c.I // TILE, slots, 1),
+        (c.I // TILE, _slots(c), 1),
         {"x": "x_q", "w": "w1", "w_scale": "w1_scale", **_sizes(c, c.I, c.D)},
+    )
+
+
+def _up_tile(c: Call) -> Step:
+    """The same of x that is not quantised; a slot more lists the experts that have a row."""
+    shuffled = int(c.w_layout != "raw")
+    return Step(
+        moe_fp8_stream_up_tile_kernel,
+        {"IN": IN_TYPES[c.x_dtype], **id_defines(c), "SHUFFLED": shuffled},
+        UP_TILE_THREADS,
+        (c.I // TILE, _slots(c) + 1, 1),
+        {"w": "w1", "w_scale": "w1_scale", **_sizes(c, c.I, c.D)},
     )
 
 

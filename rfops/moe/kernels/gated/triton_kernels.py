@@ -10,7 +10,7 @@ biases and activation are fp32; h and y are rounded once.
 | FORM | rows | weights |
 |---|---|---|
 | 16-bit | bf16 or f16 | of the same type |
-| mxfp4, mxfp8 | values in bf16, as mx/triton_kernels.py has them | bytes and e8m0 scales |
+| mxfp4, mxfp8 | values in bf16, as mx/triton_product.py takes them | bytes and e8m0 scales |
 | fp8, fp8_fnuz | bytes with a scale for 1 x 128 | bytes with a scale for 128 x 128 |
 
 Rows and columns past an edge read others instead and are not stored; the start of an expert and of
@@ -23,8 +23,7 @@ a row is a 64-bit offset. Nothing is atomic.
 import triton
 import triton.language as tl
 
-from rfops.moe.kernels.mx.triton_kernels import _product as mx_product
-from rfops.moe.kernels.mx.triton_kernels import _scale_columns
+from rfops.moe.kernels.mx.triton_product import mx_product, scale_columns
 from rfops.triton.tile_kernels import expert_slots, own_columns, store_ids
 
 GROUP = tl.constexpr(128)  # of K, and of rows of w, that share an FP8 scale
@@ -97,7 +96,7 @@ def _product(
         total = _product_fp8(x, x_scale, row, w + first * k, of_expert, at_n, k, FNUZ, SHUFFLED)
     else:
         FP4: tl.constexpr = FORM == "mxfp4"
-        of_expert = w_scale + first * _scale_columns(k, SHUFFLED_SCALES)
+        of_expert = w_scale + first * scale_columns(k, SHUFFLED_SCALES)
         own = w + first * (k // 2 if FP4 else k)
         total = mx_product(
             x, row, k, own, of_expert, at_n, k, BLOCK_K, FP4, SHUFFLED, SHUFFLED_SCALES

@@ -4,110 +4,19 @@
     down:    y[id] = h @ w^T
 
 Slots are those of moe_align_block_size: blocks of BLOCK_M routed rows of one expert, each with its
-id, t * KT + j. Rows of x and h have been quantised and hold the values again, in bf16, which is
-exact; weights become bf16 here, payload times scale, exact but for products beyond bf16's range. Of
-MXFP4 a byte has elements of even and of odd k: so rows of x come as all even ones, then all odd.
-
-Plain weights are rows; shuffled ones are found where shuffle.py puts them. Rows and columns past an
-edge read others instead and are not stored; the start of an expert and of a row is a 64-bit
-offset. Nothing is atomic.
+id, t * KT + j; rows are those of triton_product.py. Rows and columns past an edge read others
+instead and are not stored; the start of an expert and of a row is a 64-bit offset. Nothing is
+atomic.
 """
 
 # mypy: ignore-errors
-# ruff: noqa: ANN001, ANN201, ANN202
+# ruff: noqa: ANN001, ANN201
 
 import triton
 import triton.language as tl
 
+from rfops.moe.kernels.mx.triton_product import mx_product, scale_columns
 from rfops.triton.tile_kernels import expert_slots, own_columns, store_ids, store_slots
-
-BLOCK = tl.constexpr(32)  # elements of K that share a scale
-NAN = tl.constexpr(255)
-
-
-@triton.jit
-def _e2m1(code):
-    """Return e2m1 codes (the low four bits) as bf16: exponent and mantissa in place, then
-    scaled."""
-    bits = (code & 8).to(tl.uint16) << 12 | (code & 7).to(tl.uint16) << 6
-    return bits.to(tl.bfloat16, bitcast=True) * (2.0**126)
-
-
-@triton.jit
-def _e4m3(code):
-    """Return e4m3 codes as bf16, through fp16, whose exponent bias is 8 higher."""
-    bits = (code & 128).to(tl.uint16) << 8 | (code & 127).to(tl.uint16) << 7
-    value = bits.to(tl.float16, bitcast=True).to(tl.float32) * 256.0
-    return tl.where((code & 127) == 127, float("nan"), value).to(tl.bfloat16)
-
-
-@triton.jit
-def _scale_columns(k, SHUFFLED: tl.constexpr):
-    """Shuffled rows are padded to 8 scales."""
-    if SHUFFLED:
-        return tl.cdiv(k, 8 * BLOCK) * 8
-    return k // BLOCK
-
-
-@triton.jit
-def _scale_at(row, block, row_bytes, SHUFFLED: tl.constexpr):
-    if SHUFFLED:
-        tile = row // 32 * 32 * row_bytes + block // 8 * 256
-        return tile + (block % 4 * 16 + row % 16) * 4 + block // 4 % 2 * 2 + row // 16 % 2
-    return row * row_bytes + block
-
-
-@triton.jit
-def _product(
-    x,
-    row,
-    x_m,
-    w,
-    w_scale,
-    at_n,
-    k,
-    BLOCK_K: tl.constexpr,
-    FP4: tl.constexpr,
-    SHUFFLED: tl.constexpr,
-    SHUFFLED_SCALES: tl.constexpr,
-):
-    """Rows `row` of x by rows at_n of one expert's matrix."""
-    EACH: tl.constexpr = 2 if FP4 else 1
-    BYTES: tl.constexpr = BLOCK_K // EACH
-    BLOCK_M: tl.constexpr = row.shape[0]
-    BLOCK_N: tl.constexpr = at_n.shape[0]
-    bytes_k = k // EACH
-    at_byte = tl.arange(0, BYTES)
-    at_block = tl.arange(0, BLOCK_K // BLOCK)
-    total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    for start in range(0, bytes_k, BYTES):
-        byte = start + at_byte
-        inside = byte < bytes_k
-        if SHUFFLED:
-            w_at = (at_n // 16 * 16 * bytes_k + at_n % 16 * 16)[None, :]
-            w_at += (byte // 16 * 256 + byte % 16)[:, None]
-        else:
-            w_at = (at_n * bytes_k)[None, :] + byte[:, None]
-        code = tl.load(w + w_at, mask=inside[:, None], other=0)
-        block = start * EACH // BLOCK + at_block
-        s_at = _scale_at(
-            at_n[None, :], block[:, None], _scale_columns(k, SHUFFLED_SCALES), SHUFFLED_SCALES
-        )
-        scale = tl.load(w_scale + s_at, mask=(block < k // BLOCK)[:, None], other=127)
-        scale = tl.broadcast_to(scale[:, None, :], (BLOCK_K // BLOCK, BLOCK // EACH, BLOCK_N))
-        scale = tl.reshape(scale, (BYTES, BLOCK_N)).to(tl.int32)
-        bits = tl.maximum(scale << 7, 1 << 6).to(tl.uint16)
-        factor = tl.where(scale == NAN, float("nan"), bits.to(tl.bfloat16, bitcast=True))
-        factor = factor.to(tl.bfloat16)
-        x_at = x + row.to(tl.int64)[:, None] * x_m + byte[None, :]
-        rows = tl.load(x_at, mask=inside[None, :], other=0.0)
-        if FP4:
-            odd = tl.load(x_at + bytes_k, mask=inside[None, :], other=0.0)
-            total = tl.dot(rows, _e2m1(code) * factor, total)
-            total = tl.dot(odd, _e2m1(code >> 4) * factor, total)
-        else:
-            total = tl.dot(rows, _e4m3(code) * factor, total)
-    return total
 
 
 @triton.jit
@@ -137,9 +46,9 @@ def gate_up(
     row = tl.where(id < num_ids, id // top_k, 0)
     own, read = own_columns(column, n, BLOCK_N)
     w += expert * 2 * n * (k // 2 if FP4 else k)
-    w_scale += expert * 2 * n * _scale_columns(k, SHUFFLED_SCALES)
-    g = _product(x, row, x_m, w, w_scale, read, k, BLOCK_K, FP4, SHUFFLED, SHUFFLED_SCALES)
-    u = _product(x, row, x_m, w, w_scale, n + read, k, BLOCK_K, FP4, SHUFFLED, SHUFFLED_SCALES)
+    w_scale += expert * 2 * n * scale_columns(k, SHUFFLED_SCALES)
+    g = mx_product(x, row, x_m, w, w_scale, read, k, BLOCK_K, FP4, SHUFFLED, SHUFFLED_SCALES)
+    u = mx_product(x, row, x_m, w, w_scale, n + read, k, BLOCK_K, FP4, SHUFFLED, SHUFFLED_SCALES)
     store_slots(h, g, u, slot, own, n)
 
 
@@ -168,6 +77,6 @@ def down(
     expert, slot, id = expert_slots(ids, expert_ids, block, BLOCK_M)
     own, read = own_columns(column, n, BLOCK_N)
     w += expert * n * (k // 2 if FP4 else k)
-    w_scale += expert * n * _scale_columns(k, SHUFFLED_SCALES)
-    total = _product(h, slot, k, w, w_scale, read, k, BLOCK_K, FP4, SHUFFLED, SHUFFLED_SCALES)
+    w_scale += expert * n * scale_columns(k, SHUFFLED_SCALES)
+    total = mx_product(h, slot, k, w, w_scale, read, k, BLOCK_K, FP4, SHUFFLED, SHUFFLED_SCALES)
     store_ids(y, total, id, own, num_ids, n)
