@@ -313,6 +313,9 @@ class TimeModel:
     traits: ClassVar[tuple[str, ...]]
     factors: ClassVar[tuple[str, ...]] = ()  # of terms, beside "one", which is 1
     changing_logs: ClassVar[tuple[str, ...]] = ()
+    # Up to which ratio of predicted times, to the choice without a row, a tuned row also holds for
+    # sizes near its own.
+    max_row_ratio: ClassVar[float] = 1.3
 
     def __init__(self, name: str) -> None:
         self.name = f"{name}_model"
@@ -471,6 +474,19 @@ class TimeModel:
         predictor = self._new_predictor(kernels, tables, c)
         return predictor.variants, self._predict(predictor, c)
 
+    def ratio(self, c: Call, kernel: TimedKernel, config: Any) -> float:
+        """Return the predicted time of a variant over that of the choice; 1 where the model does
+        not rank the kernel, has no constants for it, or excludes the variant."""
+        ranked = self.rank(c)
+        has_constants = (kernel.name, "") in self.table(c.arch, c.cu_num)
+        if kernel.name not in ranked or not has_constants:
+            return 1.0
+        best = next(iter(ranked.values())).us
+        if config is None:
+            return ranked[kernel.name].us / best
+        us = float(self.predict([kernel], [_alone(config)], self.like(c))[1][0])
+        return us / best if us < np.inf else 1.0
+
     def explain(self, c: Call, count: int = 2) -> list[tuple[Choice, dict[str, float]]]:
         """The quickest variants, each with its terms in microseconds; `correction` is a factor."""
         c = self.like(c)
@@ -521,6 +537,12 @@ class TimeModel:
             if near:
                 return rows[name, min(near, key=lambda cu: (abs(cu - cu_num), cu))]
         return {}
+
+
+@functools.lru_cache(maxsize=1024)
+def _alone(config: Any) -> Columns[Any]:
+    """The same object for equal variants, as models know lists by the object."""
+    return Columns([config])
 
 
 _first = operator.itemgetter(0)
