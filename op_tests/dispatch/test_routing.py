@@ -15,7 +15,9 @@ import torch
 import rfops
 from rfops import cli
 from rfops.dispatch import routing, tuned_table
+from rfops.dispatch.heuristic import Columns
 from rfops.dispatch.op import ops
+from rfops.dispatch.time_model import TimedKernel
 from rfops.dispatch.tuned_table import TABLES, Query, Row, Table
 from rfops.gemm.kernels.mxfp8.gemv import GemvConfig
 from rfops.gemm.mxfp8 import OP
@@ -206,6 +208,70 @@ def test_an_own_row_of_a_kernels_table_that_does_not_fit_is_said(
     assert len(said) == 2 and all("`rfops tune gemm_mxfp8`" in text for text in said), said
     assert f"{file}, line 2: triton {scaled} does not take m=16 n=480 k=640 on gfx942" in said[0]
     assert f"{file}, line 3" in said[1] and "workspace of 2181038080 elements" in said[1]
+
+
+SLOW = "m_tiles=1 n_tiles=1 steps=1 waves=1 split=1"  # a wave per 16 columns of a long K
+
+
+@pytest.mark.parametrize(
+    ("m", "origin", "is_own", "holds"),
+    [
+        (15, "estimated", False, False),
+        (16, "estimated", False, True),  # the row's own shape
+        (15, "measured", False, True),
+        (15, "published", False, True),
+        (15, "estimated", True, True),
+    ],
+)
+def test_the_nearest_row_holds_while_the_model_does_not_contradict(
+    m: int, origin: str, is_own: bool, holds: bool, tmp_path: Path
+) -> None:
+    """An estimated row of another shape, whose variant is predicted to take over twice as long as
+    the choice without it, is passed over, and the decision says so."""
+    op = ops()["gemm_afp4wfp4"]
+    assert op.tuned is not None and op.time_model is not None
+    file = (tmp_path if is_own else paths.CONFIGS) / "gemm_afp4wfp4.csv"
+    sizes, names = (16, 4096, 8192), op.tuned.names
+    row = Row("gfx950", 256, names, sizes, "stream", SLOW, (), origin, "a test", file, 2)
+    selector = routing.KernelSelector(op.tuned, "gfx950", 256, Table(op.tuned, {file: [row]}))
+    c = op.call_of("gfx950", M=m, N=4096, K=8192)
+    stream: Any = op.kernels["stream"]
+    assert op.time_model.ratio(c, stream, op.parse_config(stream, SLOW)) > 2
+    selected = op.route(c, selector)
+    assert (selected.row is row) == holds, selected
+    if not holds:
+        assert selected.rule == "envelope default"
+        assert f"{file.name}:2 is for the shape, but stream {SLOW}: predicted" in selected.why
+
+
+def test_a_row_holds_whose_variant_the_model_excludes() -> None:
+    """Sixteen workgroups along K, where tiles fill the chip without: no verdict."""
+    op = ops()["gemm_a8w8_blockscale"]
+    model, staged = op.time_model, op.kernels["staged"]
+    assert model is not None and isinstance(staged, TimedKernel) and staged.Config is not None
+    c = op.call_of("gfx942", M=4096, N=7168, K=7168)
+    config = staged.Config(64, 64, split=16)
+    (us,) = model.predict([staged], [Columns([config])], model.like(c))[1]
+    assert us == float("inf") and model.ratio(c, staged, config) == 1.0
+
+
+@pytest.mark.parametrize("name", sorted(n for n, op in ops().items() if op.time_model and op.tuned))
+def test_no_nearest_row_is_predicted_to_be_much_slower_than_the_choice(name: str) -> None:
+    """Shipped rows, for calls with as many rows of x as half of theirs and a few more, down to
+    those that the row of the very shape is for."""
+    op = ops()[name]
+    assert op.tuned is not None and op.time_model is not None
+    rows = [r for r in op.tuned.load().rows if r.origin == "estimated" and "M" in op.table]
+    for row in rows[:: max(1, len(rows) // 25)]:
+        sizes = {n: s for n, s in zip(op.table, row.sizes, strict=True) if s is not None}
+        if row.arch not in ("gfx942", "gfx950") or sizes["M"] < 3:
+            continue
+        c = op.call_of(row.arch, row.cu_num, **{**sizes, "M": sizes["M"] // 2 + 1})
+        selected = op.route(c)
+        if selected.rule == "nearest row" and selected.row and selected.row.origin == "estimated":
+            kernel: Any = op.kernels[selected.backend]
+            config = op.parse_config(kernel, selected.config, selected.row)
+            assert op.time_model.ratio(c, kernel, config) <= op.time_model.max_row_ratio, str(c)
 
 
 def test_an_own_row_that_fits_is_not_spoken_of(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,13 @@ import torch
 
 from rfops.cli import model_fit, model_timings, tune_model, why
 from rfops.dispatch import cost, time_model
+from rfops.dispatch.kernel import Call
 from rfops.dispatch.op import Op, ops
 from rfops.dispatch.problem import grid
 from rfops.dispatch.time_model import Constants, TimedKernel
 from rfops.jit import ConfigError
 
+E4M3 = torch.float8_e4m3fn
 MODELED = sorted(name for name, op in ops().items() if op.time_model)
 NAME = "gemm_a8w8_blockscale"
 SIZES = [(1, 576, 7168), (33, 2112, 7168), (33, 4608, 7168), (71, 2112, 7168), (500, 4608, 7168)]
@@ -322,6 +325,58 @@ def test_shuffled_weights_with_raw_scales_are_timed_as_raw(kernel: str) -> None:
     assert families.pop(("16x16", "32x8")) == "16x16" and set(families.values()) == {"raw"}
     mixed = op.call_of("gfx950", M=777, N=2048, K=5120, w_layout="16x16")
     assert op.route(mixed).backend == "deep"
+
+
+def resized(op: Op, arch: str, count: int, seed: int) -> Iterator[Call]:
+    """Calls of model layers, then of other sizes that change from call to call."""
+    rng = random.Random(seed)
+    drawn = [op.call_of(arch, **given) for given in tune_model.calls(op, 12, seed=seed)]
+    yield from drawn
+    for _ in range(count):
+        c = rng.choice(drawn)
+        if "M" in c.sizes:
+            yield c.with_sizes(M=max(1, int(2 ** rng.uniform(0, 13))))
+        else:
+            pages = max(1, int(c.S * 2 ** rng.uniform(-2, 2)))
+            yield c.with_sizes(S=pages, B=max(1, int(2 ** rng.uniform(0, 8))))
+
+
+@pytest.mark.parametrize("name", MODELED)
+def test_a_choice_is_that_of_each_term_by_itself(name: str) -> None:
+    """Coefficients that met their constants before give the predictions of terms that are summed
+    one by one, up to rounding, and the same choices, except between variants whose predictions
+    differ by rounding alone; a layer's variants are those that its kernels name for the call."""
+    op, model = model_of(name)
+    for arch in ("gfx942", "gfx950"):
+        for c in resized(op, arch, 100, seed=29):
+            c = model.like(c)
+            kernels, tables = model._spaces(c)
+            ranked = model.rank(c)
+            assert {kernel.name for kernel in kernels} == set(ranked)
+            if not kernels:
+                continue
+            v, us = model.predict(kernels, tables, c)
+            key = c.arch, c.cu_num, model.static(c), model.layer_key(c)
+            predictor = model._predictor(key, c)
+            assert predictor is not None and predictor.variants is v
+            plain = time_model.plain_us(v, model.work(v, c))
+            assert np.isclose(us, plain, rtol=1e-12, atol=0).all(), (str(c), us, plain)
+            for kernel, span in v.parts:
+                best, choice = span.start + int(plain[span].argmin()), ranked[kernel]
+                is_same = v.members[best][1] == choice.config
+                assert is_same or abs(choice.us - plain[best]) <= 1e-12 * plain[best], str(c)
+
+
+def test_calls_with_angles_have_a_ranking_of_their_own() -> None:
+    """The kernel that takes FP8 without angles alone is in no ranking of calls with them, whichever
+    come first."""
+    op, model = model_of("mla_decode")
+    given = {"B": 4, "S": 32768, "H": 128, "q_dtype": E4M3, "kv_dtype": E4M3}
+    plain, turned = (op.call_of("gfx950", **given, angles=a) for a in (False, True))
+    for order in ((plain, turned), (turned, plain)):
+        model.use(None)
+        for c in order:
+            assert ("shared_fp8" in model.rank(c)) == (c is plain)
 
 
 @pytest.mark.parametrize("name", MODELED)

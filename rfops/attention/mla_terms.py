@@ -4,14 +4,14 @@ sequences, for each group of query rows (a head of a query each)."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from rfops.dispatch.heuristic import coarse
 from rfops.dispatch.kernel import Call
-from rfops.dispatch.time_model import TimeModel, Variants, Work
+from rfops.dispatch.time_model import Array, Layer, TimeModel, Variants
 from rfops.jit.arch import ARCH_SPECS
 
 D_QK, D_V = 576, 512
@@ -51,72 +51,113 @@ class MlaModel(TimeModel):
     }
     terms = tuple(units)
     logs = ("one", "B", "length", "rows", "bytes", "share", "parts", "fill")
+    changing_logs = ("B", "length", "rows", "share", "parts", "fill")
+    factors = (
+        *("rows", "tokens"),
+        *("steps", "share", "items"),  # of the fullest worker: tiles, tokens, sequences
+        "apart",  # tokens, where workgroups that load the same ones are on several dies
+        *("split", "two", "parts", "tree"),
+        "partials",  # workers that write them
+    )
 
     def like(self, c: Call) -> Call:
         """Sizes in the steps in which calls share a decision."""
         return c.with_sizes(B=coarse(c.B, 1), T=coarse(c.T, 1), S=coarse(c.S, 1))
 
-    def key(self, c: Call) -> tuple[Any, ...]:
-        return c.B, c.T, c.S, c.page, *self.static(c)
+    def changing(self, c: Call) -> Any:
+        return c.B, c.T, c.S, c.page
 
     def static(self, c: Call) -> tuple[Any, ...]:
-        return c.H, c.qo_len, c.has("qo_indptr"), c.q_dtype, c.kv_dtype
+        return c.H, c.qo_len, c.has("qo_indptr"), c.has("angles"), c.q_dtype, c.kv_dtype
 
     def prepare(self, v: Variants, c: Call) -> None:
         # Tiles that are not full of a worker with parts of two sequences: at a sequence's end,
         # and in one of two where cuts are finer than tiles.
         ends = 1 + 0.5 * (v.cut < v.tile)
-        part_bytes = 2 * v.columns * v.part_bytes  # written and read
+        chip, row_bytes = ARCH_SPECS[c.arch], D_QK * c.kv_dtype.itemsize
+        hbm, l2 = 1e6 * chip.hbm_tb_s, 1e6 * chip.l2_tb_s
+        terms = {
+            "launch": {"one": 1.0},
+            "step": {"steps": 1.0},
+            "loaded": {"share": row_bytes / (64 * 1e3 * chip.ghz)},
+            "item": {"one": -1.0, "items": 1.0},
+            "memory": {
+                "tokens": row_bytes / hbm,
+                "rows": (D_QK * c.q_dtype.itemsize + 2 * D_V) / hbm,
+            },
+            "l2": {"tokens": v.groups * (row_bytes / l2)},
+            # What a worker reads, by its neighbours in other groups.
+            "apart": {"apart": 4 * v.groups * (row_bytes / l2) * (v.groups > 1)},
+            "split": {"split": 1.0},
+            "two": {"two": 1.0},
+            "parts": {"parts": 1.0},
+            "tree": {"tree": 1.0},
+            # Written and read.
+            "partials": {"partials": v.groups * (2 * v.columns * v.part_bytes) / hbm},
+        }
         v.derived = {
             "is_even": v.even > 0,
-            "is_shared": v.groups > 1,  # what a worker reads, by its neighbours in other groups
+            "has_even": bool((v.even > 0).any()),
             "ends": ends,
-            "part_bytes": part_bytes,
+            "groups_of_cu": v.groups / c.cu_num,
+            "xcds": np.array(float(chip.xcds)),
+            "layer": Layer(terms, {"one": 1.0, "bytes": math.log2(row_bytes)}),
         }
 
-    def work(self, v: Variants, c: Call) -> Work:
-        chip, cus = ARCH_SPECS[c.arch], c.cu_num
-        clocks, hbm, l2 = 1e3 * chip.ghz, 1e6 * chip.hbm_tb_s, 1e6 * chip.l2_tb_s
-        batch, tokens = max(c.B, 1), max(c.S * c.page, 1)
-        length, row_bytes = max(tokens / batch, 1.0), D_QK * c.kv_dtype.itemsize
-        filled = np.maximum(np.floor(tokens / v.least), np.maximum(v.single * batch, 1.0))
-        active = np.minimum(v.workers, filled)
-        whole = np.maximum(np.floor(active / batch), 1.0) * batch
-        launched = np.where(v.derived["is_even"] & (batch <= v.workers), whole, v.workers)
+    def layer(self, v: Variants, c: Call) -> Layer:
+        """All is static but what changes with every call."""
+        layer: Layer = v.derived["layer"]
+        return layer
+
+    def changes(
+        self, v: Variants, c: Call, layer: Layer, factors: Sequence[Array], logs: Sequence[Array]
+    ) -> None:
+        derived, num_rows = v.derived, c.T * c.H
+        batch, num_tokens = float(max(c.B, 1)), float(max(c.S * c.page, 1))
+        length = max(num_tokens / batch, 1.0)
+        rows, tokens, steps, share, items, apart, split, two, parts, tree, partials = factors
+        log_batch, log_length, log_rows, log_share, log_parts, fill = logs
+        rows.fill(num_rows)
+        tokens.fill(num_tokens)
+        sequences_of_all = np.array(batch)  # numpy takes an array in half the time of a number
+        filled = np.floor(tokens / v.least)
+        filled = np.maximum(filled, np.maximum(v.single * sequences_of_all, _ONE))
+        launched = v.workers
+        if derived["has_even"]:
+            is_even = derived["is_even"] & (v.workers >= sequences_of_all)
+            active = np.minimum(v.workers, filled)
+            whole = np.maximum(np.floor(active / sequences_of_all), _ONE) * sequences_of_all
+            launched = np.where(is_even, whole, v.workers)
         active = np.minimum(launched, filled)
-        each, sequences = active / batch, batch / active  # workers of a sequence, and the reverse
-        parts, items = np.ceil(each), np.ceil(sequences)
+        # Workers of a sequence, and the reverse.
+        each, sequences = active / sequences_of_all, sequences_of_all / active
+        np.ceil(each, out=parts)
+        np.ceil(sequences, out=items)
         is_odd = (parts != each) & (items != sequences)  # then cuts are anywhere
         # Tokens of the fullest worker, in whose range the fewest sequences begin.
-        share = (length + v.overhead) * sequences - v.overhead * np.floor(sequences)
-        share = np.ceil(np.minimum(share, tokens) / v.cut) * v.cut
-        steps = items * np.ceil(share / (items * v.tile)) + is_odd * v.derived["ends"]
-        parts, items = parts + is_odd, items + is_odd
-        workgroups = v.groups * active
-        is_split = parts > 1
-        rows, loaded = c.T * c.H, v.groups * (tokens * row_bytes / l2)
-        terms = (
-            1.0,
-            steps,
-            share * (row_bytes / (64 * clocks)),
-            items - 1,
-            (tokens * row_bytes + rows * (D_QK * c.q_dtype.itemsize + 2 * D_V)) / hbm,
-            loaded,
-            4 * loaded * ((launched % chip.xcds > 0) & v.derived["is_shared"]),
-            is_split,
-            is_odd,
-            parts,
-            parts > v.at_once,
-            (is_split * workgroups) * v.derived["part_bytes"] / hbm,
-        )
-        logs = (
-            1.0,
-            math.log2(batch),
-            math.log2(length),
-            math.log2(max(rows / batch, 1)),
-            math.log2(row_bytes),
-            np.log2(share),
-            np.log2(parts),
-            np.log2(workgroups / cus),
-        )
-        return Work(terms, logs)
+        np.multiply(v.overhead + np.array(length), sequences, out=share)
+        np.subtract(share, v.overhead * np.floor(sequences), out=share)
+        np.minimum(share, tokens, out=share)
+        np.divide(share, v.cut, out=share)
+        np.ceil(share, out=share)
+        np.multiply(share, v.cut, out=share)
+        np.divide(share, items * v.tile, out=steps)
+        np.ceil(steps, out=steps)
+        np.multiply(steps, items, out=steps)
+        two[:] = is_odd
+        np.add(steps, two * derived["ends"], out=steps)
+        np.add(parts, two, out=parts)
+        np.add(items, two, out=items)
+        np.multiply(tokens, launched % derived["xcds"] > 0, out=apart)
+        np.greater(parts, _ONE, out=split)
+        np.greater(parts, v.at_once, out=tree)
+        np.multiply(split, active, out=partials)
+        log_batch.fill(math.log2(batch))
+        log_length.fill(math.log2(length))
+        log_rows.fill(math.log2(max(num_rows / batch, 1)))
+        np.log2(share, out=log_share)
+        np.log2(parts, out=log_parts)
+        np.log2(active * derived["groups_of_cu"], out=fill)
+
+
+_ONE = np.array(1.0)

@@ -326,10 +326,11 @@ class Op(Hooks):
         def unsupported_reason(name: str, row: Row | None) -> str | None:
             kernel = self.kernels[name]
             reason = kernel.unsupported_reason(c)
-            if reason is None and row is not None and row.config:
-                reason = kernel.unsupported_config_reason(
-                    c, self.parse_config(kernel, row.config, row)
-                )
+            if reason is None and row is not None:
+                config = self.parse_config(kernel, row.config, row)
+                if row.config:
+                    reason = kernel.unsupported_config_reason(c, config)
+                reason = reason or self._slower_reason(c, kernel, row, config)
             return reason
 
         order = self.order(c)
@@ -337,6 +338,21 @@ class Op(Hooks):
         decision = router.choose(self.table_sizes(c), order, unlisted, unsupported_reason)
         self._must_have(decision.backend, c)
         return decision
+
+    def _slower_reason(self, c: Call, kernel: Kernel, row: Row, config: Any) -> str | None:
+        """Why an estimated row of a shape near the call's is passed over: its variant is predicted
+        to take longer than the choice without it. Rows that were measured, the user's and those of
+        the very shape hold whatever is predicted."""
+        if self.time_model is None or not isinstance(kernel, TimedKernel) or self.tuned is None:
+            return None
+        if row.is_own or row.origin != "estimated":
+            return None
+        if self.tuned.is_exact(row.sizes, self.table_sizes(c)):
+            return None
+        ratio = self.time_model.ratio(c, kernel, config)
+        if ratio <= self.time_model.max_row_ratio:
+            return None
+        return f"predicted to take {ratio:.2f} times as long as the choice without a row"
 
     def _must_have(self, backend: str, c: Call) -> None:
         if backend not in self.kernels:

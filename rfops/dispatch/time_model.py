@@ -5,8 +5,12 @@
 
 Terms are what a variant does at a call's sizes, in microseconds at the rates that the vendor
 states or as counts (steps along K, rounds of workgroups): an op's TimeModel says them for all of
-its kernels. Constants are fitted to times by `rfops tune OP --model`, a set for each family of
-variants (a tile size), and stand in configs/<op>_model.csv with their source. The correction has
+its kernels. Each term is a sum of coefficient * factor. Factors change from call to call and are
+few for all terms; coefficients are those of a layer. They are multiplied by the constants once, so
+that a new size costs its factors and one sum over them.
+
+Constants are fitted to times by `rfops tune OP --model`, a set for each family of variants (a tile
+size), and stand in configs/<op>_model.csv with their source. The correction has
 what terms do not: it is quadratic in the binary logarithms of sizes, taken no farther than the
 sizes that it was fitted to, and at most a factor of 1.3.
 
@@ -37,7 +41,9 @@ from .tuned_table import serving
 Array = npt.NDArray[np.float64]
 COLUMNS = "arch", "cu_num", "kernel", "family", "constants", "correction", "origin", "source"
 MAX_CORRECTION = 0.38  # binary logarithm: a factor of 1.3
-_MAX_RANKED, _MAX_VARIANTS = 4096, 256
+# numpy takes an array in half the time of a number.
+_LEAST_CORRECTION, _MOST_CORRECTION = np.array(-MAX_CORRECTION), np.array(MAX_CORRECTION)
+_MAX_RANKED, _MAX_VARIANTS, _MAX_LAYERS, _MAX_PREDICTORS = 4096, 256, 64, 512
 
 
 class Constants(NamedTuple):
@@ -56,6 +62,24 @@ class Work(NamedTuple):
     logs: Sequence[Any]
     # Which are far from what was timed, so that constants say nothing of them: not to be chosen.
     excluded: Any = None
+
+
+class Layer(NamedTuple):
+    """What calls have in common that differ only in changing sizes."""
+
+    terms: Mapping[str, Mapping[str, Any]]  # of each term its coefficients, by factor
+    logs: Mapping[str, Any]  # those that do not change
+    excluded: Any = None
+    derived: Mapping[str, Any] = {}  # what the factors of its calls are made of
+
+
+class Predictor(NamedTuple):
+    """What calls of a layer with the same variants share."""
+
+    variants: Variants
+    layer: Layer | None
+    fold: Fold | None  # None: the model states its terms alone
+    weights: Array
 
 
 class Choice(NamedTuple):
@@ -89,23 +113,17 @@ class Variants:
         self.low = np.array([f.low for f in constants]).T.copy()  # [logs, variants]
         self.high = np.array([f.high for f in constants]).T.copy()
         self.derived: Mapping[str, Any] = {}
-        # Of the last call, what others may share, behind what it depends on.
-        self.kept: tuple[Any, tuple[Any, ...]] = None, ()
         model.prepare(self, c)
         ends = list(itertools.accumulate(len(t.candidates) for t in tables))
         self.parts = [
             (k.name, slice(e - len(t.candidates), e))
             for k, t, e in zip(kernels, tables, ends, strict=True)
         ]
-        # [logs, logs] of each kernel.
-        self.quadratic = [constants[span.start].quadratic.T for _, span in self.parts]
+        # [logs, logs] of each kernel, upper triangle.
+        self.quadratic = [constants[span.start].quadratic for _, span in self.parts]
         self.has_correction = any(form.any() for form in self.quadratic)
-        self.terms, self.logs = _Rows(self.linear.shape), _Rows(self.low.shape)
-        self.x, self.product = np.empty(self.low.shape), np.empty(self.low.shape)
-        self.products = [
-            (form, self.x[:, span], self.product[:, span])
-            for (_, span), form in zip(self.parts, self.quadratic, strict=True)
-        ]
+        self.fold: Fold | None = None
+        self.layers: dict[Any, Predictor] = {}
 
     if TYPE_CHECKING:
 
@@ -115,21 +133,128 @@ class Variants:
         return len(self.members)
 
 
-class _Rows:
-    """Rows of numbers of variants, filled for one call after another. What is the same object as
-    before, as what no call changes is, stands there already."""
+class Fold:
+    """Predicts calls of variants by two sums:
 
-    def __init__(self, shape: tuple[int, ...]) -> None:
-        self.values = np.zeros(shape)
-        self._rows = list(self.values)
-        self._last: list[Any] = [0.0] * shape[0]
+        us = sum_r weights[r] * rows[r] * 2^correction
+        correction = sum_r weights[r] * rows[r]
 
-    def fill(self, found: Sequence[Any]) -> Array:
-        last, rows = self._last, self._rows
-        for index, row in enumerate(found):
-            if row is not last[index]:
-                rows[index][...] = last[index] = row
-        return self.values
+    The rows of the first sum are 1 and the factors; those of the second are 1, the changing logs
+    and the product of each two. A layer's weights are its coefficients times the constants. All
+    calls are evaluated in the same arrays: one thread at a time."""
+
+    def __init__(self, model: TimeModel, v: Variants, layer: Layer) -> None:
+        self.model, self.v = model, v
+        pairs = [(term, factor) for term, by in layer.terms.items() for factor in by]
+        factors = ["one", *model.factors]
+        # Coefficients of one factor follow each other.
+        self.order = sorted(range(len(pairs)), key=lambda index: factors.index(pairs[index][1]))
+        self.linear = v.linear[[model.terms.index(pairs[index][0]) for index in self.order]]
+        names = [pairs[index][1] for index in self.order]
+        self.begins = [names.index(factor) for factor in factors]
+        self.spans = [span for _, span in v.parts]
+        self._split_logs()
+        self.num_factors, num_logs = len(factors), len(model.changing_logs)
+        num_rows = self.num_factors
+        if v.has_correction:
+            num_rows += 1 + num_logs + num_logs * (num_logs + 1) // 2
+        self.rows, self.products = np.ones((2, num_rows, len(v)))
+        self.factors = list(self.rows[1 : self.num_factors])
+        first_log = self.num_factors + 1
+        self.log_rows = self.rows[first_log : first_log + num_logs]
+        # What the model writes to where there is no correction too.
+        self.logs = list(self.log_rows if v.has_correction else np.empty((num_logs, len(v))))
+        self.squares = []  # a log, it and those behind it, their products
+        begin = first_log + num_logs
+        for index in range(num_logs if v.has_correction else 0):
+            end = begin + num_logs - index
+            logs = self.log_rows[index:]
+            self.squares.append((logs[0], logs, self.rows[begin:end]))
+            begin = end
+        self.us_products = self.products[: self.num_factors]
+        self.log_products = self.products[self.num_factors :]
+        self.us, self.correction = np.empty((2, len(v)))
+        self.parts = [(name, span.start, self.us[span]) for name, span in v.parts]
+
+    def _split_logs(self) -> None:
+        """Into those of a layer and those that change."""
+        model, v = self.model, self.v
+        changing = [model.logs.index(name) for name in model.changing_logs]
+        fixed = [at for at in range(len(model.logs)) if at not in changing]
+        self.fixed_logs = [model.logs[at] for at in fixed]
+        self.fixed_low, self.fixed_high = v.low[fixed], v.high[fixed]
+        self.low, self.high = v.low[changing], v.high[changing]
+        # Of each kernel: what fixed logs give with each other, then with changing ones.
+        self.fixed_forms = [
+            np.vstack([form[np.ix_(fixed, fixed)], (form + form.T)[np.ix_(changing, fixed)]])
+            for form in v.quadratic
+        ]
+        # Of products of changing logs, [products, variants].
+        upper = np.triu_indices(len(changing))
+        self.forms = np.empty((len(upper[0]), len(v)))
+        for span, form in zip(self.spans, v.quadratic, strict=True):
+            changing_form = form[np.ix_(changing, changing)]
+            both = changing_form + np.tril(changing_form, -1).T
+            self.forms[:, span] = both[upper][:, None]
+
+    def weights(self, layer: Layer) -> Array:
+        """Of a layer, [rows, variants]."""
+        coefficients = [value for by in layer.terms.values() for value in by.values()]
+        rows = np.empty(self.linear.shape)
+        for row, index in zip(rows, self.order, strict=True):
+            row[...] = coefficients[index]
+        rows *= self.linear
+        weights = np.empty(self.rows.shape)
+        np.add.reduceat(rows, self.begins, out=weights[: self.num_factors])
+        if layer.excluded is not None:
+            weights[0][layer.excluded] = np.inf
+        if self.v.has_correction:
+            self._correct(layer, weights[self.num_factors :])
+        return weights
+
+    def _correct(self, layer: Layer, weights: Array) -> None:
+        """Set the weights of the correction."""
+        logs = np.empty_like(self.fixed_low)
+        for row, name in zip(logs, self.fixed_logs, strict=True):
+            row[...] = layer.logs[name]
+        np.minimum(np.maximum(logs, self.fixed_low, out=logs), self.fixed_high, out=logs)
+        size, num_logs = len(logs), len(self.logs)
+        sums = np.empty((size + num_logs, len(self.v)))
+        for form, span in zip(self.fixed_forms, self.spans, strict=True):
+            np.matmul(form, logs[:, span], out=sums[:, span])
+        np.add.reduce(sums[:size] * logs, out=weights[0])
+        weights[1 : 1 + num_logs] = sums[size:]
+        weights[1 + num_logs :] = self.forms
+
+    def predict(self, predictor: Predictor, c: Call) -> Array:
+        """Return microseconds of all variants, in the array that the next call uses too."""
+        us, correction, logs = self.us, self.correction, self.log_rows
+        assert predictor.layer is not None, "a model with factors has layers"
+        excluded = self.model.changes(self.v, c, predictor.layer, self.factors, self.logs)
+        if self.squares:
+            np.maximum(logs, self.low, out=logs)
+            np.minimum(logs, self.high, out=logs)
+            for log, others, products in self.squares:
+                np.multiply(log, others, out=products)
+        np.multiply(self.rows, predictor.weights, out=self.products)
+        np.add.reduce(self.us_products, out=us)
+        if self.squares:
+            np.add.reduce(self.log_products, out=correction)
+            us *= _factor(correction)
+        if excluded is not None:
+            us[excluded] = np.inf
+        return us
+
+    def best(self, predictor: Predictor, c: Call) -> list[tuple[float, str, int]]:
+        """Return the best variant of each kernel: its microseconds, kernel and index; the quickest
+        kernel first."""
+        self.predict(predictor, c)
+        best = []
+        for kernel, begin, us in self.parts:
+            index = int(us.argmin())
+            best.append((us.item(index), kernel, begin + index))
+        best.sort(key=_first)
+        return best
 
 
 class TimedKernel(Kernel):
@@ -178,19 +303,26 @@ class TimedKernel(Kernel):
 
 
 class TimeModel:
-    """Of an op. A subclass says terms."""
+    """Of an op. A subclass says `factors`, `layer` and `changes`; where choices are rare, `work`
+    alone."""
 
     terms: ClassVar[tuple[str, ...]]
     units: ClassVar[Mapping[str, str]]  # of each term's constant
     typical: ClassVar[Mapping[str, float]] = {}  # what stands for a constant that was not fitted
     logs: ClassVar[tuple[str, ...]]
     traits: ClassVar[tuple[str, ...]]
+    factors: ClassVar[tuple[str, ...]] = ()  # of terms, beside "one", which is 1
+    changing_logs: ClassVar[tuple[str, ...]] = ()
+    # Up to which ratio of predicted times, to the choice without a row, a tuned row also holds for
+    # sizes near its own.
+    max_row_ratio: ClassVar[float] = 1.3
 
     def __init__(self, name: str) -> None:
         self.name = f"{name}_model"
         self.kernels: tuple[TimedKernel, ...] = ()
         self._ranked: dict[tuple[Any, ...], dict[str, Choice]] = {}
         self._variants: dict[tuple[Any, ...], Variants] = {}
+        self._predictors: dict[tuple[Any, ...], Predictor] = {}
         self._fitted: Mapping[tuple[str, str], Constants] | None = None
 
     def use(self, fitted: Mapping[tuple[str, str], Constants] | None) -> None:
@@ -199,6 +331,7 @@ class TimeModel:
         self._fitted = fitted
         self._ranked.clear()
         self._variants.clear()
+        self._predictors.clear()
 
     def own(self, kernels: Sequence[TimedKernel]) -> None:
         """The kernels of its op."""
@@ -206,71 +339,164 @@ class TimeModel:
         for kernel in kernels:
             kernel.time_model = self
 
-    def key(self, c: Call) -> tuple[Any, ...]:
-        """What of a call its ranking depends on, beside the architecture."""
+    def changing(self, c: Call) -> Any:
+        """What a call's ranking depends on beside the architecture, `static` and `layer_key`."""
         return tuple(c.sizes.values())
+
+    def space_key(self, c: Call) -> Any:
+        """What of these sizes decides which variants the kernels have (`space`); None if that is
+        not known, so that each new call asks them."""
+        return None
 
     def like(self, c: Call) -> Call:
         """The call at whose sizes variants are ranked: of those that share a decision, one."""
         return c
 
     def prepare(self, v: Variants, c: Call) -> None:
-        """Set `derived`, what `work` needs again and again: of traits, the chip and what `static`
-        says of a call."""
+        """Set `derived`, what `layer` and `changes` need again and again: of traits, the chip and
+        what `static` says of a call."""
+
+    def layer_key(self, c: Call) -> Any:
+        """The sizes that `layer` reads, beside what `static` says."""
+        return ()
+
+    def layer(self, v: Variants, c: Call) -> Layer:
+        """Return what calls of one layer have in common."""
+        raise NotImplementedError
+
+    def changes(
+        self, v: Variants, c: Call, layer: Layer, factors: Sequence[Array], logs: Sequence[Array]
+    ) -> Any:
+        """Write what is of this call alone to rows, in the order of `factors` and `changing_logs`;
+        return the mask of variants that are excluded, or None."""
+        raise NotImplementedError
 
     def work(self, v: Variants, c: Call) -> Work:
-        raise NotImplementedError
+        """Return each term by itself, as it is fitted and explained."""
+        layer = self.layer(v, c)
+        factors, logs = (
+            list(np.empty((len(n), len(v)))) for n in (self.factors, self.changing_logs)
+        )
+        excluded = self.changes(v, c, layer, factors, logs)
+        value_of = {"one": 1.0, **dict(zip(self.factors, factors, strict=True))}
+        terms = [
+            functools.reduce(operator.add, [k * value_of[f] for f, k in layer.terms[term].items()])
+            for term in self.terms
+        ]
+        log_of = {**layer.logs, **dict(zip(self.changing_logs, logs, strict=True))}
+        masks = [mask for mask in (layer.excluded, excluded) if mask is not None]
+        excluded = functools.reduce(operator.or_, masks) if masks else None
+        return Work(terms, [log_of[name] for name in self.logs], excluded)
 
     # ------------------------------------------------------------ the ranking
 
     def rank(self, c: Call) -> dict[str, Choice]:
         """The best variant of each kernel, the quickest kernel first."""
         c = self.like(c)
-        key = c.arch, c.cu_num, *self.key(c)
+        layer = c.arch, c.cu_num, self.static(c), self.layer_key(c)
+        key = layer, self.changing(c)
         known = self._ranked.get(key)
         if known is None:
-            pairs = [(k, t) for k in self.kernels if (t := k.space(c)) is not None]
-            choices: list[Choice] = []
-            if pairs:
-                kernels, tables = zip(*pairs, strict=True)
-                v, us = self.predict(kernels, tables, c)
-                for name, span in v.parts:
-                    index = span.start + int(us[span].argmin())
-                    choices.append(Choice(name, v.members[index][1], float(us[index])))
-            choices.sort(key=_us)
+            predictor, best = self._predictor(layer, c), list[tuple[float, str, int]]()
+            if predictor is not None and predictor.fold is not None:
+                with _evaluating:
+                    best = predictor.fold.best(predictor, c)
+            elif predictor is not None:
+                best = _best_of(predictor.variants, self._predict(predictor, c))
+            known = {
+                kernel: Choice(kernel, predictor.variants.members[index][1], us)
+                for us, kernel, index in best
+                if predictor is not None
+            }
             if len(self._ranked) >= _MAX_RANKED:
                 self._ranked.clear()
-            known = self._ranked[key] = {choice.kernel: choice for choice in choices}
+            self._ranked[key] = known
         return known
 
-    def predict(
+    def _predictor(self, layer: tuple[Any, ...], c: Call) -> Predictor | None:
+        """Return that of a call, and of all of its layer with as many variants."""
+        space_key = self.space_key(c)
+        key = layer, space_key
+        known = self._predictors.get(key)
+        if known is None:
+            kernels, tables = self._spaces(c)
+            if not kernels:
+                return None
+            known = self._new_predictor(kernels, tables, c)
+            if space_key is not None:
+                if len(self._predictors) >= _MAX_PREDICTORS:
+                    self._predictors.clear()
+                self._predictors[key] = known
+        return known
+
+    def _spaces(self, c: Call) -> tuple[list[TimedKernel], list[Columns[Any]]]:
+        """Return the kernels that have variants for a call, and these."""
+        kernels, tables = [], []
+        for kernel in self.kernels:
+            table = kernel.space(c)
+            if table is not None:
+                kernels.append(kernel)
+                tables.append(table)
+        return kernels, tables
+
+    def _new_predictor(
         self, kernels: Sequence[TimedKernel], tables: Sequence[Columns[Any]], c: Call
-    ) -> tuple[Variants, Array]:
-        """Microseconds of all variants of these tables."""
+    ) -> Predictor:
         key = (c.arch, c.cu_num, self.static(c), *map(id, tables))
         v = self._variants.get(key)
         if v is None:
             if len(self._variants) >= _MAX_VARIANTS:
                 self._variants.clear()
             v = self._variants[key] = Variants(self, kernels, tables, c)
-        work = self.work(v, c)
-        us = _evaluate(v, work)
-        if work.excluded is not None:
-            us[work.excluded] = np.inf
-        return v, us
+        if not self.factors:
+            return Predictor(v, None, None, v.linear)
+        layer_key = self.layer_key(c)
+        known = v.layers.get(layer_key)
+        if known is None:
+            layer = self.layer(v, c)
+            if v.fold is None:
+                v.fold = Fold(self, v, layer)
+            if len(v.layers) >= _MAX_LAYERS:
+                v.layers.clear()
+            known = v.layers[layer_key] = Predictor(v, layer, v.fold, v.fold.weights(layer))
+        return known
+
+    def _predict(self, predictor: Predictor, c: Call) -> Array:
+        if predictor.fold is None:
+            return plain_us(predictor.variants, self.work(predictor.variants, c))
+        with _evaluating:
+            return predictor.fold.predict(predictor, c).copy()
+
+    def predict(
+        self, kernels: Sequence[TimedKernel], tables: Sequence[Columns[Any]], c: Call
+    ) -> tuple[Variants, Array]:
+        """Microseconds of all variants of these tables."""
+        predictor = self._new_predictor(kernels, tables, c)
+        return predictor.variants, self._predict(predictor, c)
+
+    def ratio(self, c: Call, kernel: TimedKernel, config: Any) -> float:
+        """Return the predicted time of a variant over that of the choice; 1 where the model does
+        not rank the kernel, has no constants for it, or excludes the variant."""
+        ranked = self.rank(c)
+        has_constants = (kernel.name, "") in self.table(c.arch, c.cu_num)
+        if kernel.name not in ranked or not has_constants:
+            return 1.0
+        best = next(iter(ranked.values())).us
+        if config is None:
+            return ranked[kernel.name].us / best
+        us = float(self.predict([kernel], [_alone(config)], self.like(c))[1][0])
+        return us / best if us < np.inf else 1.0
 
     def explain(self, c: Call, count: int = 2) -> list[tuple[Choice, dict[str, float]]]:
         """The quickest variants, each with its terms in microseconds; `correction` is a factor."""
         c = self.like(c)
-        pairs = [(k, t) for k in self.kernels if (t := k.space(c)) is not None]
-        if not pairs:
+        kernels, tables = self._spaces(c)
+        if not kernels:
             return []
-        kernels, tables = zip(*pairs, strict=True)
         v, us = self.predict(kernels, tables, c)
         work = self.work(v, c)
         contributions = np.array([np.broadcast_to(term, len(v)) for term in work.terms]) * v.linear
-        with _room:
-            factor = np.exp2(_correction(v, work.logs)) if v.has_correction else np.ones(len(v))
+        factor = _plain_factor(v, work.logs)
         explanations = []
         for index in np.argsort(us, kind="stable")[:count]:
             kernel, config = v.members[index]
@@ -313,29 +539,47 @@ class TimeModel:
         return {}
 
 
-_us = operator.attrgetter("us")
+@functools.lru_cache(maxsize=1024)
+def _alone(config: Any) -> Columns[Any]:
+    """The same object for equal variants, as models know lists by the object."""
+    return Columns([config])
 
 
-_room = threading.Lock()  # of what Variants keep to compute in
+_first = operator.itemgetter(0)
 
 
-def _evaluate(v: Variants, work: Work) -> Array:
-    with _room:
-        us: Array = np.einsum("tv,tv->v", v.terms.fill(work.terms), v.linear)
-        if v.has_correction:
-            us *= np.exp2(_correction(v, work.logs))
+def _best_of(v: Variants, us: Array) -> list[tuple[float, str, int]]:
+    """As Fold.best."""
+    indices = [(name, span.start + int(us[span].argmin())) for name, span in v.parts]
+    return sorted([(float(us[index]), name, index) for name, index in indices], key=_first)
+
+
+_evaluating = threading.Lock()  # of the arrays that folds keep
+
+
+def plain_us(v: Variants, work: Work) -> Array:
+    """Predict microseconds of all variants from each term by itself."""
+    terms = np.array([np.broadcast_to(term, len(v)) for term in work.terms])
+    us: Array = np.add.reduce(terms * v.linear) * _plain_factor(v, work.logs)
+    if work.excluded is not None:
+        us[work.excluded] = np.inf
     return us
 
 
-def _correction(v: Variants, logs: Sequence[Any]) -> Array:
-    np.maximum(v.logs.fill(logs), v.low, out=v.x)
-    np.minimum(v.x, v.high, out=v.x)
-    for form, x, product in v.products:
-        np.matmul(form, x, out=product)
-    v.product *= v.x
-    correction: Array = np.add.reduce(v.product)
-    np.maximum(correction, -MAX_CORRECTION, out=correction)
-    return np.minimum(correction, MAX_CORRECTION, out=correction)
+def _plain_factor(v: Variants, logs: Sequence[Any]) -> Array:
+    """2^correction."""
+    x = np.clip(np.array([np.broadcast_to(log, len(v)) for log in logs]), v.low, v.high)
+    correction = np.empty(len(v))
+    for (_, span), form in zip(v.parts, v.quadratic, strict=True):
+        correction[span] = np.add.reduce((form @ x[:, span]) * x[:, span])
+    return _factor(correction)
+
+
+def _factor(correction: Array) -> Array:
+    np.maximum(correction, _LEAST_CORRECTION, out=correction)
+    np.minimum(correction, _MOST_CORRECTION, out=correction)
+    factor: Array = np.exp2(correction, out=correction)
+    return factor
 
 
 # ---------------------------------------------------------------- the file

@@ -22,7 +22,7 @@ from rfops.dispatch.op import Op
 from rfops.dispatch.problem import grid
 from rfops.dispatch.routing import Decision, KernelSelector
 from rfops.dispatch.strided import check_apart, extent, extent_of, overlaps_itself, strides_of
-from rfops.dispatch.time_model import Variants, Work
+from rfops.dispatch.time_model import Layer, Variants
 from rfops.dispatch.tuned_table import serving
 from rfops.jit import UnsupportedArch
 from rfops.triton import launch
@@ -149,14 +149,13 @@ class _Model(GemmModel):
     terms = tuple(units)
     logs = (*GemmModel.logs, "tile_m", "tile_n")
 
-    def work(self, v: Variants, c: Call) -> Work:
-        work = super().work(v, c)
-        named = dict(zip(GemmModel.terms, work.terms, strict=True))
+    def layer(self, v: Variants, c: Call) -> Layer:
+        layer = super().layer(v, c)
         clocks = v.busy_clocks / np.exp2(v.log_waves)
-        steps = named["step"] + named["round"]
-        return work._replace(
-            terms=(*work.terms, steps * clocks / (1e3 * chip_of(c).ghz)),
-            logs=(*work.logs, np.log2(v.m), np.log2(v.n)),
+        wave = layer.terms["step"]["one"] * clocks / (1e3 * chip_of(c).ghz)
+        return layer._replace(
+            terms={**layer.terms, "wave": {"rounds": wave}},
+            logs={**layer.logs, "tile_m": np.log2(v.m), "tile_n": np.log2(v.n)},
         )
 
     def batches(self, c: Call) -> int:

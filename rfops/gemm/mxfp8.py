@@ -27,7 +27,7 @@ from rfops.quantization.mxfp8 import BLOCK, E8M0_BIAS, E8M0_NAN, dequant_mxfp8
 
 from . import layers
 from .kernels.mxfp8.gemv import MAX_M, Gemv
-from .kernels.mxfp8.mfma import TILE_K, Mfma
+from .kernels.mxfp8.mfma import TILE_K, Mfma, row_tiles
 from .kernels.mxfp8.triton import TritonGemm
 from .kernels.variant import TILE
 from .terms import GemmModel
@@ -53,6 +53,9 @@ class _Model(GemmModel):
 
     def static(self, c: Call) -> tuple[Any, ...]:
         return *super().static(c), c.M if c.M <= MAX_M else 0
+
+    def space_key(self, c: Call) -> Any:
+        return row_tiles(c.M), super().space_key(c)
 
     def bytes_of(self, c: Call) -> tuple[float, float, float]:
         return 33 / 32, 33 / 32, c.dtype.itemsize

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from rfops.dispatch.heuristic import coarse
 from rfops.dispatch.kernel import Call
-from rfops.dispatch.time_model import TimeModel, Variants, Work
+from rfops.dispatch.time_model import Array, Layer, TimeModel, Variants
 from rfops.jit.arch import ARCH_SPECS, Arch
 
 _LEAST_ROWS = 16  # of x that a tile reads: a matrix instruction's
+_FEW_ROWS = 64  # up to which kernels have variants for each number of tiles
 _L1_BYTES = 64  # a clock
+_TWO = np.array(2.0)  # numpy takes an array in half the time of a number
 _SPLIT_TILES, _GROUPS = 1.2, 5  # tiles, and workgroups, of a CU up to which splits of K were timed
 
 
@@ -72,6 +75,15 @@ class GemmModel(TimeModel):
         *("one", "M", "N", "K", "groups", "fill"),
         *("split", "waves", "steps", "lines"),
     )
+    changing_logs: ClassVar[tuple[str, ...]] = ("M", "groups", "fill")
+    factors: ClassVar[tuple[str, ...]] = (
+        "M",
+        "rounds",  # of workgroups
+        "beside",  # workgroups of the fullest CU at once, two at least
+        "busiest",  # workgroups of the fullest CU
+        "rows",  # of x that all of these load
+        "groups",  # workgroups
+    )
 
     def like(self, c: Call) -> Call:
         """M above a tile in coarse steps, which end at each tile's."""
@@ -85,15 +97,21 @@ class GemmModel(TimeModel):
         """Products of a call."""
         return 1
 
-    def prepared(self, c: Call) -> tuple[float, float]:
-        """Launches that prepare operands for a kernel that wants them otherwise; their bytes."""
-        return 0.0, 0.0
+    def prepared(self, c: Call) -> tuple[float, float, float]:
+        """Launches that prepare operands for a kernel that wants them otherwise; their bytes for an
+        element of x and of w."""
+        return 0.0, 0.0, 0.0
 
     def static(self, c: Call) -> tuple[Any, ...]:
         return self.bytes_of(c)
 
-    def key(self, c: Call) -> tuple[Any, ...]:
-        return self.batches(c), c.M, c.N, c.K, *self.static(c)
+    def changing(self, c: Call) -> Any:
+        return c.M
+
+    def space_key(self, c: Call) -> Any:
+        """Few rows in tiles of a matrix instruction, others in powers of two."""
+        m = c.M
+        return -(-m // _LEAST_ROWS) if m <= _FEW_ROWS else _FEW_ROWS + (m - 1).bit_length()
 
     def prepare(self, v: Variants, c: Call) -> None:
         chip, cus = chip_of(c), c.cu_num
@@ -101,7 +119,6 @@ class GemmModel(TimeModel):
         clocks = 1e3 * chip.ghz
         is_split = v.split > 1
         most = np.minimum(_SPLIT_TILES * cus * v.split, _GROUPS * cus)
-        has_waves, busy = v.waves.any(), v.busy_clocks / (chip.simds * clocks)
         v.derived = {
             "is_split": is_split * 1.0,
             "parts": is_split * v.split,
@@ -110,79 +127,97 @@ class GemmModel(TimeModel):
             "x_bytes": np.minimum(v.max_x_bytes, x_bytes),
             "w_rows": v.n * w_bytes,
             "l1": 1 / (_L1_BYTES * clocks) / v.split,
-            "lds": v.lds_bytes / (64 * clocks) if v.lds_bytes.any() else None,
-            "dispatch": v.waves / (chip.xcds * clocks) if has_waves else None,
-            "busy": busy if busy.any() else None,
-            "is_crowded": (v.resident > 2).any(),
+            "lds": v.lds_bytes / (64 * clocks),
+            "dispatch": v.waves / (chip.xcds * clocks),
+            "busy": v.busy_clocks / (chip.simds * clocks),
+            "is_crowded": bool((v.resident > 2).any()),
             "max_groups": np.where(is_split, most, np.inf),
             "idle_k": v.step_k * v.split - v.step_k / np.maximum(v.waves, 1),
+            "few_rows": np.minimum(v.m, _LEAST_ROWS),
+            "max_m": int(v.m.max()),
+            "cus": np.array(float(cus)),
         }
 
-    def _of_layer(self, v: Variants, c: Call) -> tuple[Any, ...]:
-        """What M changes nothing of, kept for the calls that follow."""
-        batches, n, k = layer = self.batches(c), c.N, c.K
-        known, found = v.kept
-        if known != layer:
-            found = (
-                # Not heuristic.ceil: floor division of floats takes three times as long.
-                np.ceil(n / v.n) * (batches * v.split),
-                np.ceil(k / v.derived["step_split"]),
-                v.derived["w_rows"] * k,
-                v.derived["x_bytes"] * k,
-                math.log2(n),
-                math.log2(k) - v.derived["log_split"],
-                v.derived["idle_k"] >= k,
-            )
-            v.kept = layer, found
-        return found
+    def layer_key(self, c: Call) -> Any:
+        return self.batches(c), c.N, c.K
 
-    def work(self, v: Variants, c: Call) -> Work:
-        """Excluded are splits where tiles fill the chip without, and variants whose last wave has
-        no K."""
-        chip, m, n, k, derived = chip_of(c), c.M, c.N, c.K, v.derived
+    def layer(self, v: Variants, c: Call) -> Layer:
+        """Excluded are variants whose last wave has no K."""
+        n, k, derived, batches = c.N, c.K, v.derived, self.batches(c)
         x_bytes, w_bytes, out_bytes = self.bytes_of(c)
-        launches, prepared_bytes = self.prepared(c)
-        hbm = 1e6 * chip.hbm_tb_s
-        batches = self.batches(c)
-        groups_of_m, steps, w_loaded, x_row, log_n, log_k, is_idle = self._of_layer(v, c)
-        groups = np.ceil(m / v.m) * groups_of_m
-        average = groups / c.cu_num
-        busiest = np.ceil(average)
-        beside = np.minimum(busiest, v.resident)
-        rounds = np.ceil(busiest / beside)
-        loaded = np.minimum(v.m, max(_LEAST_ROWS, m)) * x_row + w_loaded
-        lds, dispatch, busy = derived["lds"], derived["dispatch"], derived["busy"]
-        terms = (
-            1.0,
-            steps,
-            steps * (rounds - 1),
-            steps * np.maximum(0.0, beside - 2) if derived["is_crowded"] else 0.0,
-            busiest - 1,
-            batches * (m * k * x_bytes + n * k * w_bytes + m * n * out_bytes) / hbm,
-            busiest * loaded * derived["l1"],
-            derived["is_split"],
-            derived["parts"],
-            derived["parts"] * (8 * batches * m * n / hbm),
-            0.0 if lds is None else busiest * lds,
-            v.is_prepared * launches if launches else 0.0,
-            v.is_prepared * (prepared_bytes / hbm) if launches else 0.0,
-            0.0 if dispatch is None else groups * dispatch,
-            0.0 if busy is None else busiest * steps * busy,
-        )
-        logs = (
-            1.0,
-            math.log2(m),
-            log_n,
-            log_k,
-            np.log2(average),
-            2 * average / busiest,
-            derived["log_split"],
-            v.log_waves,
-            v.log_steps,
-            v.log_lines,
-        )
-        excluded = (groups > derived["max_groups"]) | is_idle
-        return Work(terms, logs, excluded)
+        launches, prepared_x, prepared_w = self.prepared(c)
+        hbm = 1e6 * chip_of(c).hbm_tb_s
+        steps = np.ceil(k / derived["step_split"])
+        crowd = steps if derived["is_crowded"] else 0.0
+        terms = {
+            "launch": {"one": 1.0},
+            "step": {"one": steps},
+            "round": {"one": -steps, "rounds": steps},
+            "crowd": {"one": -2 * crowd, "beside": crowd},
+            "tile": {"one": -1.0, "busiest": 1.0},
+            "memory": {
+                "one": batches * n * k * w_bytes / hbm,
+                "M": batches * (k * x_bytes + n * out_bytes) / hbm,
+            },
+            "l1": {
+                "busiest": derived["w_rows"] * derived["l1"] * k,
+                "rows": derived["x_bytes"] * derived["l1"] * k,
+            },
+            "split": {"one": derived["is_split"]},
+            "parts": {"one": derived["parts"]},
+            "partials": {"M": derived["parts"] * (8 * batches * n / hbm)},
+            "lds": {"busiest": derived["lds"]},
+            "launches": {"one": v.is_prepared * launches},
+            "prepared": {
+                "one": v.is_prepared * (prepared_w * n * k / hbm),
+                "M": v.is_prepared * (prepared_x * k / hbm),
+            },
+            "dispatch": {"groups": derived["dispatch"]},
+            "busy": {"busiest": steps * derived["busy"]},
+        }
+        logs = {
+            "one": 1.0,
+            "N": math.log2(n),
+            "K": math.log2(k) - derived["log_split"],
+            "split": derived["log_split"],
+            "waves": v.log_waves,
+            "steps": v.log_steps,
+            "lines": v.log_lines,
+        }
+        # Not heuristic.ceil: floor division of floats takes three times as long.
+        groups_of_m = np.ceil(n / v.n) * (batches * v.split)
+        is_idle = derived["idle_k"] >= k
+        return Layer(terms, logs, is_idle, {"groups_of_m": groups_of_m})
+
+    def changes(
+        self, v: Variants, c: Call, layer: Layer, factors: Sequence[Array], logs: Sequence[Array]
+    ) -> Array:
+        """Excluded are splits where tiles fill the chip without."""
+        m, derived = c.M, v.derived
+        m_row, rounds, beside, busiest, loaded, groups = factors
+        log_m, average, fill = logs
+        m_row.fill(m)
+        np.divide(m_row, v.m, out=groups)
+        np.ceil(groups, out=groups)
+        np.multiply(groups, layer.derived["groups_of_m"], out=groups)
+        np.divide(groups, derived["cus"], out=average)
+        np.ceil(average, out=busiest)
+        np.minimum(busiest, v.resident, out=beside)
+        np.divide(busiest, beside, out=rounds)
+        np.ceil(rounds, out=rounds)
+        if derived["is_crowded"]:
+            np.maximum(beside, _TWO, out=beside)
+        if m <= _LEAST_ROWS:
+            rows = derived["few_rows"]
+        else:
+            rows = v.m if m >= derived["max_m"] else np.minimum(v.m, m_row)
+        np.multiply(busiest, rows, out=loaded)
+        log_m.fill(math.log2(m))
+        np.divide(average, busiest, out=fill)
+        np.add(fill, fill, out=fill)
+        np.log2(average, out=average)
+        is_excluded: Array = groups > derived["max_groups"]
+        return is_excluded
 
 
 def chip_of(c: Call) -> Arch:

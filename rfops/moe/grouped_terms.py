@@ -4,13 +4,14 @@ of its expert's weights."""
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from rfops.dispatch.heuristic import ceil, coarse
 from rfops.dispatch.kernel import Call
-from rfops.dispatch.time_model import TimeModel, Variants, Work
+from rfops.dispatch.time_model import Array, Layer, TimeModel, Variants
 from rfops.jit.arch import ARCH_SPECS
 
 from .layers import chosen_experts
@@ -18,6 +19,7 @@ from .terms import row_tiles
 
 _EXACT_M = 16  # routed rows up to which each number counts
 _L1_BYTES = 64  # per clock
+_TWO = np.array(2.0)  # numpy takes an array in half the time of a number
 _ROW = 33 / 32  # bytes of an element and its share of a scale
 
 
@@ -62,6 +64,14 @@ class GroupedModel(TimeModel):
         "tile": 0.5,
     }
     logs = ("one", "M", "N", "K", "experts", "rows", "groups", "waves", "steps")
+    changing_logs = ("M", "experts", "rows", "groups")
+    factors = (
+        *("M", "tokens", "experts"),
+        *("blocks", "launched"),  # of rows: in use, of all that are launched
+        "rounds",  # of workgroups
+        "beside",  # workgroups of the fullest CU at once, two at least
+        *("busiest", "rows"),  # workgroups of the fullest CU, rows that all of these load
+    )
 
     def like(self, c: Call) -> Call:
         """The sizes that calls sharing a decision have in common."""
@@ -71,55 +81,83 @@ class GroupedModel(TimeModel):
     def static(self, c: Call) -> tuple[Any, ...]:
         return c.block_m, c.K % 256 == 0
 
-    def key(self, c: Call) -> tuple[Any, ...]:
-        return c.M, c.N, c.K, c.E, c.block_m, _picks(c), c.out_dtype.itemsize
+    def changing(self, c: Call) -> Any:
+        return c.M, c.A, _picks(c)
 
-    def work(self, v: Variants, c: Call) -> Work:
+    def space_key(self, c: Call) -> Any:
+        return ()
+
+    def layer_key(self, c: Call) -> Any:
+        return c.N, c.K, c.E, c.out_dtype.itemsize
+
+    def layer(self, v: Variants, c: Call) -> Layer:
         """Excluded are variants whose last wave has no K."""
         chip, cus, n, k = ARCH_SPECS[c.arch], c.cu_num, c.N, c.K
         clocks, hbm, l2 = 1e3 * chip.ghz, 1e6 * chip.hbm_tb_s, 1e6 * chip.l2_tb_s
-        tokens = ceil(c.M, _picks(c))
-        hit = max(chosen_experts(tokens, _picks(c), c.E), 1.0)
-        blocks = max(row_tiles(tokens, _picks(c), c.E, 0, c.block_m), 1.0)  # there may be no expert
-        rows = c.M / blocks
         groups_of_block = np.ceil(n / v.n) * v.groups
-        groups = blocks * groups_of_block
-        launched = max(blocks, min(c.M, c.E + c.M / c.block_m)) * groups_of_block
-        average = groups / cus
-        busiest = np.ceil(average)
-        beside = np.minimum(busiest, v.resident)
-        rounds = np.ceil(busiest / beside)
         step_k = v.unit_k * v.steps
         full = np.floor(k / step_k)
         remainder = np.ceil((k - full * step_k) / v.unit_k)  # one wave does it, unit by unit
         steps = np.maximum(np.ceil(full / v.k_waves), np.floor(full / v.k_waves) + remainder)
-        loaded = (np.minimum(v.n, n) + rows / v.groups) * k * _ROW
-        moved = (hit * n + c.A) * k * _ROW + c.M * n * c.out_dtype.itemsize
-        terms = (
-            1.0,
-            steps,
-            steps * (rounds - 1),
-            steps * np.maximum(0.0, beside - 2),
-            busiest - 1,
-            moved / hbm,
-            groups * loaded / l2,
-            busiest * loaded / (_L1_BYTES * clocks),
-            busiest * v.lds_bytes / (64 * clocks),
-            launched * v.waves / (chip.xcds * clocks),
-            busiest * steps * v.busy_clocks / (chip.simds * clocks),
-        )
-        logs = (
-            1.0,
-            math.log2(c.M),
-            math.log2(n),
-            math.log2(k),
-            math.log2(hit),
-            math.log2(rows),
-            np.log2(average),
-            np.log2(v.waves),
-            np.log2(v.steps),
-        )
-        return Work(terms, logs, (v.k_waves - 1) * step_k >= k)
+        row_bytes, l1 = k * _ROW, _L1_BYTES * clocks
+        w_loaded, x_loaded = np.minimum(v.n, n) * row_bytes, row_bytes / v.groups
+        terms = {
+            "launch": {"one": 1.0},
+            "step": {"one": steps},
+            "round": {"one": -steps, "rounds": steps},
+            "crowd": {"one": -2 * steps, "beside": steps},
+            "tile": {"one": -1.0, "busiest": 1.0},
+            "memory": {
+                "experts": n * row_bytes / hbm,
+                "tokens": row_bytes / hbm,
+                "M": n * c.out_dtype.itemsize / hbm,
+            },
+            "l2": {
+                "blocks": groups_of_block * w_loaded / l2,
+                "M": groups_of_block * x_loaded / l2,
+            },
+            "l1": {"busiest": w_loaded / l1, "rows": x_loaded / l1},
+            "lds": {"busiest": v.lds_bytes / (64 * clocks)},
+            "dispatch": {"launched": groups_of_block * v.waves / (chip.xcds * clocks)},
+            "busy": {"busiest": steps * v.busy_clocks / (chip.simds * clocks)},
+        }
+        logs = {
+            "one": 1.0,
+            "N": math.log2(n),
+            "K": math.log2(k),
+            "waves": np.log2(v.waves),
+            "steps": np.log2(v.steps),
+        }
+        derived = {"groups_of_block": groups_of_block, "cus": np.array(float(cus))}
+        return Layer(terms, logs, (v.k_waves - 1) * step_k >= k, derived)
+
+    def changes(
+        self, v: Variants, c: Call, layer: Layer, factors: Sequence[Array], logs: Sequence[Array]
+    ) -> None:
+        picks = _picks(c)
+        hit = max(chosen_experts(ceil(c.M, picks), picks, c.E), 1.0)
+        # There may be no expert.
+        num_blocks = max(row_tiles(ceil(c.M, picks), picks, c.E, 0, c.block_m), 1.0)
+        rows_of_block = c.M / num_blocks
+        m, tokens, experts, blocks, launched, rounds, beside, busiest, rows = factors
+        log_m, log_experts, log_rows, groups = logs
+        m.fill(c.M)
+        tokens.fill(c.A)
+        experts.fill(hit)
+        blocks.fill(num_blocks)
+        launched.fill(max(num_blocks, min(c.M, c.E + c.M / c.block_m)))
+        np.multiply(blocks, layer.derived["groups_of_block"], out=groups)
+        np.divide(groups, layer.derived["cus"], out=groups)
+        np.ceil(groups, out=busiest)
+        np.minimum(busiest, v.resident, out=beside)
+        np.divide(busiest, beside, out=rounds)
+        np.ceil(rounds, out=rounds)
+        np.maximum(beside, _TWO, out=beside)
+        np.multiply(busiest, np.array(rows_of_block), out=rows)
+        np.log2(groups, out=groups)
+        log_m.fill(math.log2(c.M))
+        log_experts.fill(math.log2(hit))
+        log_rows.fill(math.log2(rows_of_block))
 
 
 def _picks(c: Call) -> int:

@@ -4,17 +4,18 @@ and a launch that sums rows, or both in one kernel."""
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from rfops.dispatch.heuristic import ceil
 from rfops.dispatch.kernel import Call
-from rfops.dispatch.time_model import Array, TimeModel, Variants, Work
+from rfops.dispatch.time_model import Array, Layer, TimeModel, Variants
 from rfops.jit.arch import ARCH_SPECS
 
 from .layers import chosen_experts
-from .terms import coarse_tokens, row_tiles
+from .terms import all_row_tiles, coarse_tokens
 
 STEP_BYTES = 128  # of K per K-step
 TILE = 16  # rows of an operand
@@ -94,6 +95,16 @@ class MxExpertsModel(TimeModel):
         *("one", "M", "D", "I", "experts", "rows"),
         *("up_tiles", "up_rows", "up_columns", "up_k_waves", "down_tiles", "down_columns"),
     )
+    changing_logs = ("M", "experts", "rows", "up_tiles", "down_tiles")
+    factors = (
+        *("experts", "all_rows"),
+        "operands",  # tiles of 16 rows
+        *("up_rows", "down_rows"),  # tiles of rows
+        *("up_rounds", "down_rounds"),  # of workgroups
+        *("up_cu", "up_cu_rows"),  # tiles of the fullest CU, operands of x in them
+        *("wave_tiles", "round_tiles"),  # of RegisterDown, of the others in one kernel
+        "round_rows",  # thousands of rows of h that each round reads
+    )
 
     def like(self, c: Call) -> Call:
         return coarse_tokens(c)
@@ -101,8 +112,11 @@ class MxExpertsModel(TimeModel):
     def static(self, c: Call) -> tuple[Any, ...]:
         return c.D, c.I, c.E, c.K, c.R, c.w_layout, c.scale_layout
 
-    def key(self, c: Call) -> tuple[Any, ...]:
-        return c.M, *self.static(c)
+    def changing(self, c: Call) -> Any:
+        return c.M
+
+    def space_key(self, c: Call) -> Any:
+        return ()
 
     def prepare(self, v: Variants, c: Call) -> None:
         """What M changes nothing of. The heights of tiles, each once, and where a variant finds its
@@ -113,106 +127,115 @@ class MxExpertsModel(TimeModel):
         heights, places = np.unique(np.concatenate([v.up_rows, v.down_rows]), return_inverse=True)
         up, down = np.split(places, 2)
         is_summed, by_tile = 1 - v.is_tiled, 1 - v.is_ring
-        is_plain = by_tile - v.is_prefetched
         down_groups = np.ceil(c.D / v.down_columns)
         down_slots = down_groups / (cus * v.down_resident)
         row_bytes, tile_bytes = up_steps * STEP_BYTES, TILE * down_steps * STEP_BYTES
+        up_columns = np.ceil(down_steps * step / v.up_columns)
+        hbm = 1e6 * chip.hbm_tb_s
+        # Bytes of the weights of a tile of gate and up.
+        up_bytes = 2 * v.up_columns * row_bytes
         v.derived = {
-            "heights": [int(height) for height in heights],
+            "heights": [*map(int, heights), TILE],
             "up": up,
             "down": down,
-            "up_columns": np.ceil(down_steps * step / v.up_columns),
+            "up_columns": up_columns,
             "up_slots": cus * v.up_resident,
-            # Bytes of the weights of a tile of gate and up.
-            "up_bytes": 2 * v.up_columns * row_bytes,
-            "by_tile": by_tile,
-            "more_k_waves": v.up_k_waves - 1,
-            "up_steps": up_steps,
-            "plain": up_steps * is_plain / v.up_k_waves,
-            "ahead": up_steps * v.is_prefetched / v.up_k_waves,
-            "ring": up_steps * v.is_ring / v.up_k_waves,
-            "up_l1": by_tile / l1,
-            "up_product": math.ceil(c.I / 32) * up_steps / cus,
-            "row_bytes": row_bytes,
-            "down_groups": down_groups,
-            "down_slots": cus * v.down_resident,
             # Workgroups of down to a slot: for each tile of rows, or for all.
             "tiled_groups": v.is_tiled * down_slots,
             "summed_groups": is_summed * down_slots,
-            "down_tiled": v.is_tiled * down_steps,
-            "down_weights": v.is_tiled * down_groups * v.down_columns * (tile_bytes / TILE / l2),
-            "down_rows": v.is_tiled * down_groups * (tile_bytes / l2),
-            "register_steps": down_steps * v.is_register,
-            "staged_steps": down_steps * v.is_staged,
-            "deep_steps": down_steps * v.is_deep,
-            "h": is_summed * down_groups * (down_steps * STEP_BYTES / l2),
-            "is_summed": is_summed,
-            "log_up_rows": np.log2(v.up_rows),
-            "log_up_columns": np.log2(v.up_columns),
-            "log_up_k_waves": np.log2(v.up_k_waves),
-            "log_down_columns": np.log2(v.down_columns),
-            "log_d": math.log2(c.D),
-            "log_i": math.log2(c.I),
+            "down_slots": down_slots,
+            "cus": np.array(float(cus)),
             "most_tokens": self._most_tokens(v, c, is_summed),
         }
+        terms = {
+            "launch": {"one": 1.0},
+            "memory": {"experts": 3 * c.D * c.I * self.bits / 8 / hbm},
+            "up_round": {"up_rounds": up_steps * (by_tile - v.is_prefetched) / v.up_k_waves},
+            "up_tile": {"up_rounds": by_tile},
+            "up_reduce": {"up_rounds": v.up_k_waves - 1},
+            "up_load": {
+                "up_rows": up_columns * up_bytes / l2,
+                "operands": up_columns * (TILE * row_bytes / l2),
+            },
+            "up_cu": {
+                "up_cu": up_bytes * by_tile / l1,
+                "up_cu_rows": by_tile * (TILE * row_bytes / l1),
+            },
+            "up_rows": {"operands": math.ceil(c.I / 32) * up_steps / cus},
+            "ahead_round": {"up_rounds": up_steps * v.is_prefetched / v.up_k_waves},
+            "ring_round": {"up_rounds": up_steps * v.is_ring / v.up_k_waves},
+            "ring_tile": {"up_rounds": v.is_ring},
+            "down_round": {"down_rounds": v.is_tiled * down_steps},
+            "down_tile": {"down_rounds": v.is_tiled},
+            "down_load": {
+                "down_rows": v.is_tiled * down_groups * v.down_columns * (tile_bytes / TILE / l2),
+                "operands": v.is_tiled * down_groups * (tile_bytes / l2),
+            },
+            "sum": {"one": v.is_tiled},
+            "y": {"all_rows": v.is_tiled * (4 * c.D / hbm)},
+            "register_step": {"wave_tiles": down_steps * v.is_register},
+            "register_tile": {"wave_tiles": v.is_register},
+            "staged_step": {"round_tiles": down_steps * v.is_staged},
+            "staged_tile": {"round_tiles": v.is_staged},
+            "deep_step": {"round_tiles": down_steps * v.is_deep},
+            "deep_tile": {"round_tiles": v.is_deep},
+            "h": {"all_rows": is_summed * down_groups * (down_steps * STEP_BYTES / l2)},
+            "lds": {"round_rows": is_summed},
+        }
+        logs = {
+            "one": 1.0,
+            "D": math.log2(c.D),
+            "I": math.log2(c.I),
+            "up_rows": np.log2(v.up_rows),
+            "up_columns": np.log2(v.up_columns),
+            "up_k_waves": np.log2(v.up_k_waves),
+            "down_columns": np.log2(v.down_columns),
+        }
+        v.derived["layer"] = Layer(terms, logs)
 
-    def work(self, v: Variants, c: Call) -> Work:
+    def layer(self, v: Variants, c: Call) -> Layer:
+        """All sizes but M are static."""
+        layer: Layer = v.derived["layer"]
+        return layer
+
+    def changes(
+        self, v: Variants, c: Call, layer: Layer, factors: Sequence[Array], logs: Sequence[Array]
+    ) -> Array:
         """Excluded are variants whose sums do not fit in LDS, or whose h is beyond offsets."""
-        derived, hbm = v.derived, 1e6 * ARCH_SPECS[c.arch].hbm_tb_s
-        shared, all_rows = c.E - c.R, c.M * (c.K + c.E - c.R)
-        hit = chosen_experts(c.M, c.K, c.R) + shared
-        tiles = np.array([row_tiles(c.M, c.K, c.R, shared, h) for h in derived["heights"]])
-        operands = row_tiles(c.M, c.K, c.R, shared, TILE)  # tiles of 16 rows
-        up_rows, down_rows = tiles[derived["up"]], tiles[derived["down"]]
-        up_tiles = up_rows * derived["up_columns"]
-        up_share = up_tiles / derived["up_slots"]
-        up_rounds = np.ceil(up_share)
-        up_loaded = derived["up_bytes"] + operands * TILE * derived["row_bytes"] / up_rows
-        rounds = np.ceil(down_rows * derived["tiled_groups"] + derived["summed_groups"])
-        by_wave = rounds * np.ceil(down_rows / v.tiles_at_once) * v.is_register
-        of_rows = rounds * down_rows
-        up_cu = np.ceil(up_tiles / c.cu_num)
-        terms = (
-            1.0,
-            3 * hit * c.D * c.I * self.bits / 8 / hbm,
-            up_rounds * derived["plain"],
-            up_rounds * derived["by_tile"],
-            up_rounds * derived["more_k_waves"],
-            up_tiles * up_loaded / (1e6 * ARCH_SPECS[c.arch].l2_tb_s),
-            up_cu * up_loaded * derived["up_l1"],
-            operands * derived["up_product"],
-            up_rounds * derived["ahead"],
-            up_rounds * derived["ring"],
-            up_rounds * v.is_ring,
-            rounds * derived["down_tiled"],
-            rounds * v.is_tiled,
-            down_rows * derived["down_weights"] + operands * derived["down_rows"],
-            v.is_tiled,
-            v.is_tiled * (4 * all_rows * c.D / hbm),
-            by_wave * derived["register_steps"],
-            by_wave,
-            of_rows * derived["staged_steps"],
-            of_rows * v.is_staged,
-            of_rows * derived["deep_steps"],
-            of_rows * v.is_deep,
-            derived["h"] * all_rows,
-            derived["is_summed"] * rounds * (all_rows / 1000),
-        )
-        logs = (
-            1.0,
-            math.log2(c.M),
-            derived["log_d"],
-            derived["log_i"],
-            math.log2(hit),
-            math.log2(all_rows / hit),
-            np.log2(up_share),
-            derived["log_up_rows"],
-            derived["log_up_columns"],
-            derived["log_up_k_waves"],
-            np.log2(down_rows * derived["down_groups"] / derived["down_slots"]),
-            derived["log_down_columns"],
-        )
-        return Work(terms, logs, c.M > derived["most_tokens"])
+        derived, shared = v.derived, c.E - c.R
+        all_rows, hit = c.M * (c.K + shared), chosen_experts(c.M, c.K, c.R) + shared
+        tiles = np.array(all_row_tiles(c.M, c.K, c.R, shared, derived["heights"]))
+        experts, rows, operands, up_rows, down_rows, up_rounds, down_rounds, *others = factors
+        up_cu, up_cu_rows, wave_tiles, round_tiles, round_rows = others
+        log_m, log_experts, log_rows, log_up, log_down = logs
+        experts.fill(hit)
+        rows.fill(all_rows)
+        operands.fill(tiles.item(-1))
+        tiles.take(derived["up"], out=up_rows, mode="clip")
+        tiles.take(derived["down"], out=down_rows, mode="clip")
+        np.multiply(up_rows, derived["up_columns"], out=up_cu)
+        np.divide(up_cu, derived["up_slots"], out=log_up)
+        np.ceil(log_up, out=up_rounds)
+        np.log2(log_up, out=log_up)
+        np.divide(up_cu, derived["cus"], out=up_cu)
+        np.ceil(up_cu, out=up_cu)
+        np.multiply(up_cu, operands, out=up_cu_rows)
+        np.divide(up_cu_rows, up_rows, out=up_cu_rows)
+        np.multiply(down_rows, derived["tiled_groups"], out=down_rounds)
+        np.add(down_rounds, derived["summed_groups"], out=down_rounds)
+        np.ceil(down_rounds, out=down_rounds)
+        np.divide(down_rows, v.tiles_at_once, out=wave_tiles)
+        np.ceil(wave_tiles, out=wave_tiles)
+        np.multiply(wave_tiles, down_rounds, out=wave_tiles)
+        np.multiply(down_rows, down_rounds, out=round_tiles)
+        np.multiply(down_rounds, np.array(all_rows / 1000), out=round_rows)
+        np.multiply(down_rows, derived["down_slots"], out=log_down)
+        np.log2(log_down, out=log_down)
+        log_m.fill(math.log2(c.M))
+        log_experts.fill(math.log2(hit))
+        log_rows.fill(math.log2(all_rows / hit))
+        is_excluded: Array = c.M > derived["most_tokens"]
+        return is_excluded
 
     def _most_tokens(self, v: Variants, c: Call, is_summed: Array) -> Array:
         """Tokens up to which a variant's sums fit in LDS, and its h in offsets: by bisection, as

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from rfops.dispatch.heuristic import coarse
 from rfops.dispatch.kernel import Call
-from rfops.dispatch.time_model import TimeModel, Variants, Work
+from rfops.dispatch.time_model import Array, Layer, TimeModel, Variants
 from rfops.jit.arch import ARCH_SPECS
 
 from .layers import chosen_experts
@@ -49,50 +50,83 @@ class ExpertsModel(TimeModel):
     }
     terms = tuple(units)
     logs = ("one", "M", "D", "I", "experts", "rows", "up_tiles", "down_tiles")
+    changing_logs = ("M", "experts", "rows", "up_tiles", "down_tiles")
+    factors = (
+        *("M", "experts"),
+        *("up", "down"),  # rounds of tiles
+        *("up_granules", "down_granules"),  # the same, each granule of a tile's rows for itself
+        *("tiles", "granules"),  # of rows
+    )
 
     def like(self, c: Call) -> Call:
         return coarse_tokens(c)
 
-    def key(self, c: Call) -> tuple[Any, ...]:
-        return c.M, c.D, c.I, c.E, c.K, c.R
+    def changing(self, c: Call) -> Any:
+        return c.M
 
-    def work(self, v: Variants, c: Call) -> Work:
+    def space_key(self, c: Call) -> Any:
+        return ()
+
+    def prepare(self, v: Variants, c: Call) -> None:
+        heights = [*map(int, v.rows), self.granule]
+        v.derived = {"heights": heights, "cus": np.array(float(c.cu_num))}
+
+    def layer_key(self, c: Call) -> Any:
+        return c.D, c.I, c.E, c.K, c.R
+
+    def layer(self, v: Variants, c: Call) -> Layer:
         chip, cus, size = ARCH_SPECS[c.arch], c.cu_num, self.element_bytes
         hbm, l2 = 1e6 * chip.hbm_tb_s, 1e6 * chip.l2_tb_s
+        all_rows = c.K + c.E - c.R  # of a token
+        up_columns, down_columns = -(-c.I * 2 // COLUMNS), -(-c.D // COLUMNS)
+        up_steps = math.ceil(c.D * size / STEP_BYTES)
+        down_steps = math.ceil(c.I * size / STEP_BYTES)
+        steps = up_columns * up_steps + down_columns * down_steps
+        terms = {
+            "launch": {"one": 1.0},
+            "up": {"up": up_steps},
+            "down": {"down": down_steps},
+            "rows": {"up_granules": up_steps, "down_granules": down_steps},
+            "load": {"tiles": steps / cus},
+            "tile": {"up": 1.0, "down": 1.0},
+            "memory": {"experts": 3 * c.D * c.I * size / hbm},
+            "l2": {
+                "tiles": steps * COLUMNS * STEP_BYTES / l2,
+                "granules": steps * self.granule * STEP_BYTES / l2,
+            },
+            "tokens": {
+                "M": (c.D * (4 + 2 * size) + 2 * all_rows * (c.I * size + 2 * c.D)) / hbm,
+            },
+        }
+        logs = {"one": 1.0, "D": math.log2(c.D), "I": math.log2(c.I)}
+        derived = {"up": np.array(float(up_columns)), "down": np.array(float(down_columns))}
+        return Layer(terms, logs, derived=derived)
+
+    def changes(
+        self, v: Variants, c: Call, layer: Layer, factors: Sequence[Array], logs: Sequence[Array]
+    ) -> None:
         shared, all_rows = c.E - c.R, c.M * (c.K + c.E - c.R)
         hit = chosen_experts(c.M, c.K, c.R) + shared
-        tiles = np.array([row_tiles(c.M, c.K, c.R, shared, int(rows)) for rows in v.rows])
-        granules = row_tiles(c.M, c.K, c.R, shared, self.granule) / tiles
-        up_tiles, down_tiles = tiles * -(-c.I * 2 // COLUMNS), tiles * -(-c.D // COLUMNS)
-        up_steps, down_steps = (
-            math.ceil(c.D * size / STEP_BYTES),
-            math.ceil(c.I * size / STEP_BYTES),
-        )
-        up_rounds, down_rounds = np.ceil(up_tiles / cus), np.ceil(down_tiles / cus)
-        up, down = up_rounds * up_steps, down_rounds * down_steps
-        steps = up_tiles * up_steps + down_tiles * down_steps
-        terms = (
-            1.0,
-            up,
-            down,
-            (up + down) * granules,
-            steps / cus,
-            up_rounds + down_rounds,
-            3 * hit * c.D * c.I * size / hbm,
-            steps * (COLUMNS + granules * self.granule) * STEP_BYTES / l2,
-            (c.M * c.D * (4 + 2 * size) + 2 * all_rows * (c.I * size + 2 * c.D)) / hbm,
-        )
-        logs = (
-            1.0,
-            math.log2(c.M),
-            math.log2(c.D),
-            math.log2(c.I),
-            math.log2(hit),
-            math.log2(all_rows / hit),
-            np.log2(up_tiles / cus),
-            np.log2(down_tiles / cus),
-        )
-        return Work(terms, logs)
+        m, experts, up, down, up_granules, down_granules, tiles, granules = factors
+        log_m, log_experts, log_rows, log_up, log_down = logs
+        m.fill(c.M)
+        experts.fill(hit)
+        *num_tiles, num_granules = all_row_tiles(c.M, c.K, c.R, shared, v.derived["heights"])
+        tiles[:] = num_tiles
+        granules.fill(num_granules)
+        each = granules / tiles
+        for columns, rounds, rounds_of_granules, log in (
+            (layer.derived["up"], up, up_granules, log_up),
+            (layer.derived["down"], down, down_granules, log_down),
+        ):
+            np.multiply(tiles, columns, out=log)
+            np.divide(log, v.derived["cus"], out=log)
+            np.ceil(log, out=rounds)
+            np.multiply(rounds, each, out=rounds_of_granules)
+            np.log2(log, out=log)
+        log_m.fill(math.log2(c.M))
+        log_experts.fill(math.log2(hit))
+        log_rows.fill(math.log2(all_rows / hit))
 
 
 class Bf16Model(ExpertsModel):
@@ -112,16 +146,24 @@ def coarse_tokens(c: Call) -> Call:
 
 @functools.lru_cache(maxsize=4096)
 def row_tiles(tokens: int, k: int, routed: int, shared: int, height: int) -> float:
-    """The expected number of tiles of so many rows of all experts, under uniform routing: the sum
-    over j of the experts with more than j * height rows, whose number of rows is binomial, taken as
-    normal where j > 0."""
+    """The expected number of tiles of so many rows of all experts, under uniform routing."""
+    return all_row_tiles(tokens, k, routed, shared, (height,))[0]
+
+
+def all_row_tiles(
+    tokens: int, k: int, routed: int, shared: int, heights: Sequence[int]
+) -> list[float]:
+    """Those of several heights: the sum over j of the experts with more than j * height rows, whose
+    number of rows is binomial, taken as normal where j > 0."""
     share = min(k / routed, 1.0) if routed else 0.0
     mean, deviation = tokens * share, math.sqrt(tokens * share * (1 - share))
-    whole = max(int((mean - _TAIL * deviation) / height), 0)
-    found = whole * routed if whole else chosen_experts(tokens, k, routed)
-    j = max(whole, 1)
-    while j * height < tokens and j * height <= mean + _TAIL * deviation:
-        more = (j * height + 0.5 - mean) / max(deviation * math.sqrt(2), 1e-9)
-        found += routed * math.erfc(more) / 2
-        j += 1
-    return found + shared * -(-tokens // height)
+    least, most = mean - _TAIL * deviation, min(mean + _TAIL * deviation, tokens - 1)
+    scale, chosen = max(deviation * math.sqrt(2), 1e-9), chosen_experts(tokens, k, routed)
+    tiles = []
+    for height in heights:
+        whole = max(int(least / height), 0)
+        found = whole * routed if whole else chosen
+        for rows in range(max(whole, 1) * height, math.floor(most) + 1, height):
+            found += routed * math.erfc((rows + 0.5 - mean) / scale) / 2
+        tiles.append(found + shared * -(-tokens // height))
+    return tiles

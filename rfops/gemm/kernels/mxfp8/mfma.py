@@ -132,7 +132,7 @@ class MfmaConfig(WavesConfig):
         return XCDS, m_groups, -(-n_groups // XCDS) * self.split
 
 
-def _row_tiles(m: int) -> int:
+def row_tiles(m: int) -> int:
     """Return the row tiles of a workgroup: all up to 64 rows, so that w is read once; above, as few
     workgroups of equal size as possible."""
     return int(ceil(ceil(m, TILE), ceil(m, TILE * MAX_TILES)))
@@ -194,7 +194,7 @@ class Mfma(TimedKernel):
     def _space(self, c: Call, values: _Values) -> Columns[MfmaConfig] | None:
         if self.unsupported_arch_reason(c) or c.M < 1:
             return None
-        return _variants(values, _row_tiles(c.M))
+        return _variants(values, row_tiles(c.M))
 
     def traits(self, config: MfmaConfig, c: Call) -> tuple[float, ...]:
         return Traits(
