@@ -76,12 +76,14 @@ __device__ inline Bf16x4 transposed(const U32x2 (&rows)[4], u32 element) {
              : __builtin_bit_cast(Bf16x4, U32x2{widen_pair<true>(low), widen_pair<true>(high)});
 }
 
-// Reductions over the four lanes of a query row.
+// Reductions over the lanes of a query row, which are kLanes apart.
+template <u32 kLanes = 16>
 __device__ __attribute__((always_inline)) inline f32 sum_over_row_lanes(f32 value) {
-  return reduce_lanes<kWaveSize, 16>(value, [](f32 a, f32 b) { return a + b; });
+  return reduce_lanes<kWaveSize, kLanes>(value, [](f32 a, f32 b) { return a + b; });
 }
+template <u32 kLanes = 16>
 __device__ __attribute__((always_inline)) inline f32 max_over_row_lanes(f32 value) {
-  return reduce_lanes<kWaveSize, 16>(value, [](f32 a, f32 b) { return __builtin_fmaxf(a, b); });
+  return reduce_lanes<kWaveSize, kLanes>(value, [](f32 a, f32 b) { return __builtin_fmaxf(a, b); });
 }
 
 }  // namespace rfops

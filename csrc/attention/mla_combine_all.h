@@ -16,8 +16,6 @@
 #pragma once
 
 #include "attention/mla_combine_tree.h"
-#include "attention/work_partition.h"
-#include "rfops/wave/reduce.h"
 
 namespace rfops {
 
@@ -160,22 +158,16 @@ struct CombineAll : PartialStore, ArrivalWord {
     if (is_out && lane == 0) reset(word);
   }
 
-  template <u32 kSplits, u32 kGroups, class Factor, class Make>
-  __device__ void combine_slice(const Slice<kSplits, kGroups>& slice,
-                                const typename Slice<kSplits, kGroups>::Partials& partials,
+  template <u32 kSplits, u32 kGroups, class Partials, class Factor, class Make>
+  __device__ void combine_slice(const Slice<kSplits, kGroups>& slice, const Partials& partials,
                                 u32 count, Factor factor, Make make) const {
-    using ThisSlice = Slice<kSplits, kGroups>;
-    constexpr u32 kPiecesInFlight = ThisSlice::kPiecesInFlight, kLanes = ThisSlice::kLanes;
+    constexpr u32 kLanes = Slice<kSplits, kGroups>::kLanes;
     const u32 pieces = slice.pieces();
-    const auto over_groups = [](f32 value, auto op) {
-      return reduce_lanes<kWaveSize, kLanes>(value, op);
-    };
-    const auto sum_of = [](f32 a, f32 b) { return a + b; };
     SoftmaxStats sum = {kMinScore, 0.0f};
 #pragma unroll
     for (const SoftmaxStats& split_stats : partials.stats)
-      sum.row_max = __builtin_fmaxf(sum.row_max, split_stats.row_max);
-    sum.row_max = over_groups(sum.row_max, [](f32 a, f32 b) { return __builtin_fmaxf(a, b); });
+      sum.row_max = max_of(sum.row_max, split_stats.row_max);
+    sum.row_max = max_over_row_lanes<kLanes>(sum.row_max);
     f32 weights[kSplits];
 #pragma unroll
     for (u32 i = 0; i < kSplits; ++i) {
@@ -186,16 +178,16 @@ struct CombineAll : PartialStore, ArrivalWord {
                        : 0.0f;
       sum.sum += weights[i] * partials.stats[i].sum;
     }
-    sum.sum = over_groups(sum.sum, sum_of);
+    sum.sum = sum_over_row_lanes<kLanes>(sum.sum);
     const f32 times = factor(sum);
 #pragma unroll
-    for (u32 q = 0; q < kPiecesInFlight; ++q) {
+    for (u32 q = 0; q < Slice<kSplits, kGroups>::kPiecesInFlight; ++q) {
       if (q >= pieces) continue;
       F32x4 quad = {};
 #pragma unroll
       for (u32 i = 0; i < kSplits; ++i) quad += weights[i] * widened(partials.words[i][q]);
 #pragma unroll
-      for (u32 r = 0; r < 4; ++r) quad[r] = over_groups(quad[r], sum_of) * times;
+      for (u32 r = 0; r < 4; ++r) quad[r] = sum_over_row_lanes<kLanes>(quad[r]) * times;
       const u32 src_idx = slice.lane_quad(lane, q);
       if (lane < kLanes) make(sum, src_idx / kWaveSize, src_idx % kWaveSize, quad);
     }

@@ -13,11 +13,10 @@ namespace rfops {
 
 // Partials in the workspace and their arrival counters.
 struct PartialStore {
-  static constexpr u32 kLevels = 6;  // 4096 workers
-  static constexpr u32 kWords = 3;   // of a quad
-  static constexpr u32 kWaves = kMlaWaves;
+  static constexpr u32 kLevels = 6;                                             // 4096 workers
+  static constexpr u32 kWords = 3;                                              // of a quad
   static constexpr u32 kPartialWords = kQRowsPerTile * kMlaValue / 4 * kWords;  // words of a slot
-  static constexpr u32 kTotals = kWaves * kQRowsPerTile;                        // of a slot
+  static constexpr u32 kTotals = kMlaWaves * kQRowsPerTile;                     // of a slot
   f32* partials;  // [slots, 4 waves, 8, 64 lanes, kWords], then [slots, 4 waves, kQRowsPerTile, 2]
   u64* counts;    // [kLevels, slots, 4 waves], zeros
   u32 num_partials;
@@ -46,7 +45,7 @@ struct PartialStore {
  protected:
   // Counter of this wave.
   __device__ u64* counter(u32 level, u32 partial_idx) const {
-    return counts + ((level * num_partials + partial_idx) * kWaves + wave);
+    return counts + ((level * num_partials + partial_idx) * kMlaWaves + wave);
   }
   __device__ static u32* low(u64* count) { return reinterpret_cast<u32*>(count); }
   __device__ u32* partial_ptr(u32 partial_idx) const {
@@ -75,6 +74,9 @@ struct TreeNode {
 struct CombineTree : PartialStore {
   static constexpr u32 kFanIn = 4;
 
+  // Returns the first of the partials that are combined with partial `split_idx`.
+  __device__ static u32 first_sibling(u32 split_idx) { return split_idx / kFanIn * kFanIn; }
+
   // Combines until at most kMaxSplits partials are left. This workgroup has stored partial
   // `node.split_idx` of `node.count`. Returns whether it still holds one.
   template <u32 kMaxSplits, class PartialOf>
@@ -82,7 +84,7 @@ struct CombineTree : PartialStore {
     while (node.count > kMaxSplits) {
       node.split_idx = readfirstlane(node.split_idx),
       node.count = readfirstlane(node.count);  // which the compiler cannot know
-      const u32 begin = node.split_idx / kFanIn * kFanIn;
+      const u32 begin = first_sibling(node.split_idx);
       const u32 fan_in = node.count - begin < kFanIn ? node.count - begin : kFanIn;
       const auto child = [&](u32 i) { return partial_of((begin + i) * node.stride); };
       if (fan_in > 1) {
@@ -96,12 +98,10 @@ struct CombineTree : PartialStore {
   }
 
  private:
-  using Words = u32[8][kWords];
-
   template <class Child>
   __device__ Partial combine(u32 count, Child child) const {
     SoftmaxStats stats[kFanIn];
-    Words words[kFanIn];
+    u32 words[kFanIn][8][kWords];
 #pragma unroll
     for (u32 i = 0; i < kFanIn; ++i) {
       const u32 partial_idx = child(i < count ? i : 0);
@@ -117,7 +117,7 @@ struct CombineTree : PartialStore {
     Partial sum = {{kMinScore, 0.0f}, {}};
 #pragma unroll
     for (const SoftmaxStats& split_stats : stats)
-      sum.stats.row_max = __builtin_fmaxf(sum.stats.row_max, split_stats.row_max);
+      sum.stats.row_max = max_of(sum.stats.row_max, split_stats.row_max);
     u32 second = 0x0504030c, third = 0x0403020c;
     force_vgpr(second), force_vgpr(third);
 #pragma unroll

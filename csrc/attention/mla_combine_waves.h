@@ -37,7 +37,6 @@ struct WaveState {
 // made it, because merging four branches takes longer. kSlicesPerPass slices fit LDS.
 template <class Tiles, u32 kSlicesPerPass, class Fn>
 __device__ inline void combine_waves(WaveState& state, LdsBytes* lds, Fn fn) {
-  constexpr u32 kWaves = kMlaWaves;
   const u32 wave = wave_id();
   u32 lane = lane_id();
   force_vgpr(lane);  // what follows from it is computed here, not kept in registers
@@ -50,7 +49,7 @@ __device__ inline void combine_waves(WaveState& state, LdsBytes* lds, Fn fn) {
   constexpr bool kFitsLds = kSlicesPerPass * kMlaSliceBytes + kTotals <= Tiles::kLds;
   const auto slice_ptr = [&](u32 slice, u32 src_wave) {
     const u32 offset = kFitsLds ? src_wave * Tiles::kLds + slice * kMlaSliceBytes
-                                : (slice * kWaves + src_wave) * kMlaSliceBytes;
+                                : (slice * kMlaWaves + src_wave) * kMlaSliceBytes;
     return reinterpret_cast<RFOPS_LDS F32x4*>(lds + offset) + lane;
   };
   const auto totals_of = [&](u32 src_wave) {
@@ -59,18 +58,18 @@ __device__ inline void combine_waves(WaveState& state, LdsBytes* lds, Fn fn) {
     return reinterpret_cast<RFOPS_LDS F32x2*>(lds + offset) + lane % kQRowsPerTile;
   };
   SoftmaxStats total;
-  f32 weights[kWaves];
+  f32 weights[kMlaWaves];
   const auto weigh = [&] {
-    SoftmaxStats totals[kWaves];
+    SoftmaxStats totals[kMlaWaves];
 #pragma unroll
-    for (u32 w = 0; w < kWaves; ++w) totals[w] = {(*totals_of(w))[0], (*totals_of(w))[1]};
+    for (u32 w = 0; w < kMlaWaves; ++w) totals[w] = {(*totals_of(w))[0], (*totals_of(w))[1]};
     total = combine_stats(totals, weights);
   };
   state.sum = sum_over_row_lanes(state.sum);
   if constexpr (!kFitsLds) workgroup_barrier();  // all tiles are done with
   if (lane < kQRowsPerTile) *totals_of(wave) = F32x2{state.row_max, state.sum};
 #pragma unroll
-  for (u32 slice_begin = 0; slice_begin < kWaves; slice_begin += kSlicesPerPass) {
+  for (u32 slice_begin = 0; slice_begin < kMlaWaves; slice_begin += kSlicesPerPass) {
     if (slice_begin > 0) workgroup_barrier();
 #pragma unroll
     for (u32 i = 0; i < kSlicesPerPass; ++i) {
@@ -84,10 +83,10 @@ __device__ inline void combine_waves(WaveState& state, LdsBytes* lds, Fn fn) {
 #pragma unroll
     for (u32 i = 0; i < kSlicesPerPass; ++i) {
       if (slice_begin + i != wave) continue;
-      F32x4 peers[8][kWaves];
+      F32x4 peers[8][kMlaWaves];
       const auto read = [&](u32 x) {
 #pragma unroll
-        for (u32 w = 0; w < kWaves; ++w) {
+        for (u32 w = 0; w < kMlaWaves; ++w) {
           if (w != slice_begin + i) peers[x][w] = slice_ptr(i, w)[x * kWaveSize];
         }
         sched_barrier();  // on its way while others are added up
@@ -101,7 +100,7 @@ __device__ inline void combine_waves(WaveState& state, LdsBytes* lds, Fn fn) {
         if (x + kPrefetch < 8) read(x + kPrefetch);
         four *= weights[slice_begin + i];
 #pragma unroll
-        for (u32 w = 0; w < kWaves; ++w) {
+        for (u32 w = 0; w < kMlaWaves; ++w) {
           if (w != slice_begin + i) four += weights[w] * peers[x][w];
         }
         node.quads[x] = four;

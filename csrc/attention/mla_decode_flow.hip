@@ -18,7 +18,6 @@
 #include "attention/mla_kv_lds_dma.h"
 #include "attention/mla_kv_splits.h"
 #include "attention/mla_kv_staged.h"
-#include "rfops/group/tile_map.h"
 
 namespace {
 
@@ -35,6 +34,7 @@ constexpr u32 kMaxSpins = RFOPS_TURNS;   // that a part waits for others, at mos
 // equally many workers are then cut into equal splits.
 constexpr u32 kCut = kMinTokens < 64 ? kMinTokens : 64;
 static_assert(kCut % 32 == 0);
+static_assert(!(kFp8 && kRope), "of FP8 the two halves of a pair are in two lanes");
 
 using Row = MlaRow<kFp8>;
 #if defined(__gfx950__)
@@ -44,12 +44,11 @@ constexpr u32 kSlicesPerPass = 4;
 using Tiles = StagedTiles<kFp8, kPaged, kRope>;
 constexpr u32 kSlicesPerPass = 2;
 #endif
-constexpr u32 kWaves = 4, kThreads = kWaves * kWaveSize;
+constexpr u32 kWaves = kMlaWaves, kThreads = kWaves * kWaveSize;
 constexpr bool kSharesQuery = Tiles::kPrefetchesPages && !kQueryFp8;  // waves do, by LDS
 
 constexpr u32 kLds = kWaves * Tiles::kLds;
-static_assert(kWaves == kMlaWaves && kLds <= kLdsBytes &&
-              kSlicesPerPass * kMlaSliceBytes <= Tiles::kLds);
+static_assert(kLds <= kLdsBytes && kSlicesPerPass * kMlaSliceBytes <= Tiles::kLds);
 
 struct Args {
   const void* q;
@@ -87,7 +86,7 @@ __device__ __attribute__((always_inline)) inline f32 max_score(const F32x4 (&s)[
 #pragma unroll
   for (const F32x4& four : s) {
 #pragma unroll
-    for (u32 r = 0; r < 4; ++r) row_max = __builtin_fmaxf(row_max, four[r]);
+    for (u32 r = 0; r < 4; ++r) row_max = max_of(row_max, four[r]);
   }
   return max_over_row_lanes(row_max);
 }
@@ -107,7 +106,7 @@ __device__ __attribute__((always_inline)) inline Bf16x4 exp_four(F32x4 s, f32 ro
 // grew.
 __device__ inline void exp_scores(const F32x4 (&s)[Row::kHalves], Bf16x4 (&p)[Row::kHalves],
                                   WaveState& state) {
-  const f32 row_max = __builtin_fmaxf(max_score(s), state.row_max);
+  const f32 row_max = max_of(max_score(s), state.row_max);
   const bool is_first = state.row_max == kMinScore;  // nothing to be scaled
   const f32 rescale_factor = __builtin_amdgcn_exp2f(state.row_max - row_max);
   state.row_max = row_max;
@@ -142,8 +141,7 @@ __device__ inline void exp_scores_shared(const F32x4 (&s)[Row::kHalves],
   fn();
   stats = {kMinScore, 0.0f};
 #pragma unroll
-  for (u32 w = 0; w < kWaves; ++w)
-    stats.row_max = __builtin_fmaxf(stats.row_max, totals_of(w)[column]);
+  for (u32 w = 0; w < kWaves; ++w) stats.row_max = max_of(stats.row_max, totals_of(w)[column]);
   f32 sum = 0.0f;
 #pragma unroll
   for (u32 h = 0; h < Row::kHalves; ++h) weights_of(wave)[h] = exp_four(s[h], stats.row_max, sum);
@@ -167,34 +165,27 @@ __device__ inline Tiles tiles_of(LdsBytes* lds, const KvPageTable<kPaged>& token
 }
 
 // Issues the first loads of a split: page entries, then q.
-__device__ inline void issue_split_loads(Tiles& reader, const Args& args, u64 row) {
-  reader.issue_page_loads();
+template <class Reader>
+__device__ inline void issue_split_loads(Reader& reader, const Args& args, u64 row) {
+  if constexpr (Reader::kPrefetchesPages) reader.issue_page_loads();
   if constexpr (kSharesQuery) reader.issue_q_loads(args.q, row);
 }
 
 // Issues the first tile, if the wave has one, and reads q; fn() runs in between.
-template <class Fn>
-__device__ inline void begin_split(Tiles& reader, MlaQuery& q, LdsBytes* lds, const Args& args,
+template <class Reader, class Fn>
+__device__ inline void begin_split(Reader& reader, MlaQuery& q, LdsBytes* lds, const Args& args,
                                    u64 row, bool has_tile, bool is_issued, Fn fn) {
   if (!is_issued) issue_split_loads(reader, args, row);
-  reader.init_offsets();
-  Tiles::template wait_list<kSharesQuery>();
+  if constexpr (Reader::kPrefetchesPages) reader.template wait_pages<kSharesQuery>();
   if (has_tile) reader.prime();
   fn();
   if constexpr (kSharesQuery) {
-    Tiles::wait_query(has_tile);
+    Reader::wait_query(has_tile);
     s_barrier();
-    Tiles::read_query(lds, q);
+    Reader::read_query(lds, q);
   } else {
     load_query<Row, kQueryFp8>(q, args.q, row);
   }
-}
-
-// Returns the first token that is masked for some query row.
-__device__ inline i32 masked_from(const KvSplit& split, const Args& args) {
-  const i32 kv_end_of_all = static_cast<i32>(split.length) - static_cast<i32>(args.unseen);
-  const i32 end = static_cast<i32>(split.end);
-  return end < kv_end_of_all ? end : kv_end_of_all;
 }
 
 // Processes this wave's tiles of a split. `is_issued`: issue_split_loads was called. early() runs
@@ -211,7 +202,7 @@ __device__ inline void process_wave_tiles(WaveState& state, LdsBytes* lds, const
   MlaQuery q;
   begin_split(reader, q, lds, args, row, true, is_issued, [&] { state.begin(), early(); });
   if constexpr (kSharesQuery) s_barrier();  // the second tile comes where it was
-  const i32 masked = masked_from(split, args);
+  const i32 masked = split.masked_from(split.kv_end(args.unseen));
   const u32 last_round = (tiles + kWaves - 1) / kWaves - 1;
   const auto process_tile = [&](u32 i, auto has_next) {
     F32x4 s[Row::kHalves];
@@ -249,7 +240,8 @@ __device__ inline void process_single_tiles(LdsBytes* lds, const Args& args,
   if (wave < tiles) {
     reader.template scores<false, false>(0, q, s);
     const u32 token_begin = reader.first_token(0);
-    const bool is_last = static_cast<i32>(token_begin + Row::kTokens) > masked_from(split, args);
+    const bool is_last =
+        static_cast<i32>(token_begin + Row::kTokens) > split.masked_from(split.kv_end(args.unseen));
     const u32 masked_tokens = scale_scores(s, args.scale, token_begin, kv_end, is_last);
     if (__builtin_expect(masked_tokens != 0, 0)) reader.make_finite(masked_tokens);
   } else {
@@ -288,24 +280,12 @@ __device__ inline PartialStore partial_store(const MlaTarget& target, u32 wave, 
   return {target.partials, reinterpret_cast<u64*>(target.counts), target.num_partials, wave, lane};
 }
 
-// Returns the partial whose counter this split increments first.
-__device__ inline u32 first_counted(const SplitPartials& partials) {
-  return partials(partials.count <= CombineAll::kMaxSplits
-                      ? 0
-                      : partials.split_idx / CombineTree::kFanIn * CombineTree::kFanIn);
-}
-
 // A wave's quarter of the output columns.
 struct Result {
   const MlaTarget& target;
   u32 wave, lane;
-  bf16* out;
+  bf16* out = pointer_in_vgpr(target.out + lane % kQRowsPerTile * kMlaValue + wave * kMlaSlice);
 
-  __device__ Result(const MlaTarget& output, u32 own_wave, u32 own_lane)
-      : target(output), wave(own_wave), lane(own_lane) {
-    out =
-        pointer_in_vgpr(output.out + (own_lane % kQRowsPerTile) * kMlaValue + own_wave * kMlaSlice);
-  }
   __device__ void store(u32 offset, F32x4 quad) const {
     if (lane % kQRowsPerTile < target.columns) MlaTarget::store(quad, out + offset);
   }
@@ -322,7 +302,7 @@ __device__ inline void store_split(const Partial& partial, const MlaTarget& targ
   const u32 wave = wave_id();
   if (!split.is_whole())
     return partial_store(target, wave, lane).store(partials(partials.split_idx), partial);
-  const Result result(target, wave, lane);
+  const Result result = {target, wave, lane};
   result.store_lse(partial.stats);
   const f32 times = target.factor(partial.stats);
 #pragma unroll
@@ -340,7 +320,7 @@ __device__ inline void combine_partials(const MlaTarget& target, SplitPartials p
               readfirstlane(partials.count)};
   TreeNode node = {partials.split_idx, partials.count, 1, 0};
   if (CombineTree{store}.reduce_upward<CombineAll::kMaxSplits>(node, partials)) {
-    const Result result(target, wave, lane);
+    const Result result = {target, wave, lane};
     const auto factor = [&](const SoftmaxStats& stats) { return target.factor(stats); };
     CombineAll{store}.combine<kMaxSpins>(
         node, has_more, partials, factor,
@@ -399,8 +379,11 @@ __device__ inline void process_and_store(const Common& common, const Args& args,
   const auto late = [&] {
     if constexpr (!Tiles::kPrefetchesPages) return find_partials();
     if (split.is_whole()) return;
+    const u32 counted = split_partials.count <= CombineAll::kMaxSplits
+                            ? 0
+                            : CombineTree::first_sibling(split_partials.split_idx);
     count_prefetched =
-        partial_store(target, wave_id(), lane_id()).prefetch_count(first_counted(split_partials));
+        partial_store(target, wave_id(), lane_id()).prefetch_count(split_partials(counted));
   };
   const auto leave = [&](const Partial& partial) {
     force_vgpr(count_prefetched);  // behind the stores it would be waited for with them
@@ -440,6 +423,15 @@ extern "C" __global__ void
   LdsBytes* const lds = (LdsBytes*)memory;
   const u32 id = workgroup_id_x() % workers, group = workgroup_id_x() / workers, lane = lane_id();
   SequenceTable seqs = {kv_indptr, kv_lens, batch, page_shift, {kCut, 0}};
+  // SGPRs are few, and these are used at the end or rarely.
+  const auto pointers_to_vgprs = [&] {
+    seqs.bounds = pointer_in_vgpr(seqs.bounds), seqs.lens = pointer_in_vgpr(seqs.lens);
+    out = pointer_in_vgpr(out), lse = pointer_in_vgpr(lse), partials = pointer_in_vgpr(partials);
+    counts = pointer_in_vgpr(counts);
+  };
+  const auto tokens_of = [&](const KvSplit& split) {
+    return KvPageTable<kPaged>{kv, split.pages(kv_indices, width), split.end, page_shift, angles};
+  };
   if constexpr (kRagged) {
     const Queries queries = {qo_indptr, heads, columns};
     const ItemChunk<kQRowsPerTile> chunk(seqs, queries, 0, 0);
@@ -448,14 +440,10 @@ extern "C" __global__ void
     const WorkPartition partition(totals.cost, workers, fit < totals.items ? totals.items : fit);
     const u32 worker = worker_of(id, partition.active, batch, workers);
     if (worker == kNoWorker) return;
-    const f32 value_scale = kv_scale == nullptr ? 1.0f : *kv_scale;
-    const f32 scale = sm_scale * kLog2E * value_scale * (q_scale == nullptr ? 1.0f : *q_scale);
-    // In VGPRs, because SGPRs are few and these are used at the end or rarely.
-    seqs.bounds = pointer_in_vgpr(seqs.bounds), seqs.lens = pointer_in_vgpr(seqs.lens);
-    out = pointer_in_vgpr(out), lse = pointer_in_vgpr(lse), partials = pointer_in_vgpr(partials);
-    counts = pointer_in_vgpr(counts);
-    const Common common = {lds, out,    lse,     partials,    counts,     partition,
-                           0,   worker, workers, workers * 2, value_scale};
+    const MlaScales scales(sm_scale, kv_scale, q_scale);
+    pointers_to_vgprs();
+    const Common common = {lds, out,    lse,     partials,    counts,      partition,
+                           0,   worker, workers, workers * 2, scales.value};
     const u32 range_end = partition.begin(worker + 1);
     for_each_item<kCut, kQRowsPerTile, true>(
         seqs, queries, partition, worker, chunk, [&](const KvSplit& split, const MlaItem& item) {
@@ -463,17 +451,13 @@ extern "C" __global__ void
           const u32 last_row = item.last_row<kQRowsPerTile>(),
                     column = q_row < last_row ? q_row : last_row;
           const auto kv_end_of = [&](u32 q_row) {
-            return static_cast<i32>(split.length) -
-                   static_cast<i32>(item.hidden_tokens(q_row, heads, unseen != 0));
+            return split.kv_end(item.hidden_tokens(q_row, heads, unseen != 0));
           };
           const KvSplit computed = split.clipped_to(kv_end_of(last_row));
-          const u64 list = width != 0 ? u64{split.sequence} * width : split.entry;
-          const KvPageTable<kPaged> tokens = {kv, kv_indices + list, computed.end, page_shift,
-                                              angles};
           const Args args = {q, item.columns, item.hidden_tokens(item.base, heads, unseen != 0),
-                             scale};
-          process_and_store(common, args, tokens, split, computed, u64{item.row} * heads, item.base,
-                            column, kv_end_of(column), false,
+                             scales.score};
+          process_and_store(common, args, tokens_of(computed), split, computed,
+                            u64{item.row} * heads, item.base, column, kv_end_of(column), false,
                             split.zero + split.length < range_end);
         });
     return;
@@ -486,13 +470,12 @@ extern "C" __global__ void
   const u32 worker = worker_of(id, partition.active, batch, workers);
   if (worker == kNoWorker) return;
   const u32 range_begin = partition.begin(worker), range_end = partition.begin(worker + 1);
-  const f32 value_scale = kv_scale == nullptr ? 1.0f : *kv_scale;
-  const f32 scale = sm_scale * kLog2E * value_scale * (q_scale == nullptr ? 1.0f : *q_scale);
+  const MlaScales scales(sm_scale, kv_scale, q_scale);
   const u32 base_column = group * kQRowsPerTile, own_column = base_column + lane % kQRowsPerTile;
   const u32 column = own_column < columns ? own_column : columns - 1;
   const u32 hidden_here = unseen == 0 ? 0 : unseen - column / heads;
   const u32 num_partials = (columns + kQRowsPerTile - 1) / kQRowsPerTile * workers * 2;
-  const Args args = {q, columns, unseen, scale};
+  const Args args = {q, columns, unseen, scales.score};
   u32 chunk_begin = 0, begin, end;
   const auto splits_of_chunk = [&] {
     begin = cut_token<kCut>(range_begin, chunk.zero, chunk.length);
@@ -502,14 +485,8 @@ extern "C" __global__ void
     return __builtin_amdgcn_ballot_w64(is_mine && chunk_begin + lane < batch);
   };
   const auto split_of = [&](u64 pending) {
-    const u32 src_lane = static_cast<u32>(__builtin_ctzll(pending));
-    const auto read_lane = [src_lane](u32 all_lanes) { return readlane(all_lanes, src_lane); };
-    return KvSplit{chunk_begin + src_lane, read_lane(chunk.zero),   read_lane(begin),
-                   read_lane(end),         read_lane(chunk.length), read_lane(chunk.entry)};
-  };
-  const auto tokens_of = [&](const KvSplit& split) {
-    const u64 list = width != 0 ? u64{split.sequence} * width : split.entry;
-    return KvPageTable<kPaged>{kv, kv_indices + list, split.end, page_shift, angles};
+    return split_of_lane(chunk, chunk_begin, begin, end,
+                         static_cast<u32>(__builtin_ctzll(pending)));
   };
   u64 pending = splits_of_chunk();
   // Issued first; what all splits need is computed while these loads are in flight.
@@ -520,19 +497,15 @@ extern "C" __global__ void
     if (split.begin != split.end)
       issue_split_loads(reader, args, u64{split.sequence} * columns + column);
   }
-  // In VGPRs, because SGPRs are few and these are used at the end or rarely.
-  seqs.bounds = pointer_in_vgpr(seqs.bounds), seqs.lens = pointer_in_vgpr(seqs.lens);
-  out = pointer_in_vgpr(out), lse = pointer_in_vgpr(lse), partials = pointer_in_vgpr(partials),
-  counts = pointer_in_vgpr(counts);
-  const Common common = {lds,   out,    lse,     partials,     counts,     partition,
-                         group, worker, workers, num_partials, value_scale};
+  pointers_to_vgprs();
+  const Common common = {lds,   out,    lse,     partials,     counts,      partition,
+                         group, worker, workers, num_partials, scales.value};
   while (true) {
     for (; pending != 0; pending &= pending - 1) {
       const KvSplit split = split_of(pending);
       const bool ends = chunk_begin + kWaveSize >= batch || chunk.next >= range_end;
       process_and_store(common, args, tokens_of(split), split, split, u64{split.sequence} * columns,
-                        base_column, column,
-                        static_cast<i32>(split.length) - static_cast<i32>(hidden_here), is_issued,
+                        base_column, column, split.kv_end(hidden_here), is_issued,
                         (pending & (pending - 1)) != 0 || !ends);
       is_issued = false;
     }

@@ -213,9 +213,8 @@ extern "C" __global__ void
   const u32 id = workgroup_id_x() % workers, group = workgroup_id_x() / workers;
   const SequenceTable seqs = {
       kv_indptr, kv_lens, batch, page_shift, {kItemCost / 2, kItemCost / 2}};
-  const f32 value_scale = kv_scale == nullptr ? 1.0f : *kv_scale;
-  const f32 signed_scale = sm_scale * kLog2E * value_scale * (q_scale == nullptr ? 1.0f : *q_scale);
-  const f32 scale = signed_scale == 0.0f ? 1e-30f : signed_scale;  // so that -inf stays -inf
+  const MlaScales scales(sm_scale, kv_scale, q_scale);
+  const f32 scale = scales.score == 0.0f ? 1e-30f : scales.score;  // so that -inf stays -inf
   // hidden_tokens_of(args, column): tokens at the end of the sequence that are masked for a query
   // row.
   const auto process = [&](const LaneSpill<Args>& spilled, const Work& work,
@@ -233,9 +232,7 @@ extern "C" __global__ void
       return q_row < work.columns ? q_row : work.columns - 1;
     };
     const auto row = [&](u32 n) { return work.first_row + clamp_q_row(query_column(lane, n)); };
-    const auto kv_end_of = [&](u32 column) {
-      return static_cast<i32>(split.length) - static_cast<i32>(hidden_tokens_of(args, column));
-    };
+    const auto kv_end_of = [&](u32 column) { return split.kv_end(hidden_tokens_of(args, column)); };
     i32 kv_end[Attention::kQRowsPerLane];
 #pragma unroll
     for (u32 n = 0; n < Attention::kQRowsPerLane; ++n)
@@ -245,16 +242,13 @@ extern "C" __global__ void
     }
     const u32 last_row = (base + kColumns < work.columns ? base + kColumns : work.columns) - 1;
     const KvSplit computed = kRagged ? split.clipped_to(kv_end_of(last_row)) : split;
-    const u64 list = args.width != 0 ? u64{split.sequence} * args.width : split.entry;
-    const KvPageTable<kPaged> tokens = {args.kv, args.kv_indices + list, computed.end,
-                                        args.page_shift, args.angles};
+    const KvPageTable<kPaged> tokens = {args.kv, split.pages(args.kv_indices, args.width),
+                                        computed.end, args.page_shift, args.angles};
     Attention attention;
     // End of the tokens that all query rows see.
-    const i32 kv_end_of_all =
-        kRagged ? kv_end_of(base) : static_cast<i32>(split.length) - static_cast<i32>(args.unseen);
-    const i32 end = static_cast<i32>(computed.end);
-    process_split(attention, lds, tokens, computed, end < kv_end_of_all ? end : kv_end_of_all,
-                  kv_end, {args.q, args.scale, {row(0), row(1)}});
+    const i32 kv_end_of_all = kRagged ? kv_end_of(base) : split.kv_end(args.unseen);
+    process_split(attention, lds, tokens, computed, computed.masked_from(kv_end_of_all), kv_end,
+                  {args.q, args.scale, {row(0), row(1)}});
     const Args at_end = spilled.load();
     const Work output_work = spilled_work.load();
     store_split(attention, lds,
@@ -263,8 +257,8 @@ extern "C" __global__ void
   };
   const auto spilled_args = [&](const WorkPartition& partition, u32 worker, u32 num_partials) {
     return LaneSpill<Args>({kv_indices, q, kv, angles, out, lse, partials, counts, scale,
-                            value_scale, width, page_shift, heads, unseen, partition, group, worker,
-                            workers, num_partials});
+                            scales.value, width, page_shift, heads, unseen, partition, group,
+                            worker, workers, num_partials});
   };
   if constexpr (kRagged) {
     const Queries queries = {qo_indptr, heads, columns};

@@ -15,7 +15,6 @@ namespace rfops {
 
 template <bool kFp8, bool kPaged, bool kRope>
 class DirectTiles {
-  static_assert(!(kFp8 && kRope), "of FP8 the two halves of a pair are in two lanes");
   using Row = MlaRow<kFp8>;
   static constexpr u32 kPitch = 1056, kPerLoad = kFp8 ? 2 : 1;  // tokens of a KiB of values
   static constexpr u32 kHalfBytes = 8 * kPitch + 128;           // from FP8 token 0 to 16
@@ -40,11 +39,7 @@ class DirectTiles {
   static_assert(kTotals + kQRowsPerTile * 8 <= 2 * kTile);
 
   __device__ DirectTiles(LdsBytes* wave_lds, KvPageTable<kPaged> tokens, u32 token_begin, u32 step)
-      : wave_lds_(wave_lds),
-        tokens_(tokens),
-        token_begin_(token_begin),
-        step_(step),
-        lane_(lane_id()) {}
+      : wave_lds_(wave_lds), tokens_(tokens), token_begin_(token_begin), step_(step) {}
 
   // Issues the loads of the first two tiles' page entries.
   __device__ void issue_page_loads() {
@@ -70,8 +65,10 @@ class DirectTiles {
     asm volatile("s_waitcnt vmcnt(%0)" ::"n"(kCount) : "memory");
   }
 
-  // Computes LDS read offsets; here, because the loads in flight take longer.
-  __device__ void init_offsets() {
+  // Computes LDS read offsets while loads are in flight, then waits for the page entries: only
+  // loads of q are left then, four or five per wave.
+  template <bool kSharesQuery>
+  __device__ void wait_pages() {
     force_vgpr(lane_);
     const u32 lane = lane_, g = lane / 16, c = lane % 16;
     const u32 odd = kFp8 ? c % 2 : 0;
@@ -87,11 +84,6 @@ class DirectTiles {
       value_ = odd_value_ = token * kPitch + c % 4 * 8;
     }
     force_vgpr(key_), force_vgpr(rope_), force_vgpr(value_), force_vgpr(odd_value_);
-  }
-
-  // Waits for the page entries: only loads of q are left then, four or five per wave.
-  template <bool kSharesQuery>
-  __device__ static void wait_list() {
     if constexpr (!kSharesQuery) return wait();
     if (wave_id() < kMlaOperands % kWaves) return wait<kMlaOperands / kWaves + 1>();
     wait<kMlaOperands / kWaves>();
@@ -115,13 +107,13 @@ class DirectTiles {
     for (u32 i = 0; i < kMlaOperands; ++i) force_vgpr(q[i]);
   }
 
-  // Issues the loads of the first tile; call after wait_list().
+  // Issues the loads of the first tile; call after wait_pages().
   __device__ void prime() {
     const Entries entries = read_entries(0);
     wait_lgkmcnt();
 #pragma unroll
     for (u32 i = 0; i < kLoads; ++i) load_rows(0, i, entries);
-    load_angles(0);
+    if constexpr (kRope) angles_ = tokens_.angles_of(first_token(0) + lane_id() % 16);
   }
 
   __device__ u32 first_token(u32 tile) const { return token_begin_ + tile * step_; }
@@ -192,7 +184,8 @@ class DirectTiles {
       }
       s[h] = acc[0] + acc[1];
     }
-    if constexpr (kHasNext) load_angles(tile + 1);
+    if constexpr (kHasNext && kRope)
+      angles_ = tokens_.angles_of(first_token(tile + 1) + lane_id() % 16);
     if constexpr (kReadsValues) read_values();  // they arrive while the caller works on scores
   }
 
@@ -304,10 +297,9 @@ class DirectTiles {
 
   __device__ void read_values() {
     sched_barrier();
-    const LdsBytes* const even = base_ + value_;
-    const LdsBytes* const odd = base_ + odd_value_;
 #pragma unroll
-    for (u32 d = 0; d < kMlaValueTiles; ++d) values_[d] = read_value(even, odd, d);
+    for (u32 d = 0; d < kMlaValueTiles; ++d)
+      values_[d] = read_value(base_ + value_, base_ + odd_value_, d);
     sched_barrier();
   }
   // Reads the fragment of output tile d.
@@ -356,11 +348,6 @@ class DirectTiles {
     return loaded;
   }
 
-  // Loads the RoPE angles of this lane's key.
-  __device__ void load_angles(u32 tile) {
-    if constexpr (kRope) angles_ = tokens_.angles_of(first_token(tile) + lane_id() % 16);
-  }
-
   // Returns which of the kLoads is issued at `issue_idx`: for FP8, those of the first 16 tokens
   // come first.
   __device__ static u32 load_index(u32 issue_idx) {
@@ -390,7 +377,7 @@ class DirectTiles {
 
   LdsBytes *wave_lds_, *base_ = nullptr;
   KvPageTable<kPaged> tokens_;
-  u32 token_begin_, step_, lane_;
+  u32 token_begin_, step_, lane_ = lane_id();
   u32 key_, rope_, value_, odd_value_;
   U32x2 values_[kMlaValueTiles];
   RopeAngles angles_;

@@ -54,6 +54,19 @@ struct KvSplit {
   __device__ u32 tiles() const {
     return (end - begin + kTokens - 1) / kTokens;
   }
+  // Returns the end of the tokens before the last `hidden` ones of the sequence.
+  __device__ i32 kv_end(u32 hidden) const {
+    return static_cast<i32>(length) - static_cast<i32>(hidden);
+  }
+  // Returns the first token that is masked for some query row; all rows see those before `kv_end`.
+  __device__ i32 masked_from(i32 kv_end) const {
+    const i32 max_end = static_cast<i32>(end);
+    return max_end < kv_end ? max_end : kv_end;
+  }
+  // Returns the pages of the sequence: a row of a table of `width` columns, or a part of a list.
+  __device__ const i32* pages(const i32* kv_indices, u32 width) const {
+    return kv_indices + (width != 0 ? u64{sequence} * width : entry);
+  }
   __device__ bool is_whole() const { return begin == 0 && end == length; }
   // Returns the split without tokens from `kv_end` on, but with at least one.
   __device__ KvSplit clipped_to(i32 kv_end) const {
@@ -64,6 +77,15 @@ struct KvSplit {
     return clipped;
   }
 };
+
+// Returns the split of lane `src_lane`, tokens `begin` to `end` of its sequence of a chunk that
+// begins with sequence `chunk_begin`.
+__device__ inline KvSplit split_of_lane(const SequenceChunk& chunk, u32 chunk_begin, u32 begin,
+                                        u32 end, u32 src_lane) {
+  const auto read_lane = [src_lane](u32 all_lanes) { return readlane(all_lanes, src_lane); };
+  return {chunk_begin + src_lane, read_lane(chunk.zero),   read_lane(begin),
+          read_lane(end),         read_lane(chunk.length), read_lane(chunk.entry)};
+}
 
 // Position of a worker in its range of the work; spilled while a split is computed.
 struct PartitionWalk {
@@ -122,13 +144,10 @@ __device__ inline void for_each_split(const SequenceTable& seqs, const WorkParti
       continue;
     }
     const u32 src_lane = static_cast<u32>(__builtin_ctzll(pending));
-    const auto read_lane = [src_lane](u32 all_lanes) { return readlane(all_lanes, src_lane); };
-    const u32 sequence = walk.chunk_begin + src_lane;
-    walk.next = sequence + 1;
-    walk.is_last = walk.range_end <= read_lane(chunk.zero + chunk.length) ? 1 : 0;
+    walk.next = walk.chunk_begin + src_lane + 1;
+    walk.is_last = walk.range_end <= readlane(chunk.zero + chunk.length, src_lane) ? 1 : 0;
     const LaneSpill<PartitionWalk> spilled(walk);
-    fn(KvSplit{sequence, read_lane(chunk.zero), read_lane(begin), read_lane(end),
-               read_lane(chunk.length), read_lane(chunk.entry)});
+    fn(split_of_lane(chunk, walk.chunk_begin, begin, end, src_lane));
     walk = spilled.load();
     if (walk.is_last != 0) return;  // what comes next begins behind this worker's share
   }

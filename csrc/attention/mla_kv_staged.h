@@ -12,7 +12,6 @@ namespace rfops {
 
 template <bool kFp8, bool kPaged, bool kRope>
 class StagedTiles {
-  static_assert(!(kFp8 && kRope), "of FP8 the two halves of a pair are in two lanes");
   using Row = MlaRow<kFp8>;
   static constexpr u32 kChunks = Row::kBytes / 64;  // 16 bytes a lane of a row each
   static constexpr u32 kGroup = kFp8 ? 8 : 4;       // elements that a lane reads of a row
@@ -26,13 +25,6 @@ class StagedTiles {
   // gfx942 has no 16-byte direct-to-LDS loads, so nothing is prefetched.
   static constexpr bool kPrefetchesPages = false;
   static constexpr bool kSharesValues = false;
-  __device__ void issue_page_loads() const {}
-  __device__ void issue_q_loads(const void*, u64) const {}
-  __device__ void init_offsets() const {}
-  template <bool>
-  __device__ static void wait_list() {}
-  __device__ static void wait_query(bool) {}
-  __device__ static void read_query(const LdsBytes*, MlaQuery&) {}
 
   __device__ StagedTiles(LdsBytes* wave_lds, KvPageTable<kPaged> tokens, u32 token_begin, u32 step)
       : wave_lds_(wave_lds), tokens_(tokens), token_begin_(token_begin), step_(step) {}
@@ -46,7 +38,7 @@ class StagedTiles {
       for (u32 h = 0; h < Row::kHalves; ++h) load(i, h);
     }
     load_entries(1);
-    load_angles(0);
+    if constexpr (kRope) angles_ = tokens_.angles_of(lane_token(0, 0));
   }
 
   __device__ u32 first_token(u32 tile) const { return token_begin_ + tile * step_; }
@@ -79,7 +71,7 @@ class StagedTiles {
       sched_barrier();
     }
     load_entries(tile + 2);
-    load_angles(tile + 1);
+    if constexpr (kRope) angles_ = tokens_.angles_of(lane_token(tile + 1, 0));
 #pragma unroll
     for (u32 h = 0; h < Row::kHalves; ++h) s[h] = acc[h][0] + acc[h][1];
   }
@@ -146,10 +138,6 @@ class StagedTiles {
   }
   __device__ u32 lane_token(u32 tile, u32 h) const {
     return first_token(tile) + h * 16 + lane_id() % 16;
-  }
-  // Loads the RoPE angles of this lane's key.
-  __device__ void load_angles(u32 tile) {
-    if constexpr (kRope) angles_ = tokens_.angles_of(lane_token(tile, 0));
   }
   __device__ void load(u32 i, u32 h) {
     key_chunks_[i][h] = *reinterpret_cast<const U32x4*>(rows_[h] + i * 64);

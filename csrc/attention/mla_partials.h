@@ -48,6 +48,15 @@ __device__ inline SoftmaxStats combine_stats(const SoftmaxStats (&parts)[kCount]
   return total;
 }
 
+// Scales of the values, and of the scores as powers of two; null scales are 1.
+struct MlaScales {
+  f32 value, score;
+
+  __device__ MlaScales(f32 sm_scale, const f32* kv_scale, const f32* q_scale)
+      : value(kv_scale == nullptr ? 1.0f : *kv_scale),
+        score(sm_scale * kLog2E * value * (q_scale == nullptr ? 1.0f : *q_scale)) {}
+};
+
 // Fields of the arrival counter of a sequence's partials: arrivals, slices or workgroups that are
 // finished with the partials, and one bit per abandoned output slice.
 struct ArrivalWord {

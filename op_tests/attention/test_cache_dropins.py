@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import pytest
@@ -14,6 +13,7 @@ from rfops.attention.kv_cache_write import kv_cache_write
 from rfops.attention.mla_cache_write import mla_cache_write, mla_rope_concat_cache_write
 from rfops.attention.rope import rope
 from rfops.attention.rotary import rope_cos_sin
+from support.dropin_checks import assert_same_bytes, random_bf16, signature_of
 
 BF16, FP8 = torch.bfloat16, torch.float8_e4m3fn
 pytestmark = pytest.mark.requires_gfx950
@@ -46,28 +46,15 @@ SIGNATURES = {
 }
 
 
-def random(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed + sum(shape))).to(BF16)
-
-
-def same(actual: torch.Tensor, expected: torch.Tensor) -> None:
-    one, other = (t.contiguous().view(torch.uint8) for t in (actual, expected))
-    assert torch.equal(one.flatten(), other.flatten())
-
-
 def test_signatures() -> None:
     assert set(dropins.NAMES) == set(SIGNATURES)
-    for name, wanted in SIGNATURES.items():
-        parameters = inspect.signature(getattr(dropins, name)).parameters.values()
-        made = ", ".join(
-            p.name + ("" if p.default is p.empty else f"={p.default}") for p in parameters
-        )
-        assert made == wanted, name
+    for name, expected in SIGNATURES.items():
+        assert signature_of(getattr(dropins, name)) == expected, name
 
 
 TOKENS, HEADS, DIM = 4, 3, 64
 TABLE, POSITIONS = rope_cos_sin(50, DIM), torch.tensor([49, 0, 7, 7])
-Q, K = random(TOKENS, HEADS, DIM), random(TOKENS, 1, DIM)
+Q, K = random_bf16(TOKENS, HEADS, DIM), random_bf16(TOKENS, 1, DIM)
 
 
 def turned(interleaved: bool = False, **values: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -90,7 +77,7 @@ def test_rotary_embedding(form: str, is_neox: bool) -> None:
     positions = POSITIONS.view(2, 2) if "batch" in form else POSITIONS
     dropins.rotary_embedding(positions, query, key, DIM, TABLE, is_neox)
     for actual, expected in zip((query, key), turned(not is_neox), strict=True):
-        same(actual, expected)
+        assert_same_bytes(actual, expected)
 
 
 def test_more_of_rotary_embedding() -> None:
@@ -98,11 +85,11 @@ def test_more_of_rotary_embedding() -> None:
     dropins.rotary_embedding(POSITIONS, q, None, DIM, TABLE[:, ::2].contiguous(), True, 16, True)
     expected = Q.clone()
     rope(POSITIONS, expected, K[:, :0], TABLE[:, ::2], None, False, 16, True)
-    same(q, expected)
+    assert_same_bytes(q, expected)
     q, k = Q.clone().view(TOKENS, -1), K.clone().view(TOKENS, -1)
     dropins.apply_rope_with_cos_sin_cache_inplace(POSITIONS, q, k, DIM, TABLE)
-    same(q, turned()[0])
-    same(k, turned()[1])
+    assert_same_bytes(q, turned()[0])
+    assert_same_bytes(k, turned()[1])
 
 
 @pytest.mark.parametrize("style", [0, 1])
@@ -114,29 +101,29 @@ def test_aiters_rope(style: int) -> None:
         outs = torch.zeros_like(q), torch.zeros_like(k)
         positions = POSITIONS.view(shape)
         dropins.rope_cached_positions_2c_fwd_impl(*outs, q, k, cos, sin, positions, *values)
-        same(q, Q)
+        assert_same_bytes(q, Q)
         dropins.rope_cached_positions_2c_fwd_inplace(q, k, cos, sin, positions, *values)
         for actual, want in zip((*outs, q, k), expected * 2, strict=True):
-            same(actual, want)
+            assert_same_bytes(actual, want)
     q, k = Q.clone().view(TOKENS, 1, HEADS, DIM), K.clone().view(TOKENS, 1, 1, DIM)
     dropins.rope_cached_2c_fwd_inplace(q, k, cos[POSITIONS], sin[POSITIONS], *values)
     for actual, want in zip((q, k), expected, strict=True):
-        same(actual, want)
+        assert_same_bytes(actual, want)
     q, k, tables = Q.clone(), K.clone(), TABLE.chunk(2, -1)  # views, as vLLM passes them
     dropins.rope_cached_thd_positions_2c_fwd_inplace(q, k, *tables, POSITIONS, *values)
-    same(q, expected[0])
-    wide = random(TOKENS, HEADS, 2 * DIM)
+    assert_same_bytes(q, expected[0])
+    wide = random_bf16(TOKENS, HEADS, 2 * DIM)
     want = wide.clone()
     key = wide[:, :1].clone()
     rope(POSITIONS, want, want[:, :0], TABLE, None, style == 1, DIM)
     dropins.rope_cached_thd_positions_2c_fwd_inplace(
         wide, key, *tables, POSITIONS, style, True, True
     )
-    same(wide, want)
+    assert_same_bytes(wide, want)
 
 
-LATENT = random(TOKENS, 512)
-NOPE = random(TOKENS, HEADS, 512, seed=1)
+LATENT = random_bf16(TOKENS, 512)
+NOPE = random_bf16(TOKENS, HEADS, 512, seed=1)
 SLOTS, SCALE = torch.tensor([5, -1, 0, 17]), torch.tensor(0.05)
 
 
@@ -147,7 +134,7 @@ def cache(dtype: torch.dtype = BF16) -> torch.Tensor:
 @pytest.mark.parametrize("word", ["auto", "fp8"])
 def test_concat_and_cache_mla(word: str) -> None:
     dtype = BF16 if word == "auto" else FP8
-    expected, rows = cache(dtype), torch.cat((LATENT, random(2, 512)))  # padded for a graph
+    expected, rows = cache(dtype), torch.cat((LATENT, random_bf16(2, 512)))  # padded for a graph
     mla_cache_write(LATENT, K[:, 0], expected, SLOTS, SCALE)
     for actual in (cache(dtype), cache(dtype).view(2, 16, 1, 576)):
         given = actual.view(torch.uint8) if word == "fp8" else actual
@@ -159,10 +146,10 @@ def test_concat_and_cache_mla(word: str) -> None:
             word,
             SCALE,
         )
-        same(actual, expected)
+        assert_same_bytes(actual, expected)
     mla_cache_write(LATENT, K[:, 0], expected, SLOTS, torch.ones(1))
     dropins.concat_and_cache_mla(LATENT, K[:, 0], given, SLOTS, word, SCALE, True)
-    same(actual, expected)
+    assert_same_bytes(actual, expected)
     q, k = turned(True)
     expected, actual, q_pe, k_pe = cache(dtype), cache(dtype), Q.clone(), K[:, 0].clone()
     mla_cache_write(LATENT, k[:, 0], expected, SLOTS, SCALE)
@@ -170,9 +157,9 @@ def test_concat_and_cache_mla(word: str) -> None:
     dropins.concat_and_cache_mla_rope_fused(
         POSITIONS, q_pe, k_pe, LATENT, TABLE, False, SLOTS, given, word, SCALE
     )
-    same(actual, expected)
-    same(q_pe, q)
-    same(k_pe, k)
+    assert_same_bytes(actual, expected)
+    assert_same_bytes(q_pe, q)
+    assert_same_bytes(k_pe, k)
 
 
 @pytest.mark.parametrize("dtype", [BF16, FP8])
@@ -200,8 +187,8 @@ def test_fused_with_q(dtype: torch.dtype) -> None:
         True,
         True,
     )
-    same(actual, expected)
-    same(padded[:, :HEADS], q)
+    assert_same_bytes(actual, expected)
+    assert_same_bytes(padded[:, :HEADS], q)
     assert (padded[:, HEADS:].float() == 0).all()
 
     actual = cache(dtype).view(32, 1, 576)
@@ -220,21 +207,21 @@ def test_fused_with_q(dtype: torch.dtype) -> None:
         q_out_dtype=dtype,
     )
     q = mla_rope_concat_cache_write(*args, torch.ones(1), None, False, dtype)
-    same(actual.view_as(expected), expected)
-    same(made[0], q)
-    same(made[2], turned()[1])
+    assert_same_bytes(actual.view_as(expected), expected)
+    assert_same_bytes(made[0], q)
+    assert_same_bytes(made[2], turned()[1])
     assert made[1].shape == (0, HEADS, 64) and made[3].shape == (0, HEADS, 512)
 
 
 @pytest.mark.parametrize("word", ["auto", "fp8_e4m3"])
 def test_reshape_and_cache_flash(word: str) -> None:
     dtype, scales = (BF16 if word == "auto" else FP8), (SCALE, torch.tensor(0.1))
-    key, value = random(TOKENS, 2, 64), random(TOKENS, 2, 64, seed=1)
+    key, value = random_bf16(TOKENS, 2, 64), random_bf16(TOKENS, 2, 64, seed=1)
     actual, expected = (torch.zeros(2, 2, 16, 2, 64).to(dtype) for _ in range(2))
     kv_cache_write(key, value, *expected, SLOTS, *scales)
     given = actual.view(torch.uint8) if word != "auto" else actual
     dropins.reshape_and_cache_flash(key, value, *given, SLOTS, word, *scales)
-    same(actual, expected)
+    assert_same_bytes(actual, expected)
 
 
 TABLES = TABLE.chunk(2, -1)

@@ -331,7 +331,7 @@ def test_plans_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def largest_variant(m: int) -> GemvConfig:
     """Of those that the tuner tries, the one that needs the most registers."""
-    candidates = gemv_module._variants(gemv_module._ALL, m)
+    candidates = gemv_module._variants(gemv_module._ALL_VALUES, m)
     return max(candidates, key=lambda c: (c.rows * c.steps, c.lanes == 64, c.waves))
 
 
@@ -376,7 +376,7 @@ def test_all_loads_are_in_flight_at_once(m: int, tmp_path: Path) -> None:
 def test_heuristic_covers_the_shape(k: int, n: int) -> None:
     for m in ALL_M:
         config = default_config("gemv", m, n, k)
-        assert config in gemv_module._variants(gemv_module._ALL, m)
+        assert config in gemv_module._variants(gemv_module._ALL_VALUES, m)
         one_round = config.lanes * 16 * config.steps * config.waves
         assert one_round < 2 * max(k, 1024), f"{config} leaves most lanes idle at K={k}"
 

@@ -8,7 +8,7 @@ import kernel_size
 
 LARGEST = 1500
 # Longer ones, each with its own bound, which may only shrink.
-LONGER = {"attention/mla_decode_flow.hip": 1580}
+LONGER = {"attention/mla_decode_flow.hip": 1506}
 
 
 def test_length_of_kernels() -> None:

@@ -277,16 +277,7 @@ class QuantisedMethod(Method):
     mxfp4_backend = SimpleNamespace(name="EMULATION")
     ocp_mx_scheme = "w_mxfp4_a_mxfp4"
 
-    def apply(
-        self,
-        layer: Any,
-        x: Any,
-        topk_weights: Any,
-        topk_ids: Any,
-        shared_experts: Any,
-        shared_experts_input: Any,
-    ) -> str:
-        return "original"
+    apply = Method.forward_native
 
 
 def _fp8_layer(w1: torch.Tensor, w2: torch.Tensor) -> dict[str, Any]:

@@ -3,7 +3,6 @@ each computes what its op does."""
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import pytest
@@ -15,6 +14,7 @@ from rfops.rowwise.act_mul import act_mul
 from rfops.rowwise.act_mul_quant import act_mul_quant
 from rfops.rowwise.rms_norm import rms_norm
 from rfops.rowwise.rms_norm_quant import rms_norm_quant
+from support.dropin_checks import assert_same_bytes, random_bf16, signature_of
 
 BF16, FP8 = torch.bfloat16, torch.float8_e4m3fn
 pytestmark = pytest.mark.requires_gfx950
@@ -44,46 +44,37 @@ SIGNATURES = {
 }
 
 
-def random(*shape: int) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape))).to(BF16)
-
-
-def same(actual: torch.Tensor, expected: torch.Tensor) -> None:
-    """The same bytes in the order of the elements."""
-    one, other = (t.reshape(-1).clone().view(torch.uint8) for t in (actual, expected))
-    assert torch.equal(one, other)
-
-
 def test_signatures() -> None:
     assert set(dropins.NAMES) == set(SIGNATURES)
-    for name, wanted in SIGNATURES.items():
-        parameters = inspect.signature(getattr(dropins, name)).parameters.values()
-        made = ", ".join(
-            p.name + ("" if p.default is p.empty else f"={p.default}") for p in parameters
-        )
-        assert made == wanted, name
+    for name, expected in SIGNATURES.items():
+        assert signature_of(getattr(dropins, name)) == expected, name
 
 
-X, R, W, SCALE = random(3, 256), random(3, 256).flip(0), random(256), torch.tensor([0.02])
+X, R, W, SCALE = (
+    random_bf16(3, 256),
+    random_bf16(3, 256).flip(0),
+    random_bf16(256),
+    torch.tensor([0.02]),
+)
 
 
 def test_norms() -> None:
     out = torch.empty_like(X)
     dropins.rms_norm(out, X, W, 1e-5)
-    same(out, rms_norm(X, W, eps=1e-5))
-    same(dropins.rmsnorm2d_fwd(X, W, 1e-5), out)
+    assert_same_bytes(out, rms_norm(X, W, eps=1e-5))
+    assert_same_bytes(dropins.rmsnorm2d_fwd(X, W, 1e-5), out)
     x, residual, other = X.clone(), R.clone(), R.clone()
     dropins.fused_add_rms_norm(x, residual, W, 1e-5)
     expected = rms_norm(X, W, other, 1e-5)
-    same(x, expected)
-    same(residual, other)
+    assert_same_bytes(x, expected)
+    assert_same_bytes(residual, other)
     after, before = torch.empty_like(R), R.clone()
     dropins.rmsnorm2d_fwd_with_add(out, X, before, after, W, 1e-5)
-    same(out, expected)
-    same(after, other)
-    same(before, R)
+    assert_same_bytes(out, expected)
+    assert_same_bytes(after, other)
+    assert_same_bytes(before, R)
     dropins.rmsnorm2d_fwd_with_add(out, X, before, after, W, 1e-5, True)
-    same(out, rms_norm(X, W.float() + 1, R.clone(), 1e-5))
+    assert_same_bytes(out, rms_norm(X, W.float() + 1, R.clone(), 1e-5))
 
 
 @pytest.mark.parametrize("adds", [False, True])
@@ -98,22 +89,22 @@ def test_quantised_norms(adds: bool) -> None:
 
     tokens = torch.empty(3, 1)
     dropins.rms_norm_dynamic_per_token_quant(result, X, W, tokens, 1e-5, None, residual())
-    same(result, expect("fp8_token")[0])
-    same(tokens, expect("fp8_token")[1])
+    assert_same_bytes(result, expect("fp8_token")[0])
+    assert_same_bytes(tokens, expect("fp8_token")[1])
     for transposed in (False, True):
         groups = torch.empty(2, 3).T if transposed else torch.empty(3, 2)
         dropins.rms_norm_per_block_quant(
             result, X, W, groups, 1e-5, None, residual(), 128, transposed
         )
-        same(result, expect("fp8_group")[0])
-        same(groups, expect("fp8_group")[1])
+        assert_same_bytes(result, expect("fp8_group")[0])
+        assert_same_bytes(groups, expect("fp8_group")[1])
     if adds:
         z = R.clone()
         dropins.fused_add_rms_norm_static_fp8_quant(result, X, z, W, SCALE, 1e-5)
-        same(z, X + R)
+        assert_same_bytes(z, X + R)
     else:
         dropins.rms_norm_static_fp8_quant(result, X, W, SCALE, 1e-5)
-    same(result, expect("fp8_tensor", static_scale=SCALE)[0])
+    assert_same_bytes(result, expect("fp8_tensor", static_scale=SCALE)[0])
 
 
 def test_activations() -> None:
@@ -127,27 +118,27 @@ def test_activations() -> None:
     }
     for name, (values, expected) in ways.items():
         getattr(dropins, name)(out.zero_(), X, *values)
-        same(out, act_mul(X, *expected))
+        assert_same_bytes(out, act_mul(X, *expected))
     result = torch.empty(3, 128, dtype=FP8)
     dropins.silu_and_mul_quant(result, X, SCALE)
-    same(result, act_mul_quant(X, "silu", "fp8_tensor", SCALE)[0])
+    assert_same_bytes(result, act_mul_quant(X, "silu", "fp8_tensor", SCALE)[0])
     for transposed in (False, True):
         scales = torch.empty(1, 3).T if transposed else torch.empty(3, 1)
         dropins.silu_and_mul_per_block_quant(result, X, scales, 128, None, transposed)
-        same(result, act_mul_quant(X, "silu")[0])
-        same(scales, act_mul_quant(X, "silu")[1])
+        assert_same_bytes(result, act_mul_quant(X, "silu")[0])
+        assert_same_bytes(scales, act_mul_quant(X, "silu")[1])
 
 
 def test_quantisers() -> None:
     result, tokens, tensor = torch.empty(3, 256, dtype=FP8), torch.empty(3, 1), torch.empty(1)
     dropins.dynamic_per_token_scaled_fp8_quant(result, X, tokens, None)
     for one, other in zip((result, tokens), quant_fp8(X), strict=True):
-        same(one, other)
+        assert_same_bytes(one, other)
     dropins.dynamic_scaled_fp8_quant(result, X, tensor)
-    same(result, quant_fp8(X, "tensor")[0])
-    same(tensor, quant_fp8(X, "tensor")[1])
+    assert_same_bytes(result, quant_fp8(X, "tensor")[0])
+    assert_same_bytes(tensor, quant_fp8(X, "tensor")[1])
     dropins.static_scaled_fp8_quant(result, X, SCALE)
-    same(result, quant_fp8(X, "tensor", SCALE)[0])
+    assert_same_bytes(result, quant_fp8(X, "tensor", SCALE)[0])
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ class Counted:
 def searched(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Counted]:
     counted = Counted()
     monkeypatch.setattr(bound, "_compiled", {})
-    monkeypatch.setattr(bound.launch, "on", lambda _device: contextlib.nullcontext())
+    monkeypatch.setattr(bound.launch, "on_device", lambda _device: contextlib.nullcontext())
     monkeypatch.setattr(BoundTriton, "is_current", lambda _self: True)
     monkeypatch.setattr(bound.torch.version, "hip", "7.0")  # sizes of storages count
     rfops.vgpu.activate_triton(request.param)

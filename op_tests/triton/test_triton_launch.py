@@ -90,7 +90,7 @@ def test_the_users_virtual_gpu_keeps_its_arch(device: torch.device) -> None:
 
 def test_the_driver_comes_back_after_an_error(device: torch.device) -> None:
     previous = _driver_state()
-    with pytest.raises(RuntimeError, match="from inside"), launch.on(device):
+    with pytest.raises(RuntimeError, match="from inside"), launch.on_device(device):
         raise RuntimeError("from inside")
     assert _driver_state() == previous
 
@@ -104,7 +104,7 @@ def test_every_arch_has_a_tile_for_all(name: str) -> None:
     assert {row.arch for row in rows if row.sizes == (None, None, None)} == set(ARCH_SPECS)
     for row in rows:
         is_dense = not name.startswith("grouped")
-        assert tiles.of(row).unsupported_reason(is_dense, row.arch) is None, row
+        assert tiles.config_of(row).unsupported_reason(is_dense, row.arch) is None, row
 
 
 def test_tiles_between_the_bounds() -> None:

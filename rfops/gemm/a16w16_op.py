@@ -33,9 +33,9 @@ class Torch(Kernel):
 
 
 class Gemm16(Op):
-    def call_of(self, arch: str = "gfx950", cu_num: int | None = None, **given: Any) -> Call:
-        given = {"w_dtype": given.get("x_dtype", torch.bfloat16), **given}
-        return super().call_of(arch, cu_num, **given)
+    def call_of(self, arch: str = "gfx950", cu_num: int | None = None, **arguments: Any) -> Call:
+        arguments = {"w_dtype": arguments.get("x_dtype", torch.bfloat16), **arguments}
+        return super().call_of(arch, cu_num, **arguments)
 
     def unsupported_reason(self, c: Call, *sizes: int) -> tuple[str, str, str, str] | None:
         if c.x_dtype != c.w_dtype:
@@ -44,10 +44,10 @@ class Gemm16(Op):
         if out is None or 0 in sizes:
             return None
         shape = shape_of(*sizes)
-        if overlaps_itself(shape.of("out"), strides(c, "out", shape)):
+        if overlaps_itself(shape.sizes_of("out"), strides(c, "out", shape)):
             expected = "a tensor with each element in a place of its own"
-            got = f"{describe(out)} with strides {list(out.strides)}"
-            return "out", expected, got, "pass one that is not expanded, or none"
+            actual = f"{describe(out)} with strides {list(out.strides)}"
+            return "out", expected, actual, "pass one that is not expanded, or none"
         return None
 
     def is_empty(self, c: Call) -> bool:
@@ -61,7 +61,9 @@ class Gemm16(Op):
         if not c.has("out"):
             return run
         shape, names = shape_of(*c.sizes.values()), ("x", "w", "out")
-        extents = [extent(shape.of(n), strides(c, n, shape), c.tensors[n].itemsize) for n in names]
+        extents = [
+            extent(shape.sizes_of(n), strides(c, n, shape), c.tensors[n].itemsize) for n in names
+        ]
 
         def checked(out: Tensor, x: Tensor, w: Tensor) -> None:
             check_apart(self.name, out, extents, names, (x, w))

@@ -90,8 +90,8 @@ class _BatchedGemm(Op):
         if out is not None:
             if 0 not in (b, m, n) and overlaps_itself((b, m, n), strides_of(out, (b, m, n))):
                 expected = "a tensor with each element in a place of its own"
-                got = f"{describe(out)} with strides {list(out.strides)}"
-                return "out", expected, got, "pass one that is not expanded, or none"
+                actual = f"{describe(out)} with strides {list(out.strides)}"
+                return "out", expected, actual, "pass one that is not expanded, or none"
         elif m * n * c.dtype.itemsize >= MAX_BATCH_BYTES:
             return "the result", "smaller than 2 GiB a batch", f"M={m}, N={n}", "split x along M"
         for name, shape in _shapes(Shape(*sizes)).items():
@@ -102,9 +102,9 @@ class _BatchedGemm(Op):
             if size >= MAX_BATCH_BYTES:
                 limit = "the kernel's offsets inside one are signed 32-bit"
                 lies = "" if tensor is None else f" with strides {list(tensor.strides)}"
-                got = f"{describe(tensor)}{lies}: {size} bytes"
+                actual = f"{describe(tensor)}{lies}: {size} bytes"
                 fix = "split it and call the op on the parts"
-                return name, f"smaller than 2 GiB a batch ({limit})", got, fix
+                return name, f"smaller than 2 GiB a batch ({limit})", actual, fix
         return None
 
     def finish_run(self, c: Call, run: Run) -> Run:

@@ -59,9 +59,9 @@ class _Model(GemmModel):
 
 
 class _Gemm(Op):
-    def call_of(self, arch: str = "gfx950", cu_num: int | None = None, **given: Any) -> Call:
-        given = {"x_dtype": fp8_of(arch), "w_dtype": fp8_of(arch), **given}
-        return super().call_of(arch, cu_num, **given)
+    def call_of(self, arch: str = "gfx950", cu_num: int | None = None, **arguments: Any) -> Call:
+        arguments = {"x_dtype": fp8_of(arch), "w_dtype": fp8_of(arch), **arguments}
+        return super().call_of(arch, cu_num, **arguments)
 
     def unsupported_reason(self, c: Call, *sizes: int) -> tuple[str, str, str, str] | None:
         if c.w_layout != "raw" and sizes[1] % 16:
@@ -85,8 +85,8 @@ class _Gemm(Op):
 
         def run() -> torch.Tensor:
             rows = w_scale.repeat_interleave(BLOCK, 0)[: c.N]
-            wide = [dequantised(t, s, torch.bfloat16) for t, s in ((x, x_scale), (w, rows))]
-            return wide[0] @ wide[1].T
+            x_values = dequantised(x, x_scale, torch.bfloat16)
+            return x_values @ dequantised(w, rows, torch.bfloat16).T
 
         return "torch_dequantise", run
 
@@ -218,19 +218,19 @@ def run_torch(out: Tensor, x: Tensor, w: Tensor, x_scale: Tensor, w_scale: Tenso
             total = torch.zeros(shape, dtype=torch.float64, device=x.device)
             for block in range(k // BLOCK):
                 span = slice(block * BLOCK, (block + 1) * BLOCK)
-                dots = _wide(x_part[:, span]) @ _wide(w_part[:, span]).T
+                dots = _to_float64(x_part[:, span]) @ _to_float64(w_part[:, span]).T
                 total += dots * (x_rows[:, block, None] * w_rows[None, :, block])
             out[m0 : m0 + _ROWS, n0 : n0 + _ROWS] = total
 
 
-def _wide(payload: torch.Tensor) -> torch.Tensor:
+def _to_float64(payload: torch.Tensor) -> torch.Tensor:
     return payload.to(torch.float32).to(torch.float64)
 
 
 def dequantised(payload: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Return payload * scale, with one scale per row and block."""
-    wide = payload.to(torch.float32).to(dtype).unflatten(1, (-1, BLOCK))
-    values: torch.Tensor = (wide * scale.to(dtype)[:, :, None]).flatten(1)
+    blocks = payload.to(torch.float32).to(dtype).unflatten(1, (-1, BLOCK))
+    values: torch.Tensor = (blocks * scale.to(dtype)[:, :, None]).flatten(1)
     return values
 
 

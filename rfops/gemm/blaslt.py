@@ -45,8 +45,8 @@ class Linear:
 
     def __post_init__(self) -> None:
         if self.dtype not in _TYPES:
-            known = ", ".join(_NAMES.values())
-            raise ValueError(f"blaslt: dtype must be one of {known}, got {self.dtype}")
+            dtypes = ", ".join(_NAMES.values())
+            raise ValueError(f"blaslt: dtype must be one of {dtypes}, got {self.dtype}")
         if not self.sizes or any(len(size) != 3 or min(size) < 1 for size in self.sizes):
             raise ValueError(f"blaslt: sizes must be M N K of 1 or more each, got {self.sizes}")
         if not self.is_grouped and len(self.sizes) != 1:
@@ -204,8 +204,8 @@ class Problem:
                 t.is_contiguous() and t.dtype == linear.dtype for t in tensors
             ):
                 raise ValueError(f"blaslt: expected contiguous {_NAMES[linear.dtype]} of {shapes}")
-        self.library, self.of, self._held = library, linear, (x, w, out)
-        self._out, self._own = c_void_p(), out[0].device
+        self.library, self.linear, self._tensors = library, linear, (x, w, out)
+        self._out, self._device = c_void_p(), out[0].device
         self._numbers = _description(linear, x, w, out)
         count = c_int32()
         described = byref(self._numbers[0])
@@ -213,18 +213,18 @@ class Problem:
             "rfops_blaslt_problem", library._handle, described, byref(self._out), byref(count)
         )
         shim = library._shim
-        names = [shim.rfops_blaslt_name(self._out, at).decode() for at in range(count.value)]
-        self._at = {name: at for at, name in reversed(list(enumerate(names)))}
-        self._workspace = torch.empty(0, dtype=torch.uint8, device=self._own)
+        names = [shim.rfops_blaslt_name(self._out, index).decode() for index in range(count.value)]
+        self._index_of = {name: index for index, name in reversed(list(enumerate(names)))}
+        self._workspace = torch.empty(0, dtype=torch.uint8, device=self._device)
 
     @property
     def names(self) -> list[str]:
         """The algorithms that hipBLASLt offers for the problem, in its order."""
-        return sorted(self._at, key=self._at.__getitem__)
+        return sorted(self._index_of, key=self._index_of.__getitem__)
 
     def select(self, name: str) -> None:
         """Raises HipError where the algorithm does not take the problem."""
-        required_bytes, index = c_size_t(), self._at[name]
+        required_bytes, index = c_size_t(), self._index_of[name]
         self.library.call("rfops_blaslt_supported", self._out, index, byref(required_bytes))
         if required_bytes.value > WORKSPACE:
             raise ValueError(
@@ -232,7 +232,9 @@ class Problem:
                 f"at most {WORKSPACE >> 20} are given"
             )
         if self._workspace.numel() < required_bytes.value:
-            self._workspace = torch.empty(required_bytes.value, dtype=torch.uint8, device=self._own)
+            self._workspace = torch.empty(
+                required_bytes.value, dtype=torch.uint8, device=self._device
+            )
         memory = c_void_p(self._workspace.data_ptr())
         self.library.call("rfops_blaslt_select", self._out, index, memory, self._queue())
 
@@ -251,15 +253,15 @@ class Problem:
         whose first four int32 are its rows of w, rows of x, batch and K."""
         item_bytes = c_size_t()
         self.library.call("rfops_blaslt_arguments", self._out, None, byref(item_bytes))
-        records = torch.empty(len(self.of.sizes), item_bytes.value, dtype=torch.uint8)
+        records = torch.empty(len(self.linear.sizes), item_bytes.value, dtype=torch.uint8)
         memory = c_void_p(records.data_ptr())
         self.library.call("rfops_blaslt_arguments", self._out, memory, byref(item_bytes))
         return records
 
     def _queue(self) -> c_void_p:
-        if self._own.type == "cpu":
+        if self._device.type == "cpu":
             return c_void_p()
-        return c_void_p(torch.cuda.current_stream(self._own).cuda_stream)
+        return c_void_p(torch.cuda.current_stream(self._device).cuda_stream)
 
     def __del__(self) -> None:
         if getattr(self, "_out", None):
@@ -292,17 +294,22 @@ def _description(
 def _tensors(linear: Linear, device: str) -> tuple[list[torch.Tensor], ...]:
     gen = torch.Generator().manual_seed(0)
 
-    def made(rows: int, columns: int) -> torch.Tensor:
+    def make_operand(rows: int, columns: int) -> torch.Tensor:
         return torch.randn(rows, columns, generator=gen).to(linear.dtype).to(device)
 
-    x, w = [made(m, k) for m, _, k in linear.sizes], [made(n, k) for _, n, k in linear.sizes]
+    x, w = (
+        [make_operand(m, k) for m, _, k in linear.sizes],
+        [make_operand(n, k) for _, n, k in linear.sizes],
+    )
     return x, w, [torch.empty(m, n, dtype=linear.dtype, device=device) for m, n, _ in linear.sizes]
 
 
-def _wrong(linear: Linear, got: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> str:
+def _wrong(
+    linear: Linear, tensors: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]
+) -> str:
     """fp32 sums of K products, rounded once: a matrix' relative L2 error is below the dtype's
     unit."""
-    for index, (g, e) in enumerate(zip(got, expected, strict=True)):
+    for index, (g, e) in enumerate(zip(tensors, expected, strict=True)):
         error = ((g.double() - e.double()).norm() / e.double().norm()).item()
         bound = max(torch.finfo(linear.dtype).eps, linear.sizes[index][2] ** 0.5 * 2.0**-23)
         if not error <= bound:

@@ -12,7 +12,7 @@ import math
 import random
 from typing import Any
 
-PARTS = 1, 2, 4, 8  # of tensor parallelism
+TP_SIZES = 1, 2, 4, 8  # of tensor parallelism
 # Hidden size, q, k and v, feed-forward.
 DENSE = {
     "Llama 3.1 8B": (4096, 4096, 2048, 14336),
@@ -49,10 +49,10 @@ _MIN_N, _MULTIPLE = 64, 16
 _MAX_WORK, _MAX_W = 2e10, 2e8
 
 
-def part_of(layer: tuple[int, int, str], parts: int = 1) -> tuple[int, int]:
+def part_of(layer: tuple[int, int, str], tp: int = 1) -> tuple[int, int]:
     """(N, K) of one of so many GPUs."""
-    n, k, shared = layer
-    return n // (parts if shared == "N" else 1), k // (parts if shared == "K" else 1)
+    n, k, split_dim = layer
+    return n // (tp if split_dim == "N" else 1), k // (tp if split_dim == "K" else 1)
 
 
 _Q_KV_A, _Q_B, _O, *_DENSE = DEEPSEEK_V3
@@ -71,10 +71,10 @@ DEEPSEEK_V3_DENSE_TP8 = tuple([part_of(layer, 8) for layer in _DENSE])
 def shapes(multiple: int) -> tuple[tuple[int, int], ...]:
     """(N, K) of one GPU, K a multiple of that."""
     pairs: set[tuple[int, int]] = set()
-    for tp in PARTS:
-        for hidden, q, kv, wide in DENSE.values():
+    for tp in TP_SIZES:
+        for hidden, q, kv, intermediate in DENSE.values():
             pairs |= {((q + kv) // tp, hidden), (hidden, q // tp)}
-            pairs |= {(2 * wide // tp, hidden), (hidden, wide // tp)}
+            pairs |= {(2 * intermediate // tp, hidden), (hidden, intermediate // tp)}
         pairs |= {part_of(layer, tp) for layer in LATENT}
     return tuple(
         sorted(

@@ -27,8 +27,8 @@ Dtype = torch.dtype | None
 Config = dict[str, Any] | None
 
 
-def _fail(op: str, name: str, expected: str, got: object, way_out: str) -> NoReturn:
-    Guard(op).fail(name, expected, show(got), way_out)
+def _fail(op: str, name: str, expected: str, value: object, way_out: str) -> NoReturn:
+    Guard(op).fail(name, expected, show(value), way_out)
 
 
 def _refuse(op: str, **options: Any) -> None:

@@ -119,8 +119,8 @@ class Fp4Gemm(Op):
             )
             if not is_sized or columns != num_columns:
                 shape = f"[{min_rows}{' or more' * is_shuffled}, {num_columns}]"
-                got = f"[{num_rows}, {columns}]"
-                return name, f"a {shape} tensor, {layout}", got, self.hints[name]
+                actual = f"[{num_rows}, {columns}]"
+                return name, f"a {shape} tensor, {layout}", actual, self.hints[name]
         return self._refuses_strides(c)
 
     def _refuses_strides(self, c: Call) -> tuple[str, str, str, str] | None:
@@ -162,8 +162,8 @@ class Fp4Gemm(Op):
 
         def run() -> torch.Tensor:
             wide_w = dequantised(w, w_scale, c.w_layout, c.w_scale_layout)
-            wide = x if x_scale is None else dequantised(x, x_scale, RAW, c.x_scale_layout)
-            return wide.to(torch.bfloat16) @ wide_w.to(torch.bfloat16).T
+            x_values = x if x_scale is None else dequantised(x, x_scale, RAW, c.x_scale_layout)
+            return x_values.to(torch.bfloat16) @ wide_w.to(torch.bfloat16).T
 
         return "torch_dequantise", run
 

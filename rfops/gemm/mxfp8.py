@@ -169,7 +169,7 @@ def run_torch(out: Tensor, x: Tensor, w: Tensor, x_scale: Tensor, w_scale: Tenso
     step = min(k, _CHUNK_K)
     rows = max(1, _CHUNK // step)
 
-    def part(payload: torch.Tensor, scale: torch.Tensor, row: int, k0: int) -> torch.Tensor:
+    def values_of(payload: torch.Tensor, scale: torch.Tensor, row: int, k0: int) -> torch.Tensor:
         blocks = slice(k0 // BLOCK, (k0 + step) // BLOCK)
         block = payload[row : row + rows, k0 : k0 + step]
         return dequant_mxfp8(block, scale[row : row + rows, blocks], torch.float64)
@@ -179,7 +179,7 @@ def run_torch(out: Tensor, x: Tensor, w: Tensor, x_scale: Tensor, w_scale: Tenso
             target = out[m0 : m0 + rows, n0 : n0 + rows]
             total = torch.zeros(target.shape, dtype=torch.float64, device=out.device)
             for k0 in range(0, k, step):
-                total += part(x, x_scale, m0, k0) @ part(w, w_scale, n0, k0).T
+                total += values_of(x, x_scale, m0, k0) @ values_of(w, w_scale, n0, k0).T
             target.copy_(total)
 
 

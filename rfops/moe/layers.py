@@ -11,7 +11,7 @@ import math
 import random
 from typing import Any
 
-from rfops.gemm.layers import PARTS
+from rfops.gemm.layers import TP_SIZES
 
 # D, I, experts that are routed, K, shared experts that serve as one more.
 MODELS = {
@@ -39,7 +39,7 @@ def shapes(multiple: int) -> tuple[tuple[int, ...], ...]:
     found = {
         (d, i // part, routed + own, k, routed)
         for d, i, routed, k, shared in MODELS.values()
-        for part in PARTS
+        for part in TP_SIZES
         for own in {0, shared}
     }
     return tuple(sorted(s for s in found if s[0] % multiple == 0 == s[1] % multiple and s[1]))

@@ -167,9 +167,9 @@ class _Prepared:
         self.of_strides = tuple(
             [name for stride_names in strides.values() for name in stride_names.split()]
         )
-        self.rest = bound.parameters[len(origins) :]
+        self.scalar_names = bound.parameters[len(origins) :]
         bound_names = {*self.of_strides, *bound.constants}
-        self.numbers = tuple([name for name in self.rest if name not in bound_names])
+        self.numbers = tuple([name for name in self.scalar_names if name not in bound_names])
 
     def run_of(self, grid: Grid, /, **numbers: _Number) -> Run:
         if numbers.keys() != set(self.numbers):
@@ -215,7 +215,7 @@ class _Launch:
         prepared, bound = self._prepared, self._prepared.bound
         flat = (stride for of_tensor in strides for stride in of_tensor)
         values = {**dict(zip(prepared.of_strides, flat, strict=True)), **self._numbers}
-        numbers = [values[name] for name in prepared.rest if name not in bound.constants]
+        numbers = [values[name] for name in prepared.scalar_names if name not in bound.constants]
         scalars = (*numbers, *bound.constants.values())
         kinds = [_specialised(value, bound.by_size) for value in (*tensors, *numbers)]
         full = (*bound.kind, *kinds)
@@ -223,7 +223,7 @@ class _Launch:
         if compiled is not None:
             compiled[self._grid](*tensors, *scalars)
         else:
-            with launch.on(bound.device):
+            with launch.on_device(bound.device):
                 compiled = bound.jit[self._grid](*tensors, *scalars, **bound.options)
             if bound.device.type == "cpu":
                 return  # the virtual GPU's architecture may change, and it is slow

@@ -1,4 +1,4 @@
-"""Launching a Triton kernel where its tensors live: `with on(device): kernel[grid](...)`.
+"""Launching a Triton kernel where its tensors live: `with on_device(device): kernel[grid](...)`.
 
 | device | runs on |
 |---|---|
@@ -53,7 +53,7 @@ def arch_of(device: torch.device) -> str:
 
 
 @contextlib.contextmanager
-def on(device: torch.device) -> Iterator[None]:
+def on_device(device: torch.device) -> Iterator[None]:
     """Launches in this block go to `device`. Raises as rfops.vgpu.activate_triton on the cpu."""
     if device.type == "cpu":
         with _lock, _on_virtual_gpu(arch_of(device)):

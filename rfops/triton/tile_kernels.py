@@ -12,9 +12,9 @@ def grouped_tile(tiles_m, tiles_n, GROUP_M: tl.constexpr):
     """Return the tile of a program, along m and n. Programs go through GROUP_M rows of tiles at a
     time, because those that run at once then share w in the L2."""
     pid, group = tl.program_id(0), GROUP_M * tiles_n
-    first = pid // group * GROUP_M
-    rows = tl.minimum(tiles_m - first, GROUP_M)
-    return first + pid % group % rows, pid % group // rows
+    group_m = pid // group * GROUP_M
+    rows = tl.minimum(tiles_m - group_m, GROUP_M)
+    return group_m + pid % group % rows, pid % group // rows
 
 
 @triton.jit
@@ -33,28 +33,28 @@ def rows_of_tile(m, n, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP_M: tl
 def expert_slots(ids, expert_ids, block, BLOCK_M: tl.constexpr):
     """Return for a block of moe_align_block_size its expert, its slots and the ids there."""
     expert = tl.load(expert_ids + block).to(tl.int64)
-    slot = block * BLOCK_M + tl.arange(0, BLOCK_M)
-    return expert, slot, tl.load(ids + slot)
+    rows = block * BLOCK_M + tl.arange(0, BLOCK_M)
+    return expert, rows, tl.load(ids + rows)
 
 
 @triton.jit
 def own_columns(column, n, BLOCK_N: tl.constexpr):
     """Return the columns of a program, and those to read: past the edge the first one."""
-    own = column * BLOCK_N + tl.arange(0, BLOCK_N)
-    return own, tl.where(own < n, own, 0)
+    columns = column * BLOCK_N + tl.arange(0, BLOCK_N)
+    return columns, tl.where(columns < n, columns, 0)
 
 
 @triton.jit
-def store_slots(h, gate, up, slot, own, n):
+def store_slots(h, gate, up, rows, columns, n):
     """h[slot] = silu(gate) * up, of the columns that are there."""
-    made = gate / (1.0 + tl.exp(-gate)) * up
-    to = h + slot.to(tl.int64)[:, None] * n + own[None, :]
-    tl.store(to, made.to(h.dtype.element_ty), mask=own[None, :] < n)
+    hidden = gate / (1.0 + tl.exp(-gate)) * up
+    dst = h + rows.to(tl.int64)[:, None] * n + columns[None, :]
+    tl.store(dst, hidden.to(h.dtype.element_ty), mask=columns[None, :] < n)
 
 
 @triton.jit
-def store_ids(y, total, id, own, num_ids, n):
+def store_ids(y, total, id, columns, num_ids, n):
     """y[id] = total, of the ids and columns that are there."""
-    to = y + id.to(tl.int64)[:, None] * n + own[None, :]
-    is_there = (id < num_ids)[:, None] & (own[None, :] < n)
-    tl.store(to, total.to(y.dtype.element_ty), mask=is_there)
+    dst = y + id.to(tl.int64)[:, None] * n + columns[None, :]
+    is_there = (id < num_ids)[:, None] & (columns[None, :] < n)
+    tl.store(dst, total.to(y.dtype.element_ty), mask=is_there)

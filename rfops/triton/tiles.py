@@ -102,7 +102,7 @@ class TritonConfig:
         return options
 
 
-def of(row: Row) -> TritonConfig:
+def config_of(row: Row) -> TritonConfig:
     """Return the config of a tuned row. Raises as routing.parse_config."""
     config: TritonConfig = routing.parse_config(TritonConfig, row.config, row)
     return config

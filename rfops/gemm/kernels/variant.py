@@ -46,8 +46,8 @@ class RowsConfig(CheckedConfig):
     def check_tile(self, tiles: Collection[tuple[int, int]]) -> None:
         """Raises ValueError unless m x n is one of these."""
         if (self.m, self.n) not in tiles:
-            known = ", ".join(f"{m} x {n}" for m, n in tiles)
-            raise ValueError(f"{self}: m x n must be one of {known}, got {self.m} x {self.n}")
+            names = ", ".join(f"{m} x {n}" for m, n in tiles)
+            raise ValueError(f"{self}: m x n must be one of {names}, got {self.m} x {self.n}")
 
     @property
     def words(self) -> int:

@@ -20,7 +20,7 @@ class Shape(NamedTuple):
     n: int
     k: int
 
-    def of(self, name: str) -> tuple[int, int, int]:
+    def sizes_of(self, name: str) -> tuple[int, int, int]:
         """Return the sizes of x, w or out, batches first."""
         rows, columns = {"x": (self.m, self.k), "w": (self.n, self.k), "out": (self.m, self.n)}[
             name
@@ -40,7 +40,7 @@ def shape_of(*sizes: int) -> Shape:
 def strides(c: Call, name: str, shape: Shape) -> Strides:
     """Return the strides in elements of x, w or out of a call like `c` of these sizes: contiguous
     tensors stay contiguous, others keep their strides."""
-    view, (_, rows, columns) = c.tensors.get(name), shape.of(name)
+    view, (_, rows, columns) = c.tensors.get(name), shape.sizes_of(name)
     if view is None or view.contiguous:
         return rows * columns, columns, 1
     return (0, *view.strides)[-3:]

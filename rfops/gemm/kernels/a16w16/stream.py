@@ -29,7 +29,7 @@ _STEP_K = 32  # elements of K of a step along it, times `slices`
 _SPLIT_K = 256  # of a part of a split K, at least
 _LONG_K = 1024
 LINE = 128  # bytes
-_NEAR = {  # values of fields that a tuner tries, the first fields first
+_NEIGHBOURS = {  # values of fields that a tuner tries, the first fields first
     "split": (1, 4, 8, 16),
     "waves": (1, 2, 4, 8),
     "steps": (2, 4, 8),
@@ -206,15 +206,17 @@ class Stream(Kernel):
     def candidates(self, c: Call) -> Iterable[StreamConfig]:
         """The default, and others that differ in one field or two."""
         default = self.default(c)
-        values = {name: {*near, getattr(default, name)} for name, near in _NEAR.items()}
-        found = {default: None}
+        values = {
+            name: {*neighbours, getattr(default, name)} for name, neighbours in _NEIGHBOURS.items()
+        }
+        configs = {default: None}
         for pair in itertools.combinations(values, 2):
             for numbers in itertools.product(*[sorted(values[name]) for name in pair]):
                 with contextlib.suppress(ValueError):  # does not fit
                     config = replace(default, **dict(zip(pair, numbers, strict=True)))
                     if self.unsupported_config_reason(c, config) is None:
-                        found[config] = None
-        return found
+                        configs[config] = None
+        return configs
 
     def defines(self, c: Call, config: StreamConfig) -> Mapping[str, int | str]:
         types = {"IN": _TYPES[c.x_dtype], "OUT": _TYPES[c.dtype]}
@@ -294,7 +296,7 @@ def _layout_reason(c: Call, shape: Shape) -> str | None:
         return f"K={shape.k} is not a multiple of {_VEC}"
     for name in ("x", "w", "out"):
         batch, row, column = strides(c, name, shape)
-        _, rows, columns = shape.of(name)
+        _, rows, columns = shape.sizes_of(name)
         is_columns = name == "w" and _is_columns(c)
         if is_columns:
             row, column, rows, columns = column, row, columns, rows

@@ -47,7 +47,7 @@ class TritonTiles(TritonKernel):
         shape = shape_of(*c.sizes.values())
         for name in ("x", "w", "out"):
             _, row, column = strides(c, name, shape)
-            _, rows, columns = shape.of(name)
+            _, rows, columns = shape.sizes_of(name)
             if 4 * ((rows + 256) * abs(row) + (columns + 256) * abs(column)) >= MAX_BYTES:
                 return f"a batch of {name} is beyond signed 32-bit offsets (2 GiB)"
         if ceil(shape.m, 16) > MAX_GRID:
@@ -102,8 +102,8 @@ def _bind(device: torch.device, config: TilesConfig, shape: Shape, is_batched: b
         numbers |= {"out_b": 0, "x_b": 0, "w_b": 0}
     tiles = ceil(shape.n, config.block_n), ceil(shape.m, config.block_m)
     runs = [
-        launch((*tiles, min(MAX_GRID, shape.b - first)), b_first=first, **numbers)
-        for first in range(0, shape.b, MAX_GRID)
+        launch((*tiles, min(MAX_GRID, shape.b - batch)), b_first=batch, **numbers)
+        for batch in range(0, shape.b, MAX_GRID)
     ]
 
     def run(*tensors: torch.Tensor) -> None:

@@ -58,5 +58,5 @@ def tiles(
         w_at += BK * w_k
         x_at += BK * x_k
     out_at = out + b * out_b + (n * out_n)[:, None] + (m * out_m)[None, :]
-    inside = (n < n_count)[:, None] & (m < m_count)[None, :]
-    tl.store(out_at, acc.to(out.dtype.element_ty), mask=inside)
+    in_bounds = (n < n_count)[:, None] & (m < m_count)[None, :]
+    tl.store(out_at, acc.to(out.dtype.element_ty), mask=in_bounds)

@@ -51,16 +51,16 @@ class _Config:
                 self._fail(name, "a power of two", value)
         self._at_most("tile_n", self._most_n)
 
-    def _at_most(self, name: str, most: int) -> None:
-        if vars(self)[name] > most:
-            self._fail(name, f"at most {most}", vars(self)[name])
+    def _at_most(self, name: str, maximum: int) -> None:
+        if vars(self)[name] > maximum:
+            self._fail(name, f"at most {maximum}", vars(self)[name])
 
-    def _at_least(self, name: str, least: int) -> None:
-        if vars(self)[name] < least:
-            self._fail(name, f"at least {least}", vars(self)[name])
+    def _at_least(self, name: str, minimum: int) -> None:
+        if vars(self)[name] < minimum:
+            self._fail(name, f"at least {minimum}", vars(self)[name])
 
-    def _fail(self, name: str, expected: str, got: object) -> None:
-        raise ValueError(f"{type(self).__name__}: {name} must be {expected}, got {got!r}")
+    def _fail(self, name: str, expected: str, value: object) -> None:
+        raise ValueError(f"{type(self).__name__}: {name} must be {expected}, got {value!r}")
 
 
 @dataclass(frozen=True)

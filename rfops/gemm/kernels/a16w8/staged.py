@@ -27,12 +27,12 @@ _PLAIN = ("b_first", "m_count")
 
 
 @gluon.constexpr_function
-def _bases(count, first, axis):
-    """Return the bases of `count` (a power of two) positions along an axis, `first` apart."""
+def _bases(count, distance, axis):
+    """Return the bases of `count` (a power of two) positions along an axis, `distance` apart."""
     bases = []
     while count > 1:
-        bases.append([first if axis == other else 0 for other in range(3)])
-        first, count = 2 * first, count // 2
+        bases.append([distance if axis == dim else 0 for dim in range(3)])
+        distance, count = 2 * distance, count // 2
     return bases
 
 
@@ -44,22 +44,24 @@ def _fragment(ROWS, UNIT, BK, WK, W_ROWS, W_OTHER, OTHER_FIRST):
     registers = _bases(run, 1, 2) + _bases(BK // (4 * run), 4 * run, 2)
     registers += _bases(UNIT // 8, 8, 1) + _bases(ROWS // (UNIT * W_ROWS), UNIT * W_ROWS, 1)
     lanes = _bases(4, run, 2) + _bases(8, 1, 1)
-    own, other = _bases(W_ROWS, UNIT, 1), [[0, 0, 0]] * (W_OTHER.bit_length() - 1)
-    warps = (other + own if OTHER_FIRST else own + other) + _bases(WK, 1, 0)
+    row_bases, replicas = _bases(W_ROWS, UNIT, 1), [[0, 0, 0]] * (W_OTHER.bit_length() - 1)
+    warps = (replicas + row_bases if OTHER_FIRST else row_bases + replicas) + _bases(WK, 1, 0)
     return gl.DistributedLinearLayout(registers, lanes, warps, [], [WK, ROWS, BK])
 
 
 @gluon.jit
-def _relabel(values, WK: gl.constexpr, ROWS: gl.constexpr, BK: gl.constexpr, TURN: gl.constexpr):
-    """[WK, ROWS, BK] of `_fragment` with K in the unit's order; with TURN [WK, BK, ROWS]."""
+def _relabel(
+    values, WK: gl.constexpr, ROWS: gl.constexpr, BK: gl.constexpr, TRANSPOSED: gl.constexpr
+):
+    """[WK, ROWS, BK] of `_fragment` with K in the unit's order; with TRANSPOSED [WK, BK, ROWS]."""
     RUN: gl.constexpr = 16 if BK >= 64 else BK // 4
     # K is block, lane, pair of pairs, pair, element; the unit's is block, pair of pairs, pair, lane
     # and element.
-    parts = gl.reshape(values, (WK, ROWS, BK // (4 * RUN), 4, RUN // 4, 2, 2))
-    if TURN:
-        named = gl.reshape(gl.permute(parts, (0, 2, 4, 5, 3, 6, 1)), (WK, BK, ROWS))
+    fields = gl.reshape(values, (WK, ROWS, BK // (4 * RUN), 4, RUN // 4, 2, 2))
+    if TRANSPOSED:
+        named = gl.reshape(gl.permute(fields, (0, 2, 4, 5, 3, 6, 1)), (WK, BK, ROWS))
     else:
-        named = gl.reshape(gl.permute(parts, (0, 1, 2, 4, 5, 3, 6)), (WK, ROWS, BK))
+        named = gl.reshape(gl.permute(fields, (0, 1, 2, 4, 5, 3, 6)), (WK, ROWS, BK))
     return named
 
 
@@ -88,7 +90,7 @@ def _operands(
 @gluon.jit
 def _rows_at(
     base,
-    first,
+    row_begin,
     count,
     stride,
     layout: gl.constexpr,
@@ -99,12 +101,14 @@ def _rows_at(
 ):
     """Return the pointers to [WK, ROWS, BK], WK times BK contiguous elements; rows are clamped to
     the last. Compile-time terms are added last, because they then fold into the copies' offsets."""
-    part = gl.arange(0, WK, gl.SliceLayout(1, gl.SliceLayout(2, layout)))[:, None, None]
-    row = first + gl.arange(0, ROWS, gl.SliceLayout(0, gl.SliceLayout(2, layout)))[None, :, None]
+    k_part = gl.arange(0, WK, gl.SliceLayout(1, gl.SliceLayout(2, layout)))[:, None, None]
+    row = (
+        row_begin + gl.arange(0, ROWS, gl.SliceLayout(0, gl.SliceLayout(2, layout)))[None, :, None]
+    )
     k = gl.arange(0, BK, gl.SliceLayout(0, gl.SliceLayout(1, layout)))[None, None, :]
     if not EVEN:
         row = gl.minimum(row, count - 1)
-    return (base + row * stride + k) + part * BK
+    return (base + row * stride + k) + k_part * BK
 
 
 @gluon.jit
@@ -133,8 +137,8 @@ def _store(
     n = first_n + gl.arange(0, BN, gl.SliceLayout(1, tile))[:, None]
     m = first_m + gl.arange(0, BM, gl.SliceLayout(0, tile))[None, :]
     out_at = out + b * out_b + m * out_m + n * out_n
-    inside = (m < m_count) & (n < n_count)
-    gl.store(out_at, total.to(out.dtype.element_ty), mask=inside)
+    in_bounds = (m < m_count) & (n < n_count)
+    gl.store(out_at, total.to(out.dtype.element_ty), mask=in_bounds)
 
 
 @gluon.jit(do_not_specialize=_PLAIN)
@@ -164,13 +168,13 @@ def staged(
     WN: gl.constexpr,
     WK: gl.constexpr,
     STAGES: gl.constexpr,
-    AT_ONCE: gl.constexpr,
+    ALL_IN_FLIGHT: gl.constexpr,
     EVEN_M: gl.constexpr,
     EVEN_N: gl.constexpr,
 ):
     """[BM, BN] of one batch's result; BN and BK divide 128. K is a multiple of a step, which is
-    WK * BK; AT_ONCE: of STAGES of them, else of more. Elements of x and w along K are side by side,
-    rows begin at multiples of 16 bytes. Grid: tiles of n, tiles of m, batches."""
+    WK * BK; ALL_IN_FLIGHT: of STAGES of them, else of more. Elements of x and w along K are side by
+    side, rows begin at multiples of 16 bytes. Grid: tiles of n, tiles of m, batches."""
     WARPS: gl.constexpr = WK * WM * WN
     STEP: gl.constexpr = WK * BK
     mma: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [WK, WN, WM], [1, 16, 8])
@@ -193,7 +197,7 @@ def staged(
     s_at = scale + b * s_b + first_n // 128 * s_n
     zero = gl.zeros((WK, BN, BM), gl.float32, mma)
     acc = zero
-    if AT_ONCE:
+    if ALL_IN_FLIGHT:
         w_parts, x_parts, scales = (), (), ()
         for j in gl.static_range(STAGES):
             w_parts += (gl.allocate_shared_memory(w.dtype.element_ty, [WK, BN, BK], w_shared),)
@@ -204,8 +208,8 @@ def staged(
             scales += (gl.load(s_at + (s_first + j * STEP) // 128 * s_k),)
         for j in gl.static_range(STAGES):
             async_copy.wait_group(STAGES - 1 - j)
-            left, right = _operands(w_parts[j], x_parts[j], mma, BM, BN, BK, WK, WM, WN)
-            acc += mma_v2(left, right, zero) * scales[j]
+            w_operand, x_operand = _operands(w_parts[j], x_parts[j], mma, BM, BN, BK, WK, WM, WN)
+            acc += mma_v2(w_operand, x_operand, zero) * scales[j]
     else:
         w_ring = gl.allocate_shared_memory(w.dtype.element_ty, [STAGES, WK, BN, BK], w_shared)
         x_ring = gl.allocate_shared_memory(x.dtype.element_ty, [STAGES, WK, BM, BK], x_shared)
@@ -217,20 +221,20 @@ def staged(
         w_at += STAGES * STEP
         x_at += STAGES * STEP
         s = gl.load(s_at + s_first // 128 * s_k)
-        place = 0
+        stage = 0
         for j in range(steps):
             async_copy.wait_group(STAGES - 1)
             following = gl.minimum(j + 1, steps - 1)
             s_next = gl.load(s_at + (s_first + following * STEP) // 128 * s_k)
-            w_part, x_part = w_ring.index(place), x_ring.index(place)
-            left, right = _operands(w_part, x_part, mma, BM, BN, BK, WK, WM, WN)
+            w_part, x_part = w_ring.index(stage), x_ring.index(stage)
+            w_operand, x_operand = _operands(w_part, x_part, mma, BM, BN, BK, WK, WM, WN)
             if j + STAGES < steps:
                 _copy(w_part, w_at)
                 _copy(x_part, x_at)
             async_copy.commit_group()
             w_at += STEP
             x_at += STEP
-            acc += mma_v2(left, right, zero) * s
+            acc += mma_v2(w_operand, x_operand, zero) * s
             s = s_next
-            place = gl.where(place == STAGES - 1, 0, place + 1)
+            stage = gl.where(stage == STAGES - 1, 0, stage + 1)
     _store(out, acc, b, first_m, first_n, m_count, n_count, out_b, out_m, out_n, BM, BN, WK, WARPS)

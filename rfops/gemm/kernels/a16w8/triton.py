@@ -60,7 +60,7 @@ _BMM_M, _BMM_WORK = 512, 1 << 34
 # 100 x 128 x 300 x 512 in 31.8 against 24.7).
 _STAGED_WORK = 1 << 30
 _THREAD_BYTES = 64  # of w in flight in a thread
-_SHARED = 220 << 10  # bytes of NVIDIA's shared memory that candidates' stages may take
+_SHARED_BYTES = 220 << 10  # bytes of NVIDIA's shared memory that candidates' stages may take
 
 
 def shape_of(c: Call) -> Shape:
@@ -68,9 +68,9 @@ def shape_of(c: Call) -> Shape:
     return Shape(c.B, c.M, c.N, c.K)
 
 
-def _power(value: int, least: int = 1, most: int = 1 << 30) -> int:
+def _power(value: int, minimum: int = 1, maximum: int = 1 << 30) -> int:
     """The next power of two, within bounds."""
-    return max(least, min(most, 1 << max(value - 1, 0).bit_length()))
+    return max(minimum, min(maximum, 1 << max(value - 1, 0).bit_length()))
 
 
 def takes_bmm(c: Call) -> bool:
@@ -144,26 +144,26 @@ def _amd_rows(max_k: int) -> Columns[RowsConfig]:
     """With 16 to 64 elements of w in flight in a thread."""
     all_k = [k for k in (128, 256, _MOST_ROW_K) if k <= max_k] or [max_k]
     all_n = (4, 8, 16, 32) if max_k >= 128 else (16, 32, 64, 128)
-    found = [
+    configs = [
         RowsConfig(tile_n, tile_k, 1, warps)
         for tile_n, tile_k, warps in itertools.product(all_n, all_k, (1, 2, 4))
         if 16 <= tile_n * tile_k // (WAVE * warps) <= 64
     ]
-    return Columns(found)
+    return Columns(configs)
 
 
 @functools.lru_cache(maxsize=256)
 def _amd_tiles(max_m: int, tile_k: int, steps: int) -> Columns[TilesConfig]:
     """w on the left; each part of a split K has four steps at least."""
-    found = []
+    configs = []
     for tile_m, tile_n, split in itertools.product((16, 32, 64, 128), (32, 64, 128), (1, 2, 4, 8)):
         if tile_m > max_m or 4 * tile_m < max_m or 4 * split > max(steps, 4):
             continue
-        wide, narrow = min(tile_m, tile_n) >= 64, max(tile_m, tile_n) <= 32
-        for warps in (4, 8) if wide else (2, 4) if narrow else (4,):
+        is_wide, is_narrow = min(tile_m, tile_n) >= 64, max(tile_m, tile_n) <= 32
+        for warps in (4, 8) if is_wide else (2, 4) if is_narrow else (4,):
             config = TilesConfig(tile_m, tile_n, tile_k, split_k=split, warps=warps)
-            found.append(_with_stages(config, steps, _CHIP.lds_bytes))
-    return Columns(found)
+            configs.append(_with_stages(config, steps, _CHIP.lds_bytes))
+    return Columns(configs)
 
 
 class Rows(_Batched):
@@ -211,8 +211,8 @@ class Rows(_Batched):
             tile_n //= 2
         spare = warps * wave * _THREAD_BYTES // (tile_n * tile_k)
         batches = 1
-        many = shape.b * ceil(shape.n, tile_n) // (8 * units)
-        while shape.m == 1 and 2 * batches <= spare and batches <= many:
+        max_batches = shape.b * ceil(shape.n, tile_n) // (8 * units)
+        while shape.m == 1 and 2 * batches <= spare and batches <= max_batches:
             batches *= 2
         return RowsConfig(tile_n, tile_k, batches, warps)
 
@@ -347,8 +347,10 @@ def _deep_tiles(shape: Shape) -> Iterator[TilesConfig]:
     for tile_m, tile_n, x_left, warps in _tile_sizes(shape):
         programs = shape.programs(tile_m, tile_n)
         for tile_k, stages, split_k in itertools.product((64, 128), (2, 3, 4), (1, 4)):
-            shared = (stages - 1) * tile_k * (tile_n + 2 * tile_m) + x_left * 2 * tile_k * tile_n
-            if shared > _SHARED or stages > steps + 1:
+            shared_bytes = (stages - 1) * tile_k * (
+                tile_n + 2 * tile_m
+            ) + x_left * 2 * tile_k * tile_n
+            if shared_bytes > _SHARED_BYTES or stages > steps + 1:
                 continue
             if split_k > 1 and (programs * split_k > 270 or steps < 4 * split_k):
                 continue
@@ -383,8 +385,8 @@ class Staged(_Batched):
         shape = shape_of(c)
         tile_m, tile_n = _power(shape.m, 8, 32), 64
         units = ARCH_SPECS["sm_90"].cus
-        wanted = 2 * units if shape.k <= 512 else units
-        while tile_n > 16 and shape.programs(tile_m, tile_n) < wanted:
+        min_programs = 2 * units if shape.k <= 512 else units
+        while tile_n > 16 and shape.programs(tile_m, tile_n) < min_programs:
             tile_n //= 2
         tile_k = min(SCALE_BLOCK, shape.k & -shape.k)
         warps_k = 2 if shape.k % (2 * SCALE_BLOCK) == 0 else 1
@@ -490,18 +492,18 @@ class Bmm(_Batched):
         strides = {name: _STRIDES[name] for name in ("w", "scale")}
         launch = kernel.prepare("out w scale", strides=strides)
         tiles = ceil(n, config.tile_n) * ceil(k, SCALE_BLOCK)
-        parts = [slice(first, min(first + step, b)) for first in range(0, b, step)]
+        spans = [slice(begin, min(begin + step, b)) for begin in range(0, b, step)]
         runs = [
             launch((tiles * (p.stop - p.start), 1, 1), b_first=p.start, n_count=n, k_count=k)
-            for p in parts
+            for p in spans
         ]
 
         def run(out: torch.Tensor, x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor) -> None:
             space = torch.empty(step, n, k, dtype=x.dtype, device=device)
-            for part, dequantise in zip(parts, runs, strict=True):
-                values = space[: part.stop - part.start]
+            for span, dequantise in zip(spans, runs, strict=True):
+                values = space[: span.stop - span.start]
                 dequantise(values, w, scale)
-                torch.bmm(x[part], values.mT, out=out[part])
+                torch.bmm(x[span], values.mT, out=out[span])
 
         return run
 
@@ -511,8 +513,8 @@ class Bmm(_Batched):
 
 def _launches(b: int, step: int = 1) -> list[tuple[int, int]]:
     """First batch and extent of the grid's last axis, each launch; programs take `step` batches."""
-    most = MAX_GRID * step
-    return [(first, ceil(min(b - first, most), step)) for first in range(0, b, most)]
+    maximum = MAX_GRID * step
+    return [(begin, ceil(min(b - begin, maximum), step)) for begin in range(0, b, maximum)]
 
 
 # The kernels' parameters that take the strides of each tensor.
@@ -537,7 +539,7 @@ def _in_parts(
     **numbers: int,
 ) -> Launch:
     launch = kernel.prepare("out x w scale", strides=strides)
-    runs = [launch((*tiles, extent), b_first=first, **numbers) for first, extent in launches]
+    runs = [launch((*tiles, extent), b_first=begin, **numbers) for begin, extent in launches]
     if len(runs) == 1:
         return runs[0]
 
@@ -594,9 +596,9 @@ def _prepare_tiles(device: torch.device, shape: Shape, config: TilesConfig) -> L
     workspace = Workspace(device, ((splits, b, m, n), torch.float32))
 
     def run(out: torch.Tensor, x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor) -> None:
-        (parts,) = workspace()
-        gemm(parts, x, w, scale)
-        sum_splits(out, parts)
+        (partials,) = workspace()
+        gemm(partials, x, w, scale)
+        sum_splits(out, partials)
 
     return run
 
@@ -605,7 +607,7 @@ def staged_constants(shape: Shape, config: StagedConfig) -> dict[str, object]:
     """The constants of kernel staged."""
     _b, m, n, k = shape
     steps = k // config.step
-    at_once = steps <= config.stages
+    all_in_flight = steps <= config.stages
     return {
         "BM": config.tile_m,
         "BN": config.tile_n,
@@ -613,8 +615,8 @@ def staged_constants(shape: Shape, config: StagedConfig) -> dict[str, object]:
         "WM": config.warps_m,
         "WN": config.warps_n,
         "WK": config.warps_k,
-        "STAGES": steps if at_once else config.stages,
-        "AT_ONCE": at_once,
+        "STAGES": steps if all_in_flight else config.stages,
+        "ALL_IN_FLIGHT": all_in_flight,
         "EVEN_M": m % config.tile_m == 0,
         "EVEN_N": n % config.tile_n == 0,
     }

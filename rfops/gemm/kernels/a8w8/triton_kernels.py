@@ -48,13 +48,13 @@ def gemm(
     xs_m, xs_k = strides[2]
     ws_n, ws_k = strides[3]
     k = tl.arange(0, BLOCK)
-    first = tl.program_id(1) * per_split
-    last = tl.minimum(first + per_split, blocks)
+    block_begin = tl.program_id(1) * per_split
+    block_end = tl.minimum(block_begin + per_split, blocks)
 
-    x += first_m.to(tl.int64) * x_m + first.to(tl.int64) * BLOCK * x_k
-    w += first_n.to(tl.int64) * w_n + first.to(tl.int64) * BLOCK * w_k
-    x_scale += first_m.to(tl.int64) * xs_m + first.to(tl.int64) * xs_k
-    w_scale += (first_n // BLOCK).to(tl.int64) * ws_n + first.to(tl.int64) * ws_k
+    x += first_m.to(tl.int64) * x_m + block_begin.to(tl.int64) * BLOCK * x_k
+    w += first_n.to(tl.int64) * w_n + block_begin.to(tl.int64) * BLOCK * w_k
+    x_scale += first_m.to(tl.int64) * xs_m + block_begin.to(tl.int64) * xs_k
+    w_scale += (first_n // BLOCK).to(tl.int64) * ws_n + block_begin.to(tl.int64) * ws_k
     if W_LEFT:
         x_at = read_m[None, :] * x_m + k[:, None] * x_k
         w_at = read_n[:, None] * w_n + k[None, :] * w_k
@@ -63,7 +63,7 @@ def gemm(
         x_at = read_m[:, None] * x_m + k[None, :] * x_k
         w_at = read_n[None, :] * w_n + k[:, None] * w_k
         total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    for _ in range(first, last):
+    for _ in range(block_begin, block_end):
         x_tile = tl.load(x + x_at).to(FP8, bitcast=True)
         w_tile = tl.load(w + w_at).to(FP8, bitcast=True)
         scale = tl.load(x_scale + read_m * xs_m)
@@ -85,8 +85,8 @@ def gemm(
     is_m, is_n = row_m < m - first_m, row_n < n - first_n
     total = total.to(out.dtype.element_ty)
     if W_LEFT:
-        at = row_m[None, :] * out_m + row_n[:, None]
-        tl.store(out + at, total, mask=is_m[None, :] & is_n[:, None])
+        offset = row_m[None, :] * out_m + row_n[:, None]
+        tl.store(out + offset, total, mask=is_m[None, :] & is_n[:, None])
     else:
-        at = row_m[:, None] * out_m + row_n[None, :]
-        tl.store(out + at, total, mask=is_m[:, None] & is_n[None, :])
+        offset = row_m[:, None] * out_m + row_n[None, :]
+        tl.store(out + offset, total, mask=is_m[:, None] & is_n[None, :])

@@ -32,7 +32,7 @@ BLOCK = tl.constexpr(32)  # elements of K that share a scale
 NAN = tl.constexpr(255)
 PAIRS = tl.constexpr(16)  # bytes of them
 ONE = tl.constexpr(127)  # the e8m0 byte of 1.0
-MOST = tl.constexpr(252)  # the largest scale with which 6 is a number in bf16
+MAX_SCALE = tl.constexpr(252)  # the largest scale with which 6 is a number in bf16
 # Of e4m3: the same of 448, and the least one with which 2^-9 is a normal one.
 MOST_E4M3, LEAST_E4M3 = tl.constexpr(246), tl.constexpr(16)
 
@@ -63,7 +63,7 @@ def _even_and_odd(x_code, x_odd, BUMP: tl.constexpr):
 
 @triton.jit
 def _extremes(x_byte, x_code, x_odd, BUMP: tl.constexpr, BYTES: tl.constexpr, ROWS: tl.constexpr):
-    """Scale bytes, of e4m3 those with which a product leaves bf16 as MOST + 1 or more."""
+    """Scale bytes, of e4m3 those with which a product leaves bf16 as MAX_SCALE + 1 or more."""
     if BUMP == -2:
         code = (x_code | x_odd) & 0x7F
         code = tl.max(tl.reshape(code, (BYTES // PAIRS, PAIRS, ROWS)), axis=1)
@@ -81,7 +81,7 @@ def _factor(byte):
 
 
 @triton.jit
-def _wide(scale, BYTES: tl.constexpr, ROWS: tl.constexpr):
+def _repeat_blocks(scale, BYTES: tl.constexpr, ROWS: tl.constexpr):
     """[blocks, rows] as [bytes, rows]."""
     spread = tl.broadcast_to(scale[:, None, :], (BYTES // PAIRS, PAIRS, ROWS))
     return tl.reshape(spread, (BYTES, ROWS))
@@ -99,11 +99,11 @@ def _quantise(even, odd, BUMP: tl.constexpr, BYTES: tl.constexpr, ROWS: tl.const
     """fp32 [bytes, rows] of even and of odd k: packed codes, and scales [blocks, rows]."""
     even_bits = even.to(tl.int32, bitcast=True) & 0x7FFFFFFF
     odd_bits = odd.to(tl.int32, bitcast=True) & 0x7FFFFFFF
-    most = tl.max(
+    max_byte = tl.max(
         tl.reshape(tl.maximum(even_bits, odd_bits), (BYTES // PAIRS, PAIRS, ROWS)), axis=1
     )
-    byte = scale_byte(most, BUMP, 2)
-    inverse = _wide(inverse_of(byte), BYTES, ROWS)
+    byte = scale_byte(max_byte, BUMP, 2)
+    inverse = _repeat_blocks(inverse_of(byte), BYTES, ROWS)
     codes = fp4_code(even * inverse) | fp4_code(odd * inverse) << 4
     return codes, byte.to(tl.uint8)
 
@@ -125,24 +125,24 @@ def _load_x(
     mask = None if EVEN_K else (pair < k_left // 2)[:, None]
     other = None if EVEN_K else 0
     if PAIRED:
-        at = x.to(tl.pointer_type(tl.uint32)) + x_at[None, :] // 2 + pair[:, None]
-        words = tl.load(at, mask=mask, other=other)
+        ptr = x.to(tl.pointer_type(tl.uint32)) + x_at[None, :] // 2 + pair[:, None]
+        words = tl.load(ptr, mask=mask, other=other)
         even = (words & 0xFFFF).to(tl.uint16).to(x.dtype.element_ty, bitcast=True)
         odd = (words >> 16).to(tl.uint16).to(x.dtype.element_ty, bitcast=True)
     else:
-        at = x + x_at[None, :] + (2 * pair * x_k)[:, None]
-        even = tl.load(at, mask=mask, other=other)
-        odd = tl.load(at + x_k, mask=mask, other=other)
+        ptr = x + x_at[None, :] + (2 * pair * x_k)[:, None]
+        even = tl.load(ptr, mask=mask, other=other)
+        odd = tl.load(ptr + x_k, mask=mask, other=other)
     return _quantise(even.to(tl.float32), odd.to(tl.float32), BUMP, BYTES, ROWS)
 
 
 @triton.jit
-def _codes(at, is_there, EVEN_K: tl.constexpr):
+def _codes(ptr, is_there, EVEN_K: tl.constexpr):
     """[bytes, rows] of payloads."""
     if EVEN_K:
-        return tl.load(at)
+        return tl.load(ptr)
     else:
-        return tl.load(at, mask=is_there[:, None], other=0)
+        return tl.load(ptr, mask=is_there[:, None], other=0)
 
 
 @triton.jit
@@ -239,7 +239,7 @@ def _tile(
             x_most = tl.maximum(x_most, _extremes(x_byte, x_code, x_odd, BUMP, BYTES, BLOCK_M))
             even, odd = _even_and_odd(x_code, x_odd, BUMP)
             w_by = _wide_rows(_factor(w_byte), BYTES, BLOCK_N)
-            x_by = _wide(_factor(x_byte), BYTES, BLOCK_M)
+            x_by = _repeat_blocks(_factor(x_byte), BYTES, BLOCK_M)
             total = tl.dot(_value(w_code) * w_by, even * x_by, total)
             total = tl.dot(_value(w_code >> 4) * w_by, odd * x_by, total)
         else:  # "exact": one block
@@ -299,19 +299,21 @@ def gemm(
     x_rows = x, x_scale, x_m, x_k, xs_m, xs_k, first_m, read_m
     w_rows = w, w_scale, w_n, w_k, ws_n, ws_k, first_n, read_n
     SHUFFLED: tl.constexpr = (W_SHUFFLED, WS_SHUFFLED, XS_SHUFFLED)
-    total, most = _tile(x_rows, w_rows, begin, end, BLOCK_K, METHOD, BUMP, SHUFFLED, PAIRED, EVEN_K)
+    total, max_byte = _tile(
+        x_rows, w_rows, begin, end, BLOCK_K, METHOD, BUMP, SHUFFLED, PAIRED, EVEN_K
+    )
     if METHOD == "upcast":
-        if most > MOST:
-            total, most = _tile(
+        if max_byte > MAX_SCALE:
+            total, max_byte = _tile(
                 x_rows, w_rows, begin, end, BLOCK, "exact", BUMP, SHUFFLED, PAIRED, True
             )
 
     if HAS_BIAS:
         total += tl.load(bias + first_n + read_n).to(tl.float32)[:, None]
     out += tl.program_id(1).to(tl.int64) * m * out_m + first_m.to(tl.int64) * out_m + first_n
-    at = row_m[None, :] * out_m + row_n[:, None]
+    offset = row_m[None, :] * out_m + row_n[:, None]
     mask = (row_m < m - first_m)[None, :] & (row_n < n - first_n)[:, None]
-    tl.store(out + at, total.to(out.dtype.element_ty), mask=mask)
+    tl.store(out + offset, total.to(out.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -320,10 +322,10 @@ def add_splits(
 ):
     """out[m, n] = bias[n] + the sum of parts[s, m, n] over s in its order; columns of a row."""
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    at = tl.program_id(0).to(tl.int64) * n + column
-    total = tl.load(parts + at, mask=column < n)
+    offset = tl.program_id(0).to(tl.int64) * n + column
+    total = tl.load(parts + offset, mask=column < n)
     for split in tl.static_range(1, SPLITS):
-        total += tl.load(parts + tl.cast(m, tl.int64) * n * split + at, mask=column < n)
+        total += tl.load(parts + tl.cast(m, tl.int64) * n * split + offset, mask=column < n)
     if HAS_BIAS:
         total += tl.load(bias + column, mask=column < n).to(tl.float32)
-    tl.store(out + at, total.to(out.dtype.element_ty), mask=column < n)
+    tl.store(out + offset, total.to(out.dtype.element_ty), mask=column < n)

@@ -66,8 +66,8 @@ class GemvConfig(CheckedConfig):
 
 
 # lanes, rows, steps, waves: of all variants, of those that a call chooses among.
-_ALL = (64, 32, 16), (4, 3, 2, 1), (1, 2), tuple(range(1, 9))
-_FEW = (64, 32, 16), (4, 3, 2), (1, 2), (1, 2, 3, 4, 6, 8)
+_ALL_VALUES = (64, 32, 16), (4, 3, 2, 1), (1, 2), tuple(range(1, 9))
+_FEW_VALUES = (64, 32, 16), (4, 3, 2), (1, 2), (1, 2, 3, 4, 6, 8)
 
 
 @lru_cache(maxsize=2 * MAX_M)
@@ -98,10 +98,10 @@ class Gemv(TimedKernel):
         return None
 
     def space(self, c: Call) -> Columns[GemvConfig] | None:
-        return self._space(c, _FEW)
+        return self._space(c, _FEW_VALUES)
 
     def full_space(self, c: Call) -> Columns[GemvConfig] | None:
-        return self._space(c, _ALL)
+        return self._space(c, _ALL_VALUES)
 
     def _space(self, c: Call, values: tuple[tuple[int, ...], ...]) -> Columns[GemvConfig] | None:
         if self.unsupported_arch_reason(c) or not 1 <= c.M <= MAX_M:

@@ -141,8 +141,8 @@ def row_tiles(m: int) -> int:
 # n_tiles; steps; waves and split: of all variants, of those that a call chooses among.
 _Values = tuple[tuple[int, ...], tuple[int, ...], tuple[tuple[int, int], ...]]
 _ALONG_K = 1, 2, 3, 4, 6, 8, 12, MAX_SPLIT
-_ALL: _Values = (1, 2, 3, 4), (1, 2, 3, 4), tuple(itertools.product(_ALONG_K, _ALONG_K))
-_FEW: _Values = (
+_ALL_VALUES: _Values = (1, 2, 3, 4), (1, 2, 3, 4), tuple(itertools.product(_ALONG_K, _ALONG_K))
+_FEW_VALUES: _Values = (
     (1, 2, 3, 4),
     (1, 2, 3, 4),
     (
@@ -186,10 +186,10 @@ class Mfma(TimedKernel):
         return None
 
     def space(self, c: Call) -> Columns[MfmaConfig] | None:
-        return self._space(c, _FEW)
+        return self._space(c, _FEW_VALUES)
 
     def full_space(self, c: Call) -> Columns[MfmaConfig] | None:
-        return self._space(c, _ALL)
+        return self._space(c, _ALL_VALUES)
 
     def _space(self, c: Call, values: _Values) -> Columns[MfmaConfig] | None:
         if self.unsupported_arch_reason(c) or c.M < 1:
@@ -211,8 +211,8 @@ class Mfma(TimedKernel):
         )
 
     def defines(self, c: Call, config: MfmaConfig) -> Mapping[str, int | str]:
-        wide = c.K % TILE_K == 0 and c.align("x_scale", "w_scale") % 4 == 0
-        return config.defines(c.M, c.N, c.K, c.dtype, wide)
+        is_wide = c.K % TILE_K == 0 and c.align("x_scale", "w_scale") % 4 == 0
+        return config.defines(c.M, c.N, c.K, c.dtype, is_wide)
 
     def variant(self, c: Call, config: MfmaConfig) -> RunOf:
         """Scales at multiples of 4 bytes of whole tiles of K are read 4 at a time. A launch is

@@ -84,7 +84,7 @@ class TritonGemm(TimedKernel):
     def default(self, c: Call) -> TritonConfig:
         row = self.own_row(c)
         if row.is_own or self.space(c) is None:
-            return self.settled(c, tiles.of(row))
+            return self.settled(c, tiles.config_of(row))
         ranked: TritonConfig = super().default(c)
         return ranked
 
@@ -116,8 +116,8 @@ class TritonGemm(TimedKernel):
         return config.filled(c.arch, c.M, c.N, c.K)
 
     def candidates(self, c: Call) -> Iterable[TritonConfig]:
-        near = tiles.candidates(self.default(c), c, c.M, True)
-        return near if self.space(c) is None else [*super().candidates(c), *near]
+        neighbours = tiles.candidates(self.default(c), c, c.M, True)
+        return neighbours if self.space(c) is None else [*super().candidates(c), *neighbours]
 
     def variant(self, c: Call, config: TritonConfig) -> RunOf:
         """Launches of rows any distance apart (any stride(0)). With method expand each takes bf16
@@ -181,16 +181,16 @@ def _gemm(
     out = "_ stride_o _" if splits > 1 else "stride_o _"  # partials are [splits, M, N]
     runs = [
         BoundTriton(
-            _KERNELS, "gemm_kernel", device, {**constants, "WIDE": wide}, options=options
+            _KERNELS, "gemm_kernel", device, {**constants, "WIDE": is_wide}, options=options
         ).prepare(
             "out x w x_scale w_scale needed", sources=_SOURCES, strides={"out": out, **_ROWS}
         )(grid, **sizes)
-        for wide in (False, True)
+        for is_wide in (False, True)
     ]
 
     def run(out: torch.Tensor, x: torch.Tensor, w: torch.Tensor, *tail_args: Any) -> None:
-        wide = _is_wide(config, max(out.stride(-2), x.stride(0)), w.stride(0))
-        runs[wide](out, x, w, *tail_args)
+        is_wide = _is_wide(config, max(out.stride(-2), x.stride(0)), w.stride(0))
+        runs[is_wide](out, x, w, *tail_args)
 
     return run
 
@@ -227,10 +227,10 @@ def _bind_expanded(
             _KERNELS,
             "matmul_kernel",
             device,
-            {**config.constants(k), "WIDE": wide},
+            {**config.constants(k), "WIDE": is_wide},
             options=options,
         ).prepare("out x w", strides={"out": "stride_o _"})((_tiles(m, n, config), 1, 1), **sizes)
-        for wide in (False, True)
+        for is_wide in (False, True)
     ]
     k_parts = ceil(k, _EXPAND_BLOCKS * BLOCK)
     expand_x, expand_w = (expand((rows, k_parts, 1), K=k) for rows in (m, n))

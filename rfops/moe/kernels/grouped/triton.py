@@ -78,7 +78,7 @@ class TritonGrouped(TimedKernel):
     def default(self, c: Call) -> TritonConfig:
         row = self.own_row(c)
         if row.is_own or self.space(c) is None:
-            return tiles.of(row)
+            return tiles.config_of(row)
         ranked: TritonConfig = super().default(c)
         return ranked
 
