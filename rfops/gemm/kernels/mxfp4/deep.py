@@ -144,7 +144,7 @@ class Deep(Prepared):
 
     def reads_raw(self, c: Call, name: str, k: int) -> bool:
         row = getattr(rows_of(c, k), f"{name}_row")
-        return k % STEP_K == row % RAW_ALIGN == c.align(name) % RAW_ALIGN == 0
+        return not (k % STEP_K or row % RAW_ALIGN or c.align(name) % RAW_ALIGN)
 
     def kind(self, c: Call, config: Any, k: int) -> Mapping[str, int]:
         raw = {name for name in raw_scales(c) if self.reads_raw(c, name, k)}
