@@ -3,7 +3,7 @@
 // FP8 with fp32 scales, of any value, per block of 128 of K, for results of so few tiles that a CU
 // has one or two of them. Any M and N, K a multiple of 128.
 //
-// Layout. Four waves, 2 along M and 2 along N, compute kM x kN of the output. LDS holds two K-steps
+// Layout. Four waves, 2 x 2 or all along N, compute kM x kN of the output. LDS holds two K-steps
 // of both operands, and registers hold the operands of two more: while a wave multiplies K-step k,
 // it reads k + 1 from LDS, writes k + 2 to where k was, and loads k + 4. Each of these instructions
 // is issued beside a matrix instruction, so that a CU needs no second workgroup to be busy. The
@@ -35,14 +35,21 @@ constexpr u32 kM = RFOPS_M;                 // rows of x per workgroup
 constexpr u32 kN = RFOPS_N;                 // rows of w per workgroup
 constexpr u32 kSplit = RFOPS_SPLIT;         // split-K: workgroups per output tile
 constexpr u32 kGroupM = RFOPS_GROUP_M;      // tiles along M per raster group (tile_map.h)
-constexpr u32 kThreads = 4 * kWaveSize;     // 2 x 2 waves
-constexpr u32 kMTiles = kM / 2 / kTileRows, kNTiles = kN / 2 / kTileRows;  // per wave
+constexpr u32 kWaves = 4, kThreads = kWaves * kWaveSize;
+// Of the two arrangements the one whose waves read fewer rows from LDS.
+constexpr u32 kWavesM = kM % (2 * kTileRows) == 0 && (kM + kN) / 2 <= kM + kN / 4 ? 2 : 1;
+constexpr u32 kWavesN = kWaves / kWavesM;
+constexpr u32 kWaveM = kM / kWavesM, kWaveN = kN / kWavesN;
+constexpr u32 kMTiles = kWaveM / kTileRows, kNTiles = kWaveN / kTileRows;  // per wave
 constexpr u32 kTiles = kMTiles * kNTiles;
-constexpr u32 kMfmas = kTiles * kMatrixSteps;       // per K-step
-constexpr u32 kFragments = kMTiles + kNTiles;       // of a wave per K-step
-constexpr u32 kStageBytes = (kM + kN) * kRowBytes;  // LDS of a K-step
+constexpr u32 kTilesPerGroup = kTiles % kGroup == 0 ? kGroup : kTiles / 2;  // of promotion.h
+constexpr u32 kMfmas = kTiles * kMatrixSteps;                               // per K-step
+constexpr u32 kFragments = kMTiles + kNTiles;                               // of a wave per K-step
+constexpr u32 kRowsPerLoad = kThreads / kRowChunks;
+constexpr u32 kXRows = (kM + kRowsPerLoad - 1) / kRowsPerLoad * kRowsPerLoad;  // in LDS
+constexpr u32 kStageBytes = (kXRows + kN) * kRowBytes;                         // LDS of a K-step
 
-static_assert(kM % 32 == 0 && kN % 64 == 0 && kN <= kScaleRows, "one scale of w per K-step");
+static_assert(kM % kTileRows == 0 && kN % 64 == 0 && kN <= kScaleRows, "one scale of w per K-step");
 static_assert(2 * kStageBytes < kLdsBytes, "LDS holds two K-steps");
 
 // Tile t of a wave, in the order of promotion: consecutive tiles share an operand.
@@ -54,11 +61,10 @@ struct Wave {
 };
 
 // Loads an operand's rows of one K-step at a time through registers to LDS, a load at a time;
-// registers hold two K-steps.
+// registers hold two K-steps. Rows beyond the view's are zeros.
 template <u32 kRows, bool kIsShuffled>
 class Loader {
   using Layout = OperandLayout<kIsShuffled>;
-  static constexpr u32 kRowsPerLoad = kThreads / kRowChunks;
   static_assert(kRows % kRowsPerLoad == 0, "a whole number of loads");
 
  public:
@@ -89,9 +95,11 @@ class Loader {
   u32 src_offset_, lds_dst_;
   U32x4 staged_[2][kLoads];
 };
-using XLoader = Loader<kM, false>;
+using XLoader = Loader<kXRows, false>;
 using WLoader = Loader<kN, kShuffled>;
 constexpr u32 kLoads = XLoader::kLoads + WLoader::kLoads;
+
+using Sums = PromotedAcc<kTiles, kTilesPerGroup>;
 
 // What a wave multiplies in a K-step.
 struct Operands {
@@ -100,15 +108,14 @@ struct Operands {
 };
 
 template <u32 kTileBegin = 0, class Interleave>
-__device__ inline void multiply(PromotedAcc<kTiles>& sums, const Operands& operands,
-                                Interleave interleave) {
+__device__ inline void multiply(Sums& sums, const Operands& operands, Interleave interleave) {
   if constexpr (kTileBegin < kTiles) {
     sums.multiply<kTileBegin>(
         [&](u32 t) -> const Fragment& { return operands.w[n_of(kTileBegin + t)]; },
         [&](u32 t) -> const Fragment& { return operands.x[m_of(kTileBegin + t)]; },
         [&](u32 t) { return operands.scale[m_of(kTileBegin + t)]; },
         [&](u32 i) { interleave(kTileBegin * kMatrixSteps + i); });
-    multiply<kTileBegin + kGroup>(sums, operands, interleave);
+    multiply<kTileBegin + kTilesPerGroup>(sums, operands, interleave);
   }
 }
 
@@ -121,7 +128,7 @@ class Pipeline {
                       const Wave& wave)
       : memory_(memory),
         x_reader_(memory, wave.lane, wave.m),
-        w_reader_(memory + kM * kRowBytes, wave.lane, wave.n),
+        w_reader_(memory + kXRows * kRowBytes, wave.lane, wave.n),
         x_(x_rows),
         w_(w_rows),
         lane_scales_(x_scale),
@@ -129,7 +136,7 @@ class Pipeline {
         blocks_(blocks),
         wave_m_(wave.m) {}
 
-  __device__ void run(PromotedAcc<kTiles>& sums) {
+  __device__ void run(Sums& sums) {
     load_scales(0);
     issue_all<0>(0);
     issue_all<1>(1);
@@ -176,7 +183,7 @@ class Pipeline {
   __device__ void commit(u32 i) {
     LdsBytes* const stage = memory_ + kSlot * kStageBytes;
     if (i < WLoader::kLoads) {
-      w_.template commit<kSlot>(i, stage + kM * kRowBytes);
+      w_.template commit<kSlot>(i, stage + kXRows * kRowBytes);
     } else {
       x_.template commit<kSlot>(i - WLoader::kLoads, stage);
     }
@@ -205,7 +212,7 @@ class Pipeline {
 
   // Multiplies K-step `block`, whose operands are in registers.
   template <u32 kSlot>
-  __device__ void step(PromotedAcc<kTiles>& sums, u32 block) {
+  __device__ void step(Sums& sums, u32 block) {
     constexpr u32 kNext = 1 - kSlot;
     constexpr u32 kScaleSteps = LaneBlockScales::kSteps;
     const u32 next = block + 1;
@@ -275,7 +282,7 @@ extern "C" __global__ void
   const u32 block_begin = k_blocks * tile.split / kSplit;
   const u32 blocks = k_blocks * (tile.split + 1) / kSplit - block_begin;
   const u32 wave_idx = wave_id();
-  const Wave wave = {wave_idx / 2 * (kM / 2), wave_idx % 2 * (kN / 2), lane_id()};
+  const Wave wave = {wave_idx / kWavesN * kWaveM, wave_idx % kWavesN * kWaveN, lane_id()};
 
   const u32 k0 = block_begin * kTileK, k_bytes = blocks * kTileK;
   __shared__ u8 memory[2 * kStageBytes];
@@ -283,7 +290,7 @@ extern "C" __global__ void
                     {w, n0, n, kN, w_row, k0, k_bytes, OperandLayout<kShuffled>::kKStrideBytes},
                     {x_scale, m0, m, kM, x_scale_row, x_scale_k, block_begin, blocks},
                     {w_scale, n0, w_scale_row, w_scale_k, block_begin}, blocks, wave);
-  PromotedAcc<kTiles> sums = {};
+  Sums sums = {};
   pipeline.run(sums);
   sums.drain();
   if constexpr (kSplit > 1) {

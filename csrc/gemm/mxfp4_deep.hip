@@ -3,7 +3,7 @@
 // loads are the limit.
 //
 // Layout. kWavesM x kWavesN waves compute kM x kN of the output, one tile per workgroup. K-steps of
-// 256 (rows of 128 bytes, preshuffled scales) are loaded through registers to LDS, in two buffers.
+// 256 (rows of 128 bytes with their scales) are loaded through registers to LDS, in two buffers.
 // kLoadX of the waves load x, the others w, because the loads of one wave complete in order, and w
 // comes from memory while x comes from L2. In step t a wave
 //
@@ -17,8 +17,9 @@
 //
 // Guarantees: bitwise deterministic for a given config, K and position in the output. A scale of
 // 255 makes its row or column NaN.
-// Requires: x, w and their rows 16-byte aligned, scales 4-byte aligned; the rows of a workgroup
-// span less than 2 GiB (what lies before them may be larger).
+// Requires: x, w and their rows 16-byte aligned, preshuffled scales 4-byte aligned; with raw scales
+// K a multiple of 256 and the rows of scales 8-byte aligned; the rows of a workgroup span less than
+// 2 GiB (what lies before them may be larger).
 #include "gemm/bias.h"
 #include "gemm/mxfp4_loader.h"
 #include "gemm/mxfp4_tile_scheduler.h"
@@ -41,8 +42,10 @@ using Out = RFOPS_OUT;                         // bf16, f16 or f32
 using Bias = RFOPS_BIAS;                       // void, bf16, f16 or f32
 constexpr bool kShuffled = RFOPS_SHUFFLED;     // w is preshuffled: tiles of 16 rows by 16 bytes
 constexpr bool kXShuffled = RFOPS_X_SHUFFLED;  // x is preshuffled
-constexpr u32 kM = RFOPS_M;                    // rows of x per workgroup
-constexpr u32 kN = RFOPS_N;                    // rows of w per workgroup
+constexpr bool kRawScales = RFOPS_RAW_SCALES;  // scales of w are [N, K/32]
+constexpr bool kXRawScales = RFOPS_X_RAW_SCALES;
+constexpr u32 kM = RFOPS_M;  // rows of x per workgroup
+constexpr u32 kN = RFOPS_N;  // rows of w per workgroup
 constexpr u32 kWavesM = RFOPS_WAVES_M, kWavesN = RFOPS_WAVES_N;
 constexpr u32 kLoadX = RFOPS_LOAD_X;    // waves that load x
 constexpr u32 kPrefetch = RFOPS_AHEAD;  // K-steps of w in flight
@@ -56,14 +59,14 @@ constexpr u32 kTiles = kMTiles * kNTiles;
 static_assert(kWaveM % kScalePair == 0 && kWaveN % kScalePair == 0, "a whole number of tile pairs");
 
 struct Stage {
-  Fp4Rows<kM> x;
-  Fp4Rows<kN> w;
+  Fp4Rows<kM, kXRawScales> x;
+  Fp4Rows<kN, kRawScales> w;
 };
 static_assert(2 * sizeof(Stage) <= kLdsBytes, "a workgroup fits a CU");
 __shared__ Stage stages[2];
 
-using LoadX = Fp4Loader<kM, kXShuffled, kTail, kLoadX, 2>;
-using LoadW = Fp4Loader<kN, kShuffled, kTail, kWaves - kLoadX, kPrefetch>;
+using LoadX = Fp4Loader<kM, kXShuffled, kXRawScales, kTail, kLoadX, 2>;
+using LoadW = Fp4Loader<kN, kShuffled, kRawScales, kTail, kWaves - kLoadX, kPrefetch>;
 static_assert(LoadX::kNumStages % 2 == 0 && LoadW::kNumStages % 2 == 0,
               "a stage always uses the same LDS buffer");
 
@@ -71,8 +74,21 @@ struct Operands {
   U32x4 x[kMTiles], w[kNTiles];
 };
 struct StepScales {
-  u32 x[kMTiles / 2], w[kNTiles / 2];
+  Fp4StepScales<kMTiles, kXRawScales> x;
+  Fp4StepScales<kNTiles, kRawScales> w;
 };
+
+// Returns the buffer of the scales of at most max_rows rows from `row` on.
+template <bool kRaw>
+__device__ inline Buffer scale_buffer(const u8* scales, u32 row, u32 rows, u32 max_rows,
+                                      u32 row_bytes, u32 k) {
+  if constexpr (kRaw) {
+    const OperandView view(scales, row, rows, max_rows, row_bytes, 0, k / kFp4Block);
+    return make_buffer(view.base, view.bytes);
+  } else {
+    return scale_rows(scales, row, rows, max_rows, row_bytes, true);
+  }
+}
 
 __device__ inline RFOPS_LDS Stage& stage_of(u32 buffer) {
   return ((RFOPS_LDS Stage*)stages)[buffer];
@@ -107,7 +123,8 @@ class Wave {
 
  private:
   static constexpr u32 kNumStages = Load::kNumStages;
-  static constexpr u32 kScaleReads = (kMTiles + kNTiles) / 2;
+  static constexpr u32 kWScaleReads = decltype(StepScales::w)::kReads;
+  static constexpr u32 kScaleReads = kWScaleReads + decltype(StepScales::x)::kReads;
   static constexpr u32 kReads = kScaleReads + kMTiles + kNTiles;
 
   __device__ static auto operand_lds(u32 buffer) {
@@ -126,14 +143,13 @@ class Wave {
   // Read number `i` of a half step; those of the first half include the scales.
   __device__ void read(u32 i, u32 half, u32 buffer) {
     const RFOPS_LDS Stage& stage = stage_of(buffer);
-    const u32 offset = half == 0 ? fragment_.low : fragment_.high, t = i - kScaleReads,
-              lane = lane_id();
+    const u32 offset = half == 0 ? fragment_.low : fragment_.high, t = i - kScaleReads;
     const LdsBytes* const x = (const LdsBytes*)stage.x.rows + m * kRowBytes + offset;
     const LdsBytes* const w = (const LdsBytes*)stage.w.rows + n * kRowBytes + offset;
-    if (i < kNTiles / 2) {
-      scales_[buffer].w[i] = stage.w.scales[n / kScalePair + i][lane];
+    if (i < kWScaleReads) {
+      scales_[buffer].w.read(stage.w.scales, n, i);
     } else if (i < kScaleReads) {
-      scales_[buffer].x[i - kNTiles / 2] = stage.x.scales[m / kScalePair + i - kNTiles / 2][lane];
+      scales_[buffer].x.read(stage.x.scales, m, i - kWScaleReads);
     } else if (t < kNTiles) {
       operands_[half].w[t] = lds_load_b128(w + t * kLdsTile);
     } else {
@@ -146,6 +162,8 @@ class Wave {
   // the loop.)
   template <u32 kStageIdx>
   __device__ bool steps(F32x4 (&sums)[kTiles], u32& steps_left) {
+    scales_[kStageIdx % 2].x.select_bytes();
+    scales_[kStageIdx % 2].w.select_bytes();
     half<kStageIdx, 0>(sums);
     wait_lgkmcnt();
     s_barrier();
@@ -178,8 +196,10 @@ class Wave {
       const Operands& operands = operands_[kHalf];
       const StepScales& scales = scales_[kStageIdx % 2];
       const Fragment x = {operands.x[i], operands.x[i]};
-      sums[kT] = mfma_mxfp4_16x16x128<kE2m1, i % 2 + 2 * kHalf, j % 2 + 2 * kHalf>(
-          operands.w[j], scales.w[j / 2], x, scales.x[i / 2], sums[kT]);
+      constexpr u32 kXByte = decltype(StepScales::x)::byte_of(i, kHalf);
+      constexpr u32 kWByte = decltype(StepScales::w)::byte_of(j, kHalf);
+      sums[kT] = mfma_mxfp4_16x16x128<kE2m1, kXByte, kWByte>(operands.w[j], scales.w.dword(j), x,
+                                                             scales.x.dword(i), sums[kT]);
 #pragma unroll
       for (u32 o = kT * kIssues / kTiles; o < (kT + 1) * kIssues / kTiles; ++o) {
         do_issue_slot<kStageIdx, kHalf>(o);
@@ -200,9 +220,9 @@ class Wave {
 extern "C" __global__ void __attribute__((amdgpu_flat_work_group_size(kThreads, kThreads),
                                           amdgpu_waves_per_eu(kWaves / 4)))
 mxfp4_deep(const u8* __restrict__ w,        // [N, K/2], rows w_row bytes apart
-           const u8* __restrict__ w_scale,  // [N, K/32] shuffled, w_scale_row columns
+           const u8* __restrict__ w_scale,  // [N, K/32], rows w_scale_row apart, or shuffled
            const u8* __restrict__ x,        // [M, K/2], rows x_row bytes apart
-           const u8* __restrict__ x_scale,  // [M, K/32] shuffled, x_scale_row columns
+           const u8* __restrict__ x_scale,  // [M, K/32], rows x_scale_row apart, or shuffled
            u32 m, u32 n, u32 k, u32 x_row, u32 w_row, u32 w_scale_row, u32 x_scale_row,
            Out* __restrict__ out,          // [M, N]
            const void* __restrict__ bias,  // [N]
@@ -218,15 +238,15 @@ mxfp4_deep(const u8* __restrict__ w,        // [N, K/2], rows w_row bytes apart
     const OperandView rows(x, work.m0, x_rows, kM, x_row, 0, k / 2,
                            OperandLayout<kXShuffled>::kKStrideBytes);
     const LoadX loader(number, make_buffer(rows.base, rows.bytes),
-                       scale_rows(x_scale, work.m0, m, kM, x_scale_row, true), x_row, x_scale_row,
-                       work, start_step);
+                       scale_buffer<kXRawScales>(x_scale, work.m0, m, kM, x_scale_row, k), x_row,
+                       x_scale_row, work, start_step);
     Wave<LoadX, true>(loader).run_mainloop(sums, steps);
   } else {
     const OperandView rows(w, work.n0, n, kN, w_row, 0, k / 2,
                            OperandLayout<kShuffled>::kKStrideBytes);
     const LoadW loader(number - kLoadX, make_buffer(rows.base, rows.bytes),
-                       scale_rows(w_scale, work.n0, n, kN, w_scale_row, true), w_row, w_scale_row,
-                       work, start_step);
+                       scale_buffer<kRawScales>(w_scale, work.n0, n, kN, w_scale_row, k), w_row,
+                       w_scale_row, work, start_step);
     Wave<LoadW, false>(loader).run_mainloop(sums, steps);
   }
   if constexpr (kSplit > 1) {

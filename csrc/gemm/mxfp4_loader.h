@@ -1,5 +1,9 @@
 // Loads one wave's part of an MXFP4 operand from memory to LDS: K-steps of 256 in the layout of
-// mxfp4_k_step.h with their preshuffled scales, several K-steps in flight (gfx950).
+// mxfp4_k_step.h with their scales, several K-steps in flight (gfx950).
+//
+// Scales are preshuffled, or raw: then LDS holds the 8 bytes of a row's K-step, and the wave that
+// reads them picks a lane's byte of each half. Raw scales require K a multiple of 256 and rows
+// 8-byte aligned.
 #pragma once
 
 #include "gemm/mxfp4_tile_scheduler.h"
@@ -15,11 +19,66 @@ namespace rfops {
 
 constexpr u32 kScalePair = 2 * kTileRows;  // rows whose scales are one dword per lane
 
-// LDS buffer of one K-step of an operand.
+// LDS buffer of the scales of one K-step of an operand, preshuffled: one dword per lane for 32
+// rows.
+template <u32 kRows, bool kRawScales>
+struct Fp4Scales {
+  u32 pairs[kRows / kScalePair][kWaveSize];
+};
 template <u32 kRows>
+struct Fp4Scales<kRows, true> {
+  U32x2 rows[kRows + kWaveSize];  // the last kWaveSize are written by lanes without a row
+};
+
+// LDS buffer of one K-step of an operand.
+template <u32 kRows, bool kRawScales>
 struct Fp4Rows {
   u8 rows[kRows * kRowBytes];
-  u32 scales[kRows / kScalePair][kWaveSize];
+  Fp4Scales<kRows, kRawScales> scales;
+};
+
+// A wave's scales of one K-step of kTiles row tiles, from LDS to the operand of an MFMA.
+template <u32 kTiles, bool kRawScales>
+class Fp4StepScales {
+ public:
+  static constexpr u32 kReads = kTiles / 2;
+
+  template <u32 kRows>
+  __device__ void read(const RFOPS_LDS Fp4Scales<kRows, false>& lds, u32 row, u32 i) {
+    pairs_[i] = lds.pairs[row / kScalePair + i][lane_id()];
+  }
+  __device__ void select_bytes() {}
+  // Returns the dword with the scale of a row tile; the MFMA selects byte byte_of(tile, half).
+  __device__ u32 dword(u32 tile) const { return pairs_[tile / 2]; }
+  static constexpr u32 byte_of(u32 tile, u32 half) { return tile % 2 + 2 * half; }
+
+ private:
+  u32 pairs_[kReads];
+};
+template <u32 kTiles>
+class Fp4StepScales<kTiles, true> {
+ public:
+  static constexpr u32 kReads = kTiles;
+
+  template <u32 kRows>
+  __device__ void read(const RFOPS_LDS Fp4Scales<kRows, true>& lds, u32 row, u32 i) {
+    loaded_[i] = lds.rows[row + i * kTileRows + lane_id() % kTileRows];
+  }
+  // Keeps the lane's block of 32 of each half of the K-step. Call it once after the reads.
+  __device__ void select_bytes() {
+    const u32 block = lane_id() / kTileRows;
+    const u32 bytes = block | (block + 4) << 8;
+#pragma unroll
+    for (u32 i = 0; i < kTiles; ++i) {
+      tiles_[i] = __builtin_amdgcn_perm(loaded_[i][1], loaded_[i][0], bytes);
+    }
+  }
+  __device__ u32 dword(u32 tile) const { return tiles_[tile]; }
+  static constexpr u32 byte_of(u32, u32 half) { return half; }
+
+ private:
+  U32x2 loaded_[kTiles];
+  u32 tiles_[kTiles];
 };
 
 // Iterates over the K-steps of a workgroup's split, from any of them on, with wrap-around.
@@ -45,7 +104,7 @@ class Fp4Cursor {
 
 // Loads what one of kNumWaves waves has of an operand: 16-byte chunks of 8 rows per load
 // (preshuffled: half the K of 16 rows) and scales; kSteps K-steps in flight.
-template <u32 kRows, bool kShuffled, bool kTail, u32 kNumWaves, u32 kSteps>
+template <u32 kRows, bool kShuffled, bool kRawScales, bool kTail, u32 kNumWaves, u32 kSteps>
 class Fp4Loader {
  public:
   static constexpr u32 kNumStages = kSteps;
@@ -53,14 +112,18 @@ class Fp4Loader {
   static constexpr u32 kChunksPerLane = kRows / 8 / kNumWaves;
   static_assert(kChunksPerLane * 8 * kNumWaves == kRows && (!kShuffled || kChunksPerLane % 2 == 0),
                 "a whole number of loads");
+  static_assert(!kRawScales || !kTail, "a whole number of K-steps");
   static constexpr u32 kPairs = (kRows / kScalePair + kNumWaves - 1) / kNumWaves;
   static constexpr bool kEvenPairs = kRows / kScalePair % kNumWaves == 0;
-  static constexpr u32 kLoads = kChunksPerLane + kPairs;  // per K-step
+  static constexpr u32 kWaveRows = kRows / kNumWaves;  // whose raw scales a wave loads
+  static constexpr u32 kScaleLoads = kRawScales ? (kWaveRows + kWaveSize - 1) / kWaveSize : kPairs;
+  static constexpr u32 kScaleDwords = kRawScales ? 2 : 1;      // per load and lane
+  static constexpr u32 kLoads = kChunksPerLane + kScaleLoads;  // per K-step
   using Layout = OperandLayout<kShuffled>;
-  using LdsRows = Fp4Rows<kRows>;
+  using LdsRows = Fp4Rows<kRows, kRawScales>;
 
   __device__ Fp4Loader(u32 number, const Buffer& rows, const Buffer& scales, u32 row_bytes,
-                       u32 scale_columns, const TileWork& work, u32 start_step)
+                       u32 scale_row, const TileWork& work, u32 start_step)
       : rows_(rows), scales_(scales), end_(work.end), number_(number), cursor_(work, start_step) {
     const u32 lane = lane_id();
     const u32 row = kShuffled ? lane % 16 : lane / kRowChunks;
@@ -74,10 +137,14 @@ class Fp4Loader {
       force_vgpr(src_offset_[i]);
     }
 #pragma unroll
-    for (u32 i = 0; i < kPairs; ++i) {
-      const u32 pair = number + i * kNumWaves;
-      scale_src_offset_[i] =
-          pair < kRows / kScalePair ? pair * kScalePair * scale_columns + lane * 4 : kOutOfBounds;
+    for (u32 i = 0; i < kScaleLoads; ++i) {
+      if constexpr (kRawScales) {
+        scale_src_offset_[i] = has_row(i) ? row_of(i) * scale_row : kOutOfBounds;
+      } else {
+        scale_src_offset_[i] = pair_of(i) < kRows / kScalePair
+                                   ? pair_of(i) * kScalePair * scale_row + lane * 4
+                                   : kOutOfBounds;
+      }
       force_vgpr(scale_src_offset_[i]);
     }
     lds_dst_ = lds_offset_mxfp4(row, chunk_) + number * (kChunksPerLane * kLoadBytes);
@@ -89,7 +156,8 @@ class Fp4Loader {
     asm volatile("" : "+s"(k));
     k_[stage] = k;
     k_offset_ = k < end_ ? k / 2 * Layout::kKStrideBytes : kOutOfBounds;
-    scale_k_offset_ = k < end_ ? k / kStepK * (kWaveSize * 4) : kOutOfBounds;
+    constexpr u32 kStepBytes = kRawScales ? kStepK / kFp4Block : kWaveSize * 4;
+    scale_k_offset_ = k < end_ ? k / kStepK * kStepBytes : kOutOfBounds;
   }
   // Issues load `i` of the K-step.
   __device__ void load(u32 stage, u32 i) {
@@ -102,9 +170,8 @@ class Fp4Loader {
       }
       chunks_[stage][i] = buffer_load_b128(rows_, offset, k_offset_);
     } else {
-      loaded_[stage][i - kChunksPerLane] =
-          buffer_load_dwords<1>(scales_, scale_src_offset_[i - kChunksPerLane], scale_k_offset_)
-              .dword[0];
+      loaded_[stage][i - kChunksPerLane] = buffer_load_dwords<kScaleDwords>(
+          scales_, scale_src_offset_[i - kChunksPerLane], scale_k_offset_);
     }
   }
   // Writes what load `i` brought to LDS.
@@ -113,6 +180,10 @@ class Fp4Loader {
       const u32 lds_dst =
           kShuffled ? (lds_dst_ ^ i % 2 * 64) + i / 2 * 2048 : lds_dst_ + i * kLoadBytes;
       *reinterpret_cast<RFOPS_LDS U32x4*>((LdsBytes*)lds->rows + lds_dst) = chunks_[stage][i];
+    } else if constexpr (kRawScales) {
+      const u32 load = i - kChunksPerLane;
+      const auto& loaded = loaded_[stage][load].dword;
+      lds->scales.rows[has_row(load) ? row_of(load) : kRows + lane_id()] = {loaded[0], loaded[1]};
     } else if (const u32 pair = pair_of(i - kChunksPerLane);
                kEvenPairs || pair < kRows / kScalePair) {
       u32 valid_mask = ~0u;  // scales beyond K may be NaN
@@ -121,21 +192,24 @@ class Fp4Loader {
         valid_mask =
             (block_k < end_ ? 0x0000ffffu : 0) | (block_k + kTileK < end_ ? 0xffff0000u : 0);
       }
-      lds->scales[pair][lane_id()] = loaded_[stage][i - kChunksPerLane] & valid_mask;
+      lds->scales.pairs[pair][lane_id()] = loaded_[stage][i - kChunksPerLane].dword[0] & valid_mask;
     }
   }
 
  private:
+  // Of scale load i: 32 rows of preshuffled scales; the lane's row of raw ones, if it has one.
   __device__ u32 pair_of(u32 i) const { return number_ + i * kNumWaves; }
+  __device__ bool has_row(u32 i) const { return i * kWaveSize + lane_id() < kWaveRows; }
+  __device__ u32 row_of(u32 i) const { return number_ * kWaveRows + i * kWaveSize + lane_id(); }
 
   const Buffer rows_, scales_;
   const u32 end_, number_;
   Fp4Cursor cursor_;
-  u32 chunk_, lds_dst_, src_offset_[kChunksPerLane], scale_src_offset_[kPairs], k_offset_,
+  u32 chunk_, lds_dst_, src_offset_[kChunksPerLane], scale_src_offset_[kScaleLoads], k_offset_,
       scale_k_offset_;
   u32 k_[kSteps];
   U32x4 chunks_[kSteps][kChunksPerLane];
-  u32 loaded_[kSteps][kPairs];
+  Dwords<kScaleDwords> loaded_[kSteps][kScaleLoads];
 };
 
 }  // namespace rfops

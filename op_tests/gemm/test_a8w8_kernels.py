@@ -55,11 +55,14 @@ VARIANTS = [
     Variant("gfx942", "deep", DeepConfig(64, 128, 3, 1), (1, 130, 640)),
     Variant("gfx942", "deep", DeepConfig(64, 128), (65, 64, 128)),
     Variant("gfx942", "deep", DeepConfig(64, 64, 2), (70, 76, 896)),
+    Variant("gfx942", "deep", DeepConfig(80, 128, 2), (85, 150, 896)),
+    Variant("gfx942", "deep", DeepConfig(48, 128), (97, 128, 384)),
+    Variant("gfx942", "deep", DeepConfig(32, 128, 3), (33, 76, 1152)),
 ]
 
 
 # The quick tests share these and their builds: each kernel, with and without parts of K.
-QUICK = [VARIANTS[i] for i in (1, 8, 16, 11, 18, 2, 19, 5, 20)]
+QUICK = [VARIANTS[i] for i in (1, 8, 16, 11, 18, 2, 19, 5, 20, 25)]
 CASES = [*QUICK, *(pytest.param(v, marks=pytest.mark.sweep) for v in VARIANTS if v not in QUICK)]
 
 
@@ -368,7 +371,10 @@ def test_few_rows_alone_are_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
     ("make", "message"),
     [
         (lambda: StagedConfig(96, 128), "m x n must be one of 128 x 128, 128 x 64, 64 x 64, 64"),
-        (lambda: DeepConfig(128, 128), "m x n must be one of 96 x 128, 64 x 128, 64 x 64, got"),
+        (
+            lambda: DeepConfig(128, 128),
+            "m x n must be one of 96 x 128, 80 x 128, 64 x 128, 48 x 128",
+        ),
         (lambda: PingPongConfig(128, 128), "m x n must be one of 256 x 256, 256 x 128, 128 x 256"),
         (lambda: StagedConfig(128, 128, 17), "split must be 1 to 16, got 17"),
         (lambda: StagedConfig(128, 128, 1, 0), "group_m must be 1 to 16, got 0"),

@@ -43,6 +43,10 @@ VARIANTS = [
     Variant("deep", DeepConfig(96, 128), (70, 130, 800)),
     Variant("deep", DeepConfig(32, 128, 4, 4, 3), (40, 140, 3360)),
     Variant("deep", DeepConfig(192, 128, 8), (200, 260, 288)),
+    Variant("deep", DeepConfig(64, 64), (70, 80, 768)),
+    Variant("deep", DeepConfig(96, 128, 4, 2, 2), (70, 130, 1280)),
+    Variant("deep", DeepConfig(32, 128, 4, 4, 3), (40, 140, 3328)),
+    Variant("deep", DeepConfig(256, 128, 8), (260, 130, 512)),
     Variant("loop", LoopConfig(256, 256), (300, 270, 768)),
     Variant("loop", LoopConfig(256, 128), (257, 140, 288)),
     Variant("loop", LoopConfig(256, 128, 2), (70, 332, 1120)),
@@ -52,7 +56,7 @@ VARIANTS = [
 NAMES = ["gemm_a16wfp4", "gemm_afp4wfp4"]
 PREPARED = ("deep", "loop")  # whose x is quantised before
 # The quick tests share these and their builds: each kernel, with and without parts of K.
-QUICK = [VARIANTS[i] for i in (1, 7, 2, 9, 16)]
+QUICK = [VARIANTS[i] for i in (1, 7, 2, 9, 12, 20)]
 CASES = [*QUICK, *(pytest.param(v, marks=pytest.mark.sweep) for v in VARIANTS if v not in QUICK)]
 QUICK_MIXED = [v for v in QUICK if v.kernel not in PREPARED]  # of gemm_a8wfp4
 MIXED = [
@@ -241,6 +245,7 @@ FAR = [
         ("stream", StreamConfig(2, 1, 3, 3), 20, 288),
         ("tiles", TilesConfig(1, 1, 1, 4), 17, 96),
         ("deep", DeepConfig(64, 64), 70, 288),
+        ("deep", DeepConfig(64, 64), 70, 512),
         ("loop", LoopConfig(256, 128), 70, 288),
     )
     for name in sorted(OPS)
@@ -301,6 +306,23 @@ def test_resources(variant: Variant, name: str) -> None:
     if variant.kernel != "loop" or variant.config.split == 1:
         assert main.vgpr_spills == main.scratch_bytes_per_lane == 0
     assert len(p.launches) == (2 if variant.kernel in PREPARED and problem.x_scale is None else 1)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_deep_reads_raw_scales(name: str) -> None:
+    """K a multiple of 256 and rows of scales at multiples of 8 bytes: no launch shuffles them."""
+    prepared, shuffles = (1, 1) if name == "gemm_a16wfp4" else (0, 2)
+    problem, tail = (random_problem(70, 80, k).of(name) for k in (512, 288))
+    wide = torch.zeros(80, 17, dtype=torch.uint8)
+    wide[:, :16] = problem.w_scale
+    odd = problem.with_(w_scale=wide[:, :16])
+    for one, launches in ((problem, 1), (odd, 2), (tail, 1 + shuffles)):
+        with rfops.vgpu.profile() as p:
+            got = run("deep", one, DeepConfig(64, 64))
+        assert_correct(got, one)
+        assert len(p.launches) == prepared + launches
+        main = p.launches[-1]
+        assert main.vgpr_spills == main.scratch_bytes_per_lane == main.lds_conflict_cycles == 0
 
 
 def test_instructions_that_quantise() -> None:

@@ -28,6 +28,7 @@ from . import layers
 from .terms import GemmModel
 
 RAW = "raw"
+STEP_K = 256  # elements of K in a step of the kernels that prepare operands
 QUANTISE = "quantise it with rfops.quant_mxfp4, two elements a byte"
 RAW_SCALE = "pass the e8m0 bytes, one per 32 elements of K"
 HINTS = {
@@ -76,7 +77,7 @@ class Fp4Model(GemmModel):
 
     def static(self, c: Call) -> tuple[Any, ...]:
         layouts = c.w_layout, c.w_scale_layout, c.values.get("x_scale_layout")
-        return *super().static(c), *layouts, c.has("bias")
+        return *super().static(c), *layouts, c.has("bias"), c.K % STEP_K == 0
 
     def prepared(self, c: Call) -> tuple[float, float, float]:
         """x of 16 bits is quantised, raw scales are shuffled."""

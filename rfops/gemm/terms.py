@@ -33,7 +33,7 @@ class Traits(NamedTuple):
     log_waves: float = 0.0
     log_steps: float = 0.0  # K-steps in flight
     log_lines: float = 0.0
-    is_prepared: float = 0.0  # whether operands are prepared by launches of their own
+    is_prepared: float = 0.0  # share of what the op can prepare by launches of their own
     max_x_bytes: float = math.inf  # of an element of x, which it reads narrower than the call's
     busy_clocks: float = 0.0  # of all waves' instructions in a K-step, where they are many
 

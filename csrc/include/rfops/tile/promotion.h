@@ -1,9 +1,9 @@
 // fp32 accumulators of tiles whose blocks of K have their own scales (promotion).
 //
 // An MFMA computes the partial sum of one scale block from zero; then acc += scale * partial on the
-// vector ALU. Four tiles form a group. The partials of a group are promoted while the MFMAs of the
-// next group run, one or four multiply-adds per MFMA, so no instruction waits for a result. The
-// tiles are in the order of `sum`.
+// vector ALU. kGroup tiles, or as many as a kernel says, form a group. The partials of a group are
+// promoted while the MFMAs of the next group run, one or four multiply-adds per MFMA, so no
+// instruction waits for a result. The tiles are in the order of `sum`.
 //
 // Each multiply-add is forced to its position: otherwise the compiler keeps the partials of many
 // groups and spills. Build with -fno-slp-vectorize, because packed multiply-adds do not issue
@@ -24,12 +24,12 @@ struct Idle {
 };
 
 // Accumulators with promotion on the vector ALU, for scales of any value.
-template <u32 kTiles>
+template <u32 kTiles, u32 kGroupTiles = kGroup>
 struct PromotedAcc {
-  static_assert(kTiles % kGroup == 0, "a whole number of groups");
+  static_assert(kTiles % kGroupTiles == 0, "a whole number of groups");
   F32x4 sum[kTiles];
-  F32x4 partial[kGroup];  // of the previous group
-  f32 scale[kGroup];
+  F32x4 partial[kGroupTiles];  // of the previous group
+  f32 scale[kGroupTiles];
 
   // A tile's scale is make_scale of one factor of x and one of w. Both are materialised where these
   // functions are called.
@@ -45,14 +45,14 @@ struct PromotedAcc {
   // Multiplies the group of tiles from kTileBegin on, and promotes the group from kPrevTile on, by
   // default the one before it in cyclic order. a(t), b(t) and scale_of(t) belong to tile kTileBegin
   // + t. interleave(i) is called before the i-th MFMA.
-  template <u32 kTileBegin, u32 kPrevTile = (kTileBegin + kTiles - kGroup) % kTiles, class A,
+  template <u32 kTileBegin, u32 kPrevTile = (kTileBegin + kTiles - kGroupTiles) % kTiles, class A,
             class B, class MakeScale, class Interleave = Idle>
   __device__ void multiply(A a, B b, MakeScale make_scale, Interleave interleave = {}) {
     constexpr u32 kElemsPerMfma = 4 / kMatrixSteps;  // elements promoted per MFMA
-    F32x4 next[kGroup];
+    F32x4 next[kGroupTiles];
 #pragma unroll
-    for (u32 i = 0; i < kMatrixSteps * kGroup; ++i) {
-      const u32 step = i / kGroup, t = i % kGroup;
+    for (u32 i = 0; i < kMatrixSteps * kGroupTiles; ++i) {
+      const u32 step = i / kGroupTiles, t = i % kGroupTiles;
       const u32 old = i * kElemsPerMfma / 4;
 #pragma unroll
       for (u32 e = i * kElemsPerMfma % 4; e < i * kElemsPerMfma % 4 + kElemsPerMfma; ++e) {
@@ -67,21 +67,21 @@ struct PromotedAcc {
       sched_barrier();
     }
 #pragma unroll
-    for (u32 t = 0; t < kGroup; ++t) {
+    for (u32 t = 0; t < kGroupTiles; ++t) {
       partial[t] = next[t];
       scale[t] = make_scale(t);
     }
   }
 
   // Promotes the group that was multiplied last. Call it after the last K-step.
-  template <u32 kPendingTile = kTiles - kGroup>
+  template <u32 kPendingTile = kTiles - kGroupTiles>
   __device__ void drain() {
 #pragma unroll
     for (u32 t = 0; t < kTiles; ++t)
       force_vgpr(sum[t]);  // keeps the epilogue's instructions out of the loop
     sched_barrier();
 #pragma unroll
-    for (u32 t = 0; t < kGroup; ++t) {
+    for (u32 t = 0; t < kGroupTiles; ++t) {
 #pragma unroll
       for (u32 e = 0; e < 4; ++e) {
         F32x4& acc = sum[kPendingTile + t];

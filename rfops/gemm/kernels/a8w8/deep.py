@@ -9,17 +9,35 @@ from typing import Any
 
 import torch
 
+from rfops.dispatch.heuristic import ceil
 from rfops.dispatch.kernel import Call
+from rfops.quantization.fp8_blockscale import BLOCK
 
 from .launch import Launched, compile_gemm
 from .tiles import TileConfig, TileKernel
+
+_LOAD_ROWS = 32  # of an operand that all threads load at once
 
 
 class DeepConfig(TileConfig):
     """A variant of csrc/gemm/a8w8_blockscale_deep.hip."""
 
-    TILES = MappingProxyType({(96, 128): 256, (64, 128): 256, (64, 64): 168})
+    TILES = MappingProxyType(
+        {
+            (96, 128): 256,
+            (80, 128): 256,
+            (64, 128): 256,
+            (48, 128): 216,
+            (32, 128): 168,
+            (64, 64): 168,
+        }
+    )
     stages, threads = 2, 256
+
+    @property
+    def lds_bytes(self) -> int:
+        """LDS of a workgroup; x has rows for whole loads."""
+        return self.stages * (ceil(self.m, _LOAD_ROWS) * _LOAD_ROWS + self.n) * BLOCK
 
     def defines(self, dtype: torch.dtype, shuffled: bool = False) -> dict[str, int | str]:
         """Return the defines that select the variant in the kernel, without RFOPS_."""

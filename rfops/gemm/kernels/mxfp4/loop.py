@@ -15,10 +15,11 @@ from rfops.dispatch.heuristic import Columns, ceil
 from rfops.dispatch.kernel import Call
 from rfops.jit import compile_ops, u32
 
+from ...mxfp4_op import STEP_K
 from ...terms import Traits
 from ..variant import RowsConfig
 from .launch import X_BYTES
-from .prepare import STEP_K, Prepared
+from .prepare import Prepared
 
 MAX_SPLIT, MAX_GROUP_M = 8, 16
 

@@ -3,7 +3,7 @@ operands are given otherwise."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,11 +14,10 @@ from rfops.dispatch.steps import Step, run_steps
 from rfops.jit import compile_ops, u32
 from rfops.quantization.mxfp8 import BLOCK
 
-from ...mxfp4_op import RAW
+from ...mxfp4_op import RAW, STEP_K
 from ..variant import Variant
 from .launch import TYPES, Fp4Kernel, Rows, has_16_bits, rows_of
 
-STEP_K = 256
 # What `rfops build` makes: bf16.
 _PREPARE: dict[str, int | str] = {"X": "bf16", "ROUNDING": "Even"}
 
@@ -58,6 +57,10 @@ class Prepared(Fp4Kernel):
     def kind(self, c: Call, config: Any, k: int) -> Mapping[str, int]:
         return {"TAIL": int(k % STEP_K != 0)}
 
+    def reads_raw(self, c: Call, name: str, k: int) -> bool:
+        """Whether the kernel takes raw scales of this operand as they are."""
+        return False
+
     def variant(self, c: Call, config: Variant) -> RunOf:
         """x quantized and scales shuffled where they are not, then the kernel; it is built at the
         first K of its kind."""
@@ -66,7 +69,8 @@ class Prepared(Fp4Kernel):
         def run_of(m: int, n: int, k: int, *_sizes: int) -> Run:
             tiles = config.tiles(m, n)
             groups, scalars = self.grid(c, config, tiles * config.split)
-            operands = _Operands(c, m, n, k)
+            raw = [name for name in raw_scales(c) if self.reads_raw(c, name, k)]
+            operands = _Operands(c, m, n, k, raw)
             workspace, zeros = operands.workspace(), {}
             if config.split > 1:
                 workspace["workspace"] = tiles * config.split * config.words, torch.float32
@@ -91,19 +95,25 @@ class Prepared(Fp4Kernel):
         return run_of
 
 
-class _Operands:
-    """The operands of one call as these kernels want them: x in MXFP4, scales shuffled. What is
-    not so is made by a launch of its own, in the workspace, as `<name>_made`."""
+def raw_scales(c: Call) -> list[str]:
+    """The arguments of a call that are raw scales."""
+    names = ("w_scale",) if has_16_bits(c) else ("w_scale", "x_scale")
+    return [name for name in names if getattr(c, f"{name}_layout") == RAW]
 
-    def __init__(self, c: Call, m: int, n: int, k: int) -> None:
+
+class _Operands:
+    """The operands of one call as these kernels want them: x in MXFP4, scales shuffled but for
+    those that the kernel takes `raw`. What is not so is made by a launch of its own, in the
+    workspace, as `<name>_made`."""
+
+    def __init__(self, c: Call, m: int, n: int, k: int, raw: Sequence[str]) -> None:
         self.c, self.k, self.is_16, self.columns = c, k, has_16_bits(c), ceil(k, 8 * BLOCK)
         self.sizes = {"x_scale": m, "w_scale": n}
-        scales = ("w_scale",) if self.is_16 else ("w_scale", "x_scale")
-        self.raw = [name for name in scales if getattr(c, f"{name}_layout") == RAW]
-        self.given_rows = rows_of(c, k)
+        self.shuffled = [name for name in raw_scales(c) if name not in raw]
+        self.given_rows, self.raw = rows_of(c, k), raw
 
     def workspace(self) -> dict[str, tuple[int, torch.dtype]]:
-        scales = [*(["x_scale"] if self.is_16 else []), *self.raw]
+        scales = [*(["x_scale"] if self.is_16 else []), *self.shuffled]
         prepared_bytes = {
             f"{name}_made": ceil(self.sizes[name], 32) * 256 * self.columns for name in scales
         }
@@ -117,11 +127,16 @@ class _Operands:
 
     def rows(self) -> Rows:
         """Return the row strides of the operands that the kernel reads."""
-        x_row, w_row, *_ = self.given_rows
-        return Rows(self.k // 2 if self.is_16 else x_row, w_row, self.columns * 8, self.columns * 8)
+        given, columns = self.given_rows, self.columns * 8
+        return Rows(
+            self.k // 2 if self.is_16 else given.x_row,
+            given.w_row,
+            given.w_scale_row if "w_scale" in self.raw else columns,
+            given.x_scale_row if "x_scale" in self.raw else columns,
+        )
 
     def steps(self) -> list[Step]:
-        steps = [self._shuffle(name) for name in self.raw]
+        steps = [self._shuffle(name) for name in self.shuffled]
         return [self._quantize(), *steps] if self.is_16 else steps
 
     def _groups(self, scale: str) -> int:
