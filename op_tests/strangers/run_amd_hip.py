@@ -12,8 +12,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -60,12 +61,41 @@ class Tally:
                 self.surprises.append(f"{report.nodeid} passes")
 
 
+class Sample:
+    """A plugin of pytest's that keeps a few cases of each test function, by a seed."""
+
+    def __init__(self, cases: int, seed: int, arch: str) -> None:
+        self.cases, self.seed = cases, seed
+        self.others = {"gfx942", "gfx950"} - {arch}
+
+    def _asks_for_another(self, item: pytest.Item) -> bool:
+        words = [item.name, *getattr(item, "fixturenames", ()), *(m.name for m in item.iter_markers())]
+        return any(arch in word for arch in self.others for word in words)
+
+    @pytest.hookimpl(trylast=True)  # of what other hooks leave
+    def pytest_collection_modifyitems(
+        self, config: pytest.Config, items: list[pytest.Item]
+    ) -> None:
+        functions = defaultdict[str, list[pytest.Item]](list)
+        for item in items:
+            if not self._asks_for_another(item):
+                functions[item.nodeid.partition("[")[0]].append(item)
+        kept: set[pytest.Item] = set()
+        for name, cases in functions.items():
+            source = random.Random(f"{self.seed} {name}")
+            kept.update(source.sample(cases, min(self.cases, len(cases))))
+        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+        items[:] = [item for item in items if item in kept]
+
+
 def main() -> int:
     """Run pytest here once the loader finds the virtual GPU's HSA runtime."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("library", type=Path, help="AMD's libamdhip64.so")
     parser.add_argument("words", nargs="*", help="of pytest; put options behind --")
     parser.add_argument("--arch", default="gfx950")
+    parser.add_argument("--sample", type=int, metavar="N", help="at most N cases of each function")
+    parser.add_argument("--seed", type=int, default=0, help="of the sample")
     options = parser.parse_args()
     if os.environ.get("RFOPS_HIP_LIBRARY") != str(options.library):
         from rfops.jit import vgpu_hsa_folder
@@ -78,9 +108,12 @@ def main() -> int:
         }
         os.execve(sys.executable, [sys.executable, *sys.argv], env)
     tally = Tally()
+    plugins: list[object] = [tally]
+    if options.sample:
+        plugins.append(Sample(options.sample, options.seed, options.arch))
     words = options.words or ["op_tests/gemm", "op_tests/quantization", "op_tests/rowwise"]
     _start_runtime()
-    pytest.main(["-n", "0", "-q", *words], plugins=[tally])
+    pytest.main(["-n", "0", "-q", *words], plugins=plugins)
     print(options.arch, dict(sorted(tally.results.items())))
     print(*tally.surprises, sep="\n")
     return bool(tally.surprises)
