@@ -69,7 +69,11 @@ class Sample:
         self.others = {"gfx942", "gfx950"} - {arch}
 
     def _asks_for_another(self, item: pytest.Item) -> bool:
-        words = [item.name, *getattr(item, "fixturenames", ()), *(m.name for m in item.iter_markers())]
+        words = [
+            item.name,
+            *getattr(item, "fixturenames", ()),
+            *(m.name for m in item.iter_markers()),
+        ]
         return any(arch in word for arch in self.others for word in words)
 
     @pytest.hookimpl(trylast=True)  # of what other hooks leave
