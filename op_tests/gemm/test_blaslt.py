@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import rfops
 from rfops.cli import main
 from rfops.gemm import blaslt
 from rfops.gemm.blaslt import Library, Linear, Timed
@@ -170,6 +171,14 @@ def test_sizes_of_a_group_from_the_device(opened: Opened) -> None:
     torch.testing.assert_close(out[0][:2], x[0][:2] @ w[0].T)
     torch.testing.assert_close(out[1], x[1] @ w[1].T)
     assert (out[0][2:] == 7).all() and (out[2] == 7).all()
+    for _ in range(2):  # each initialises the problem for its own arguments
+        problem.run()
+        torch.testing.assert_close(out[0], x[0] @ w[0].T)
+        out[0].fill_(7.0)
+        problem.run_device(arguments)
+        assert (out[0][2:] == 7).all()
+    with pytest.raises(HipError, match="hipblaslt_run"):
+        opened().problem(GROUP, x, w, out).run()  # nothing is selected
     with pytest.raises(HipError, match="hipblaslt_arguments"):
         opened().problem(DENSE, *tensors(DENSE)).arguments()
 
@@ -209,17 +218,49 @@ def test_refusals(opened: Opened, include: list[Path], tmp_path: Path) -> None:
 
 
 def test_the_command_says_what_is_missing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], fake: Path, include: list[Path]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], fake: Path
 ) -> None:
     words = ["tune", "blaslt", "--out", str(tmp_path)]
     shape = ["--shape", "1", "2", "3"]
     library = ["--library", str(fake)]
-    headers = ["--include", str(include[0])]
     for more, says in (
         ([], "expected --shape M N K or --group"),
         ([*shape, "--library", "/none.so"], "/none.so: there is no such file"),
         ([*shape, *library, "--include", "/none"], "no hipblaslt/hipblaslt-ext.hpp there"),
-        ([*shape, *library, *headers], "wants an AMD GPU and a torch for ROCm"),
     ):
         assert main([*words, *more]) == 1
         assert says in capsys.readouterr().err
+
+
+def test_the_command_on_the_virtual_gpu(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    fake: Path,
+    include: list[Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The scripted library computes on the host, so that no algorithm has an estimate."""
+    script = "version 1200\nrevision abc123\nalgo one us=9\nalgo two us=3\n"
+    (tmp_path / "script").write_text(script, encoding="utf-8")
+    monkeypatch.setenv("RFOPS_TEST_BLASLT_SCRIPT", str(tmp_path / "script"))
+    words = ["tune", "blaslt", "--out", str(tmp_path), "--shape", "3", "8", "16", "--dtype", "f32"]
+    words += ["--library", str(fake)]
+    for folder in include:
+        words += ["--include", str(folder)]
+    assert main(words) == 1
+    assert "launches no kernel on the virtual GPU" in capsys.readouterr().out
+    assert not (tmp_path / "blaslt.csv").exists()
+    calls: list[Callable[[], None]] = []
+    monkeypatch.setattr(blaslt, "by_estimates", lambda run, runs: calls.append(run) or [2.5] * runs)
+    assert main(words) == 0 and len(calls) == 2
+    (row,) = blaslt.read(tmp_path / "blaslt.csv")
+    assert row["us"] == "2.50" and row["source"] == f"estimated for {row['gfx']}"
+
+
+def test_the_virtual_gpus_clock() -> None:
+    """Estimates of all that a run launches."""
+    x = torch.randn(4, 256)
+    once = blaslt.by_estimates(lambda: rfops.quant_mxfp8(x), 3)
+    twice = blaslt.by_estimates(lambda: (rfops.quant_mxfp8(x), rfops.quant_mxfp8(x)), 1)
+    assert len(set(once)) == 1 and len(once) == 3 and 2 < once[0] < 20
+    assert twice[0] > 1.5 * once[0]
