@@ -7,6 +7,7 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import os
+import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -26,8 +27,14 @@ HERE = OP_TESTS / "gemm" / "blaslt"
 F32 = torch.float32
 DENSE = Linear(((3, 8, 16),), F32)
 GROUP = Linear(((3, 8, 16), (1, 4, 16), (5, 8, 8)), F32, is_grouped=True)
-SCRIPT = """
-version 1200
+HEADERS = Path(os.environ.get("RFOPS_TEST_BLASLT") or HERE / "include")
+_PARTS = re.findall(
+    r"#define HIPBLASLT_VERSION_(?:MAJOR|MINOR|PATCH)\s+(\d+)",
+    "".join(file.read_text() for file in sorted((HEADERS / "hipblaslt").glob("hipblaslt*.h"))),
+)
+VERSION = sum(scale * int(part) for scale, part in zip((100000, 100, 1), _PARTS, strict=True))
+SCRIPT = f"""
+version {VERSION}
 revision abc123
 algo slow us=9
 algo quick us=3
@@ -45,8 +52,7 @@ def include() -> list[Path]:
     spec = importlib.util.find_spec("triton")
     assert spec is not None and spec.origin is not None
     hip = Path(spec.origin).parent / "backends" / "amd" / "include"
-    own = os.environ.get("RFOPS_TEST_BLASLT")
-    return [Path(own) if own else HERE / "include", hip]
+    return [HEADERS, hip]
 
 
 @pytest.fixture(scope="session")  # two copies in one process would share their symbols
@@ -122,15 +128,15 @@ def test_a_pin_is_of_a_library_and_an_architecture(opened: Opened, tmp_path: Pat
     library = opened()
     for of in (DENSE, GROUP):
         blaslt.pin(table, of, library, library.tune(of, 1, "cpu").timed[0], "a test")
-    assert library.version == "1200-abc123"
+    assert library.version == f"{VERSION}-abc123"
     assert library.pin_of(DENSE, table) == "quick_dense" and library.pin_of(GROUP, table) == "quick"
     others = [
-        opened(SCRIPT.replace("1200", "1201")),
+        opened(SCRIPT.replace(str(VERSION), str(VERSION + 1))),
         opened(SCRIPT.replace("abc", "abd")),
         opened(gfx="gfx950"),
     ]
     for other in others:
-        with pytest.raises(ConfigError, match="it has those of: 1200-abc123 on gfx942"):
+        with pytest.raises(ConfigError, match=f"it has those of: {VERSION}-abc123 on gfx942"):
             other.pin_of(DENSE, table)
     blaslt.pin(table, DENSE, others[0], Timed("new", 1.0), "a test")
     blaslt.pin(table, DENSE, library, Timed("slow", 9.0), "a test")  # takes the older one's place
@@ -152,7 +158,7 @@ def test_a_pinned_problem_runs(opened: Opened, of: Linear, tmp_path: Path) -> No
     for a, b, y in zip(x, w, out, strict=True):
         torch.testing.assert_close(y, a @ b.T)
     blaslt.pin(table, of, repeated, Timed("gone", 3.0), "a test")
-    with pytest.raises(ConfigError, match="1200-abc123 has no solution gone"):
+    with pytest.raises(ConfigError, match=f"{VERSION}-abc123 has no solution gone"):
         repeated.pinned(of, table, x, w, out)
 
 
@@ -210,8 +216,8 @@ def test_refusals(opened: Opened, include: list[Path], tmp_path: Path) -> None:
         Library(tmp_path / "none.so", include, "gfx942")
     with pytest.raises(ConfigError, match=r"headers in .* \(of ROCm 6\.2 or newer\): .*error"):
         blaslt._built([tmp_path])
-    with pytest.raises(ConfigError, match=r"LASLt 1\.3\.1, the headers in .* of 0\.12\.0: say"):
-        opened(SCRIPT.replace("version 1200", "version 100301"))
+    with pytest.raises(ConfigError, match=r"LASLt 1\.3\.1, the headers in .* of [\d.]+: say"):
+        opened(SCRIPT.replace(str(VERSION), "100301"))
     (tmp_path / "bad.csv").write_text("kind,sizes\ndense,1x2x3\n", encoding="utf-8")
     with pytest.raises(ConfigError, match=r"bad\.csv, line 2: expected the columns kind,sizes"):
         blaslt.read(tmp_path / "bad.csv")
@@ -240,7 +246,7 @@ def test_the_command_on_the_virtual_gpu(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The scripted library computes on the host, so that no algorithm has an estimate."""
-    script = "version 1200\nrevision abc123\nalgo one us=9\nalgo two us=3\n"
+    script = f"version {VERSION}\nrevision abc123\nalgo one us=9\nalgo two us=3\n"
     (tmp_path / "script").write_text(script, encoding="utf-8")
     monkeypatch.setenv("RFOPS_TEST_BLASLT_SCRIPT", str(tmp_path / "script"))
     words = ["tune", "blaslt", "--out", str(tmp_path), "--shape", "3", "8", "16", "--dtype", "f32"]

@@ -140,6 +140,11 @@ hipblasStatus_t hipblasLtMatmulDescSetAttribute(hipblasLtMatmulDesc_t,
 
 namespace hipblaslt_ext {
 
+#if HIPBLASLT_VERSION_MAJOR >= 1  // ROCm 7
+class GemmProblemType::GemmProblemTypeImpl {};
+GemmProblemType::~GemmProblemType() = default;
+#endif
+
 GemmInstance::GemmInstance(hipblasLtHandle_t handle, GemmType type)
     : m_gemm_type(type), m_handle(handle), m_data(std::make_shared<State>()) {}
 
