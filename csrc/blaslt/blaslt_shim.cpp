@@ -34,6 +34,9 @@ struct Problem {
   hipblaslt_ext::GroupedGemm* grouped = nullptr;
   Algorithms algorithms;
   std::vector<std::string> names;
+  int32_t selected = -1;  // algorithm
+  void* workspace = nullptr;
+  bool takes_device_arguments = false;
 
   ~Problem() {
     gemm.reset();
@@ -88,6 +91,20 @@ struct Problem {
         handle, operations, alpha, a, each[0], b, each[1], beta, c, each[2], d, each[3]);
     grouped = made.get();
     gemm = std::move(made);
+  }
+
+  // A group is initialised for arguments from the host or for those from the device: hipBLASLt
+  // 7.2.4 refuses the other run by status 10.
+  hipblasStatus_t initialize(bool from_device, void* queue) {
+    takes_device_arguments = from_device;
+    return gemm->initialize(algorithms[selected].algo, workspace, from_device,
+                            static_cast<hipStream_t>(queue));
+  }
+
+  hipblasStatus_t prepare(bool from_device, void* queue) {
+    if (selected < 0) return HIPBLAS_STATUS_INVALID_VALUE;
+    if (from_device == takes_device_arguments) return HIPBLAS_STATUS_SUCCESS;
+    return initialize(from_device, queue);
   }
 
   hipblasStatus_t enumerate() {
@@ -175,21 +192,23 @@ RFOPS_EXPORT int32_t rfops_blaslt_supported(void* problem, int32_t at, size_t* w
   });
 }
 
-// From now on a run is this algorithm's; sizes and addresses of a group may then come from the
-// device.
+// From now on a run is this algorithm's.
 RFOPS_EXPORT int32_t rfops_blaslt_select(void* problem, int32_t at, void* workspace, void* queue) {
   return guarded([&] {
     auto* own = static_cast<Problem*>(problem);
-    return own->gemm->initialize(own->algorithms[at].algo, workspace, own->grouped != nullptr,
-                                 static_cast<hipStream_t>(queue));
+    own->selected = at;
+    own->workspace = workspace;
+    return own->initialize(false, queue);
   });
 }
 
 RFOPS_EXPORT int32_t rfops_blaslt_run(void* problem, void* queue, void* start, void* stop) {
   return guarded([&] {
-    return static_cast<Problem*>(problem)->gemm->run(static_cast<hipStream_t>(queue),
-                                                     static_cast<hipEvent_t>(start),
-                                                     static_cast<hipEvent_t>(stop));
+    auto* own = static_cast<Problem*>(problem);
+    const hipblasStatus_t status = own->prepare(false, queue);
+    if (status != HIPBLAS_STATUS_SUCCESS) return status;
+    return own->gemm->run(static_cast<hipStream_t>(queue), static_cast<hipEvent_t>(start),
+                          static_cast<hipEvent_t>(stop));
   });
 }
 
@@ -208,6 +227,8 @@ RFOPS_EXPORT int32_t rfops_blaslt_run_device(void* problem, void* arguments, voi
   return guarded([&] {
     auto* own = static_cast<Problem*>(problem);
     if (own->grouped == nullptr) return HIPBLAS_STATUS_INVALID_VALUE;
+    const hipblasStatus_t status = own->prepare(true, queue);
+    if (status != HIPBLAS_STATUS_SUCCESS) return status;
     return own->grouped->run(arguments, static_cast<hipStream_t>(queue));
   });
 }

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import base64
+import ctypes
+import struct
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from rfops.challenge import problem
 from rfops.challenge.inline import uses_hsa
+from rfops.challenge.problem import case_of
+from rfops.challenge.submit import generate
+from rfops.jit import settings, vgpu_hsa_folder
 from support.entries import CASE, judged, judged_cases
+from support.vgpu import hsa as h
 from support.vgpu.hip import compile_hip
 
 _KERNEL = """
@@ -140,6 +148,7 @@ def code_fixture(tmp_path_factory: pytest.TempPathFactory) -> str:
     return base64.b64encode(built).decode()
 
 
+@pytest.mark.sweep
 def test_packets_by_hand_are_judged_and_timed(code: str, tmp_path: Path) -> None:
     """Case after case in one process; tails; times from both packets, in the evaluator's replay."""
     cases = [CASE, "m: 37; n: 128; k: 256; seed: 3"]
@@ -173,3 +182,71 @@ def test_which_entries_name_the_hsa_runtime() -> None:
     assert uses_hsa("#include <hsa/hsa.h>") and uses_hsa("hsa_init()")
     assert uses_hsa('CDLL("libhsa-runtime64.so.1")')
     assert not uses_hsa("# AQL is of hsa, amdgcn-amd-amdhsa--gfx942, amdhsa_kernel")
+
+
+# ---------------------------------------------------------------- an entry of rfops' kernels
+
+
+def test_an_rfops_kernel_by_packets_is_judged_and_timed(tmp_path: Path) -> None:
+    """What `rfops submit --form packets` writes."""
+    case = "m: 96; n: 192; k: 512; seed: 7"
+    text = generate(problem("fp8-mm"), "packets", [case_of(case)], "a test")
+    (record,) = judged_cases(tmp_path, text, [case])
+    assert record.passes and not record.strict and not record.named, record
+    assert record.us and not record.untimed and all(2 < us < 20 for us in record.us), record
+
+
+@pytest.fixture(scope="module", name="packets")
+def packets_fixture(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The entry's part that launches, and `function_of` kernels of the HSA runtime's tests."""
+    ctypes.CDLL(str(vgpu_hsa_folder() / "libhsa-runtime64.so.1"))  # found by its name from now on
+    from rfops.challenge.entry import packets
+
+    folder = tmp_path_factory.mktemp("packets")
+    built = compile_hip(h.SOURCE, settings.text("RFOPS_VGPU_ARCH"), folder)
+    code = {"all": base64.b64encode(built).decode()}
+    kernels = {name: {"code": "all", "symbol": name} for name in ("append", "axpy", "stray")}
+    kernels["bounded"] = {"code": "all", "symbol": "bounded", "lds": 4}
+    return packets, lambda: packets.loader(kernels, code)
+
+
+def test_more_packets_than_the_queue_has_slots(packets: Any) -> None:
+    """In order: each reads what the one before has written. A second call finds the same queue."""
+    module, loaded = packets
+    function_of, count = loaded(), module.QUEUE.size + 45
+    word, expected = np.zeros(1, np.uint32), 0
+    for _ in range(2):
+        for index in range(count):
+            function_of("append")((1, 1, 1), (1, 1, 1), struct.pack("<QI", word.ctypes.data, index))
+            expected = (10 * expected + index) % 2**32
+        module.QUEUE.finish()
+        assert word[0] == expected
+    module.QUEUE.finish()  # of nothing
+
+
+def test_grids_and_lds_of_packets(packets: Any) -> None:
+    """Workgroups become lanes; LDS is the kernel's own and the launch's."""
+    module, loaded = packets
+    n, function_of = 700, loaded()
+    out, x = np.full(n + 8, np.nan, np.float32), np.arange(n, dtype=np.float32)
+    pointers = out.ctypes.data, x.ctypes.data, x.ctypes.data
+    function_of("axpy")((3, 1, 1), (256, 1, 1), struct.pack("<QQQfI", *pointers, 2.0, n))
+    total = np.full(1, 77, np.uint32)
+    function_of("bounded")((1, 1, 1), (64, 1, 1), struct.pack("<Q", total.ctypes.data))
+    module.QUEUE.finish()
+    assert (out[:n] == 3 * x).all() and np.isnan(out[n:]).all()
+    assert total[0] == 64
+
+
+def test_what_packets_refuse(
+    packets: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    module, loaded = packets
+    monkeypatch.setattr(module, "QUEUE", module.Queue())  # it does not outlive a fault
+    function_of = loaded()
+    with pytest.raises(RuntimeError, match="append: 12 bytes of arguments, got 8"):
+        function_of("append")((1, 1, 1), (1, 1, 1), bytes(8))
+    function_of("stray")((1, 1, 1), (1, 1, 1), b"")
+    with pytest.raises(RuntimeError, match=f"queue has failed: status {h.MEMORY_FAULT:#x}"):
+        module.QUEUE.finish()
+    assert "packet 0: " in capfd.readouterr().err

@@ -21,7 +21,7 @@ from rfops.challenge.entries import ROWS
 from rfops.challenge.evaluate import evaluate, refusal_of
 from rfops.challenge.problem import Case, Problem, case_of
 from rfops.challenge.record import ArgPlace, _Names, recording, unreal
-from rfops.challenge.submit import FORBIDDEN, _code_text, _reworded, generate
+from rfops.challenge.submit import FORBIDDEN, FORMS, _code_text, _reworded, generate
 from rfops.challenge.verdict import Limits
 from rfops.cli import main
 from rfops.jit import vgpu_library_folder
@@ -111,10 +111,10 @@ def test_an_entry_passes_where_rfops_is_not(name: str, tmp_path: Path) -> None:
         assert not of.official(expected, actual) and not of.strict(data, actual, expected)
 
 
-@pytest.mark.parametrize("form", ["load_inline", "module"])
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", ROWS)
 def test_a_file_is_plain_python_and_twice_the_same(name: str, form: str) -> None:
-    if form == "module" and name != "amd-mixed-mla":
+    if form != "load_inline" and name != "amd-mixed-mla":
         return  # which differs in its last part alone
     of = problem(name)
     cases = [small(of)]
@@ -165,7 +165,13 @@ def test_a_load_inline_file_compiles_for_the_host_too(
 
 @pytest.mark.sweep
 @pytest.mark.parametrize(
-    ("name", "form"), [("amd-mixed-mla", "load_inline"), ("amd-mixture-of-experts", "module")]
+    ("name", "form"),
+    [
+        ("amd-mixed-mla", "load_inline"),
+        ("amd-mixture-of-experts", "module"),
+        ("amd-mixture-of-experts", "packets"),
+        ("amd-mxfp4-mm", "packets"),
+    ],
 )
 def test_the_evaluator_passes_each_form(name: str, form: str, tmp_path: Path) -> None:
     of = problem(name)

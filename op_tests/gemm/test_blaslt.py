@@ -7,6 +7,7 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import os
+import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import rfops
 from rfops.cli import main
 from rfops.gemm import blaslt
 from rfops.gemm.blaslt import Library, Linear, Timed
@@ -25,8 +27,14 @@ HERE = OP_TESTS / "gemm" / "blaslt"
 F32 = torch.float32
 DENSE = Linear(((3, 8, 16),), F32)
 GROUP = Linear(((3, 8, 16), (1, 4, 16), (5, 8, 8)), F32, is_grouped=True)
-SCRIPT = """
-version 1200
+HEADERS = Path(os.environ.get("RFOPS_TEST_BLASLT") or HERE / "include")
+_PARTS = re.findall(
+    r"#define HIPBLASLT_VERSION_(?:MAJOR|MINOR|PATCH)\s+(\d+)",
+    "".join(file.read_text() for file in sorted((HEADERS / "hipblaslt").glob("hipblaslt*.h"))),
+)
+VERSION = sum(scale * int(part) for scale, part in zip((100000, 100, 1), _PARTS, strict=True))
+SCRIPT = f"""
+version {VERSION}
 revision abc123
 algo slow us=9
 algo quick us=3
@@ -44,8 +52,7 @@ def include() -> list[Path]:
     spec = importlib.util.find_spec("triton")
     assert spec is not None and spec.origin is not None
     hip = Path(spec.origin).parent / "backends" / "amd" / "include"
-    own = os.environ.get("RFOPS_TEST_BLASLT")
-    return [Path(own) if own else HERE / "include", hip]
+    return [HEADERS, hip]
 
 
 @pytest.fixture(scope="session")  # two copies in one process would share their symbols
@@ -121,15 +128,15 @@ def test_a_pin_is_of_a_library_and_an_architecture(opened: Opened, tmp_path: Pat
     library = opened()
     for of in (DENSE, GROUP):
         blaslt.pin(table, of, library, library.tune(of, 1, "cpu").timed[0], "a test")
-    assert library.version == "1200-abc123"
+    assert library.version == f"{VERSION}-abc123"
     assert library.pin_of(DENSE, table) == "quick_dense" and library.pin_of(GROUP, table) == "quick"
     others = [
-        opened(SCRIPT.replace("1200", "1201")),
+        opened(SCRIPT.replace(str(VERSION), str(VERSION + 1))),
         opened(SCRIPT.replace("abc", "abd")),
         opened(gfx="gfx950"),
     ]
     for other in others:
-        with pytest.raises(ConfigError, match="it has those of: 1200-abc123 on gfx942"):
+        with pytest.raises(ConfigError, match=f"it has those of: {VERSION}-abc123 on gfx942"):
             other.pin_of(DENSE, table)
     blaslt.pin(table, DENSE, others[0], Timed("new", 1.0), "a test")
     blaslt.pin(table, DENSE, library, Timed("slow", 9.0), "a test")  # takes the older one's place
@@ -151,7 +158,7 @@ def test_a_pinned_problem_runs(opened: Opened, of: Linear, tmp_path: Path) -> No
     for a, b, y in zip(x, w, out, strict=True):
         torch.testing.assert_close(y, a @ b.T)
     blaslt.pin(table, of, repeated, Timed("gone", 3.0), "a test")
-    with pytest.raises(ConfigError, match="1200-abc123 has no solution gone"):
+    with pytest.raises(ConfigError, match=f"{VERSION}-abc123 has no solution gone"):
         repeated.pinned(of, table, x, w, out)
 
 
@@ -170,6 +177,14 @@ def test_sizes_of_a_group_from_the_device(opened: Opened) -> None:
     torch.testing.assert_close(out[0][:2], x[0][:2] @ w[0].T)
     torch.testing.assert_close(out[1], x[1] @ w[1].T)
     assert (out[0][2:] == 7).all() and (out[2] == 7).all()
+    for _ in range(2):  # each initialises the problem for its own arguments
+        problem.run()
+        torch.testing.assert_close(out[0], x[0] @ w[0].T)
+        out[0].fill_(7.0)
+        problem.run_device(arguments)
+        assert (out[0][2:] == 7).all()
+    with pytest.raises(HipError, match="hipblaslt_run"):
+        opened().problem(GROUP, x, w, out).run()  # nothing is selected
     with pytest.raises(HipError, match="hipblaslt_arguments"):
         opened().problem(DENSE, *tensors(DENSE)).arguments()
 
@@ -201,25 +216,57 @@ def test_refusals(opened: Opened, include: list[Path], tmp_path: Path) -> None:
         Library(tmp_path / "none.so", include, "gfx942")
     with pytest.raises(ConfigError, match=r"headers in .* \(of ROCm 6\.2 or newer\): .*error"):
         blaslt._built([tmp_path])
-    with pytest.raises(ConfigError, match=r"LASLt 1\.3\.1, the headers in .* of 0\.12\.0: say"):
-        opened(SCRIPT.replace("version 1200", "version 100301"))
+    with pytest.raises(ConfigError, match=r"LASLt 1\.3\.1, the headers in .* of [\d.]+: say"):
+        opened(SCRIPT.replace(str(VERSION), "100301"))
     (tmp_path / "bad.csv").write_text("kind,sizes\ndense,1x2x3\n", encoding="utf-8")
     with pytest.raises(ConfigError, match=r"bad\.csv, line 2: expected the columns kind,sizes"):
         blaslt.read(tmp_path / "bad.csv")
 
 
 def test_the_command_says_what_is_missing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], fake: Path, include: list[Path]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], fake: Path
 ) -> None:
     words = ["tune", "blaslt", "--out", str(tmp_path)]
     shape = ["--shape", "1", "2", "3"]
     library = ["--library", str(fake)]
-    headers = ["--include", str(include[0])]
     for more, says in (
         ([], "expected --shape M N K or --group"),
         ([*shape, "--library", "/none.so"], "/none.so: there is no such file"),
         ([*shape, *library, "--include", "/none"], "no hipblaslt/hipblaslt-ext.hpp there"),
-        ([*shape, *library, *headers], "wants an AMD GPU and a torch for ROCm"),
     ):
         assert main([*words, *more]) == 1
         assert says in capsys.readouterr().err
+
+
+def test_the_command_on_the_virtual_gpu(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    fake: Path,
+    include: list[Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The scripted library computes on the host, so that no algorithm has an estimate."""
+    script = f"version {VERSION}\nrevision abc123\nalgo one us=9\nalgo two us=3\n"
+    (tmp_path / "script").write_text(script, encoding="utf-8")
+    monkeypatch.setenv("RFOPS_TEST_BLASLT_SCRIPT", str(tmp_path / "script"))
+    words = ["tune", "blaslt", "--out", str(tmp_path), "--shape", "3", "8", "16", "--dtype", "f32"]
+    words += ["--library", str(fake)]
+    for folder in include:
+        words += ["--include", str(folder)]
+    assert main(words) == 1
+    assert "launches no kernel on the virtual GPU" in capsys.readouterr().out
+    assert not (tmp_path / "blaslt.csv").exists()
+    calls: list[Callable[[], None]] = []
+    monkeypatch.setattr(blaslt, "by_estimates", lambda run, runs: calls.append(run) or [2.5] * runs)
+    assert main(words) == 0 and len(calls) == 2
+    (row,) = blaslt.read(tmp_path / "blaslt.csv")
+    assert row["us"] == "2.50" and row["source"] == f"estimated for {row['gfx']}"
+
+
+def test_the_virtual_gpus_clock() -> None:
+    """Estimates of all that a run launches."""
+    x = torch.randn(4, 256)
+    once = blaslt.by_estimates(lambda: rfops.quant_mxfp8(x), 3)
+    twice = blaslt.by_estimates(lambda: (rfops.quant_mxfp8(x), rfops.quant_mxfp8(x)), 1)
+    assert len(set(once)) == 1 and len(once) == 3 and 2 < once[0] < 20
+    assert twice[0] > 1.5 * once[0]

@@ -183,6 +183,7 @@ def test_opcheck(m: int) -> None:
     assert schema.count("!") == 1 and "Tensor(a!) out) -> ()" in schema
 
 
+@pytest.mark.requires_gfx950
 @pytest.mark.parametrize("backend", ["gemv", "mfma", "triton"])
 def test_compile_has_no_graph_break(backend: str) -> None:
     problem = random_problem(3, 24, 96)
@@ -320,6 +321,7 @@ def test_refusals_of_a_familys_calls_are_those_of_the_first(native_plans: Plans)
     assert len(native_plans) == 1
 
 
+@pytest.mark.requires_gfx950
 def test_misses_of_a_family_are_counted(native_plans: Plans, overlay: Write) -> None:
     overlay({"m": 1, "n": 480, "k": 640})
     previous = dict(routing.misses())
@@ -359,6 +361,7 @@ def test_warm_call_adds_little_to_its_launch(monkeypatch: pytest.MonkeyPatch) ->
     assert calls == ["gemm_mxfp8", "is_dynamo_compiling", "launch", "setprofile"]
 
 
+@pytest.mark.requires_gfx950
 def test_prepare_launches_what_the_op_does() -> None:
     """A backend by itself: what the tuner times."""
     problem = random_problem(2, 40, 96)

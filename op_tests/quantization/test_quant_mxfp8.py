@@ -12,6 +12,7 @@ import torch
 import rfops
 from rfops import cli
 from rfops.gemm.mxfp8 import gemm_mxfp8
+from rfops.jit import settings
 from rfops.quantization.mxfp8 import (
     BLOCK,
     E8M0,
@@ -315,9 +316,10 @@ def test_it_is_an_op_as_the_others_are(
     assert [t.shape for t in like] == [(3, 64), (3, 2)] and like[1].dtype == E8M0
     supports = quant_mxfp8.supports  # type: ignore[attr-defined]
     assert supports(arch="gfx942") and not supports(arch="gfx942", shape=(4, 33))
+    profiled = f"M=4 K=64 on {settings.text('RFOPS_VGPU_ARCH')}, "
     for words, said in (
         ("why quant_mxfp8 --m 4 --k 64", "hip"),
-        ("profile quant_mxfp8 --m 4 --k 64 --rounding ceil", "M=4 K=64 on gfx950, 256 CUs: hip"),
+        ("profile quant_mxfp8 --m 4 --k 64 --rounding ceil", profiled),
         ("bench quant_mxfp8 --shape 3 64 rounding=even x_dtype=bf16", "m=3 k=64"),
         ("build quant_mxfp8 --arch gfx950", "quant_mxfp8"),
         ("ls", "quant_mxfp8"),

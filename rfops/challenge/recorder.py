@@ -42,6 +42,7 @@ class _Event(ctypes.Structure):
 
 
 _OBSERVER = ctypes.CFUNCTYPE(None, ctypes.POINTER(_Event))
+_WRITE_OBSERVER = ctypes.CFUNCTYPE(None, ctypes.c_uint64, ctypes.c_uint64)
 
 
 class _PointerInfo(ctypes.Structure):
@@ -73,9 +74,12 @@ class Recorder(TorchDispatchMode):
         self._hip = ctypes.CDLL(str(hip))
         self._hsa = None if hsa is None else ctypes.CDLL(hsa)
         self._observer = _OBSERVER(self._on_launch)
+        self._write_observer = _WRITE_OBSERVER(self._on_write)
         for library in filter(None, (self._hip, self._hsa)):
             library.rfops_vgpu_observe_launches.argtypes = [_OBSERVER]
             library.rfops_vgpu_observe_launches(self._observer)
+            library.rfops_vgpu_observe_writes.argtypes = [_WRITE_OBSERVER]
+            library.rfops_vgpu_observe_writes(self._write_observer)
         self._known: dict[int, tuple[StorageWeakRef, int]] = {}  # storages, by address
         self._record: Record | None = None
         self._codes: dict[bytes, int] = {}
@@ -83,7 +87,7 @@ class Recorder(TorchDispatchMode):
         self._written: dict[int, int] = {}  # bytes that the host has written, by address
         self._empty: set[int] = set()
         self._blocks: set[int] = set()  # addresses of the runtimes' memory that launches have named
-        self._of_case: set[int] = set()  # addresses of its inputs
+        self._of_case: dict[int, int] = {}  # its inputs: bytes, by address
         self._derived: set[int] = set()  # of what was computed from them
         self.computed, self.beside = Counter[str](), Counter[str]()
 
@@ -95,7 +99,7 @@ class Recorder(TorchDispatchMode):
         self.beside.clear()
         self._codes, self._blobs, self._empty, self._blocks = {}, [], set(), set()
         addresses = [storage.data_ptr() for storage in inputs]
-        self._of_case = set(addresses)
+        self._of_case = {storage.data_ptr(): storage.nbytes() for storage in inputs}
         self._known = {a: k for a, k in self._known.items() if not k[0].expired()}
         self._written = {a: size for a, (_, size) in self._known.items()}
         self._derived &= set(self._known)
@@ -175,9 +179,32 @@ class Recorder(TorchDispatchMode):
         except Exception as error:  # which C++ could not be told
             record.flaw = f"{type(error).__name__}: {error}"
 
+    def _on_write(self, address: int, size: int) -> None:
+        """A copy or fill by a call of the runtime. What it has written is read at the next launch;
+        host memory that no kernel is known to reach is left out."""
+        record = self._record
+        if record is None:
+            return
+        try:
+            base, block_size = self._block_of(address)
+            if base and base not in self._blocks:
+                self._blocks.add(base)
+                self._written[base] = block_size
+            elif base or self._is_seen(address):
+                self._written[address] = max(size, self._written.get(address, 0))
+                self._empty.discard(address)
+        except Exception as error:  # which C++ could not be told
+            record.flaw = f"{type(error).__name__}: {error}"
+
+    def _is_seen(self, address: int) -> bool:
+        """Whether a storage of torch's is there."""
+        storages = [*self._of_case.items(), *((a, size) for a, (_, size) in self._known.items())]
+        return any(begin <= address < begin + size for begin, size in storages)
+
     def _find_blocks(self, words: Sequence[int]) -> None:
         """Memory of hipMalloc's, or of the HSA runtime's, that an argument names. What it held when
-        the call's first launch named it counts: later contents are launches' results."""
+        the call's first launch named it counts, and what the runtime's copies and fills write
+        there later: other contents are launches' results."""
         for word in words:
             if word in self._known or word in self._of_case or not word:
                 continue

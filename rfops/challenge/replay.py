@@ -121,7 +121,7 @@ def replay(end: socket.socket, order: dict[str, Any]) -> tuple[list[float], list
         for write in [w for w in writes if w["launch"] == number]:
             if write["blob"]:
                 at(write["address"], write["size"])[:] = write["bytes"]
-            elif number:
+            elif number or any(a <= write["address"] < a + size for a, size in inputs):
                 ctypes.memset(write["address"], 0, write["size"])
         times.append(gpu.launch(modules[launch["code"]], launch))
     return times, [at(address, size) for address, size in outputs]

@@ -26,7 +26,8 @@ from rfops.jit import paths
 from rfops.jit.build.spec import ModuleSpec, load_config
 from rfops.jit.texts import define_text
 
-FORMS = ("load_inline", "module")
+FORMS = ("load_inline", "module", "packets")
+_OF_CODE = FORMS[1:]  # these hold code objects
 FORBIDDEN, SUBSTITUTE = FORBIDDEN_WORD, "flow"
 GPUS = {"gfx942": "MI300", "gfx950": "MI355X"}
 _ENTRY = Path(__file__).with_name("entry")
@@ -54,7 +55,7 @@ def generate(problem: Problem, form: str, cases: Iterable[Case], command: str) -
         [*sections, folded.text(), _ENDS[form].format(name=problem.name, arch=problem.arch)]
     )
     text = _reworded(original_text)
-    if form == "module":
+    if form in _OF_CODE:
         code = _compiled(problem, kernels, folded)
         text = text.replace("CODE = {}", _code_text(code))
     assert FORBIDDEN not in text.lower(), "a word that the competition refuses"
@@ -124,7 +125,7 @@ class _Kernels:
         for (variant, lds), name in self.names.items():
             module = variant.op.module
             row: dict[str, Any] = {"source": module, "symbol": variant.op.kernel}
-            if form == "module":
+            if form in _OF_CODE:
                 row["code"] = self.code[module, variant.defines]
             row["defines"] = [f"{n}={define_text(module, n, v)}" for n, v in variant.defines]
             row["arguments"] = _layout(variant)
@@ -162,39 +163,38 @@ def _head(problem: Problem, form: str, row: Row, command: str) -> str:
             *textwrap.wrap(_EXPLANATIONS[form], _WIDTH),
             '"""',
             "",
-            *_IMPORTS[form],
+            *_imports(form),
         ]
     )
 
 
-_IMPORTS = {
-    "load_inline": (
-        "import ctypes",
-        "import functools",
-        "import os",
-        "import re",
-        "import struct",
-        "from collections.abc import Callable, Mapping",
-        "from typing import Any",
-        "",
-        "import torch",
-        "from task import input_t, output_t",
-        "from torch.utils.cpp_extension import load_inline",
-    ),
-    "module": (
-        "import base64",
-        "import ctypes",
-        "import functools",
-        "import re",
-        "import struct",
-        "from collections.abc import Callable, Mapping",
-        "from pathlib import Path",
-        "from typing import Any",
-        "",
-        "import torch",
-        "from task import input_t, output_t",
-    ),
+_PLAN_IMPORTS = (
+    "import ctypes",
+    "import functools",
+    "import re",
+    "import struct",
+    "from collections.abc import Callable, Mapping",
+    "from typing import Any",
+)
+_FORM_IMPORTS = {
+    "load_inline": ("import os", "from torch.utils.cpp_extension import load_inline"),
+    "module": ("import base64", "from pathlib import Path"),
+    "packets": ("import base64",),
 }
+
+
+def _imports(form: str) -> list[str]:
+    """As isort has them."""
+    task = "import torch", "from task import input_t, output_t"
+    lines = {*_PLAN_IMPORTS, *task, *_FORM_IMPORTS[form]}
+    others = {line for line in lines if line in task or "torch" in line}
+    return [*_in_order(lines - others), "", *_in_order(others)]
+
+
+def _in_order(lines: Iterable[str]) -> list[str]:
+    return sorted(lines, key=lambda line: (line.startswith("from"), line))
+
+
 _EXPLANATIONS = {
     "load_inline": "PLANS has what is launched for each size, KERNELS the kernels with the "
     "constants that were chosen for them, SOURCES their text; torch's load_inline builds them when "
@@ -202,6 +202,10 @@ _EXPLANATIONS = {
     "module": "PLANS has what is launched for each size, KERNELS the kernels with the constants "
     "that were chosen for them, SOURCES their text, from which CODE was compiled: code objects, "
     "which HIP loads.",
+    "packets": "PLANS has what is launched for each size, KERNELS the kernels with the constants "
+    "that were chosen for them, SOURCES their text, from which CODE was compiled: code objects. "
+    "A launch is a dispatch packet (AQL), which this file writes to a queue of the HSA runtime; "
+    "a call waits for torch's work, and for its own.",
 }
 
 
@@ -312,6 +316,16 @@ def _pasted(name: str) -> str:
 
 
 def _launching(problem: Problem, form: str) -> str:
+    if form == "packets":
+        return textwrap.dedent("""\
+            def custom_kernel(data: input_t) -> output_t:
+                sizes, tensors = arguments(data)
+                plan = plan_of(sizes, tensors, PLANS, KERNELS, function_of)
+                if plan.device.type != "cpu":
+                    torch.cuda.synchronize()  # another queue's packets do not wait for torch
+                out = plan.run(tensors)
+                QUEUE.finish()
+                return result(data, out)""")
     return textwrap.dedent("""\
         def custom_kernel(data: input_t) -> output_t:
             sizes, tensors = arguments(data)
@@ -321,7 +335,7 @@ def _launching(problem: Problem, form: str) -> str:
 
 _ENDS = {
     "load_inline": 'function_of = builder("{name}", "{arch}", KERNELS, HEADERS, SOURCES)',
-    "module": "CODE = {{}}\n\nfunction_of = loader(KERNELS, CODE)",
+    **dict.fromkeys(_OF_CODE, "CODE = {{}}\n\nfunction_of = loader(KERNELS, CODE)"),
 }
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rfops.challenge.problem import Case, Problem
 
-FORMS = ("load_inline", "module")
+FORMS = ("load_inline", "module", "packets")
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -24,7 +24,8 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "--form",
         choices=FORMS,
         default=FORMS[0],
-        help="kernels: sources for load_inline (default), or code objects too",
+        help="kernels: sources for load_inline (default), code objects too for HIP, or for packets "
+        "that the entry writes to a queue",
     )
     add(
         "--case",

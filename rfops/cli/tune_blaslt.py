@@ -1,6 +1,7 @@
 """`rfops tune blaslt`: time hipBLASLt's algorithms for linear layers, dense or grouped, and write
-down the best, for a library of this version and this architecture alone. It needs an AMD GPU, ROCm
-with hipBLASLt's headers, and a torch for ROCm; it has run on none yet."""
+down the best, for a library of this version and this architecture alone. It needs ROCm with
+hipBLASLt's headers, and an AMD GPU with a torch for ROCm (it has run on none yet) or the virtual
+GPU, whose times are estimates."""
 
 from __future__ import annotations
 
@@ -9,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import torch
+
     from rfops.gemm.blaslt import Library, Linear
 
 
@@ -74,7 +77,7 @@ def _problems(options: argparse.Namespace) -> list[Linear]:
 def _library(options: argparse.Namespace) -> Library:
     import torch
 
-    from rfops.gemm.blaslt import Library
+    from rfops.gemm.blaslt import Library, by_estimates
     from rfops.jit import settings
     from rfops.jit.launch import hip
 
@@ -88,9 +91,17 @@ def _library(options: argparse.Namespace) -> Library:
         raise ValueError(f"{library}: there is no such file; say --library")
     if not any((folder / "hipblaslt" / "hipblaslt-ext.hpp").is_file() for folder in include):
         raise ValueError(f"{include[0]}: no hipblaslt/hipblaslt-ext.hpp there; say --include")
-    if not (torch.version.hip and torch.cuda.is_available()):
-        raise ValueError("hipBLASLt wants an AMD GPU and a torch for ROCm: there is none here")
-    return Library(library, include, hip.device_arch(torch.device("cuda")))
+    device = _device()
+    hip.runtime(device)  # its library is the one that hipBLASLt finds
+    clock = by_estimates if device.type == "cpu" else None
+    return Library(library, include, hip.device_arch(device), clock)
+
+
+def _device() -> torch.device:
+    """An AMD GPU of torch's, or the virtual one, whose memory is that of CPU tensors."""
+    import torch
+
+    return torch.device("cuda" if torch.version.hip and torch.cuda.is_available() else "cpu")
 
 
 def _tune(library: Library, problem: Linear, table: Path, options: argparse.Namespace) -> int:
@@ -98,7 +109,8 @@ def _tune(library: Library, problem: Linear, table: Path, options: argparse.Name
 
     from rfops.gemm.blaslt import pin
 
-    tuned = library.tune(problem, options.runs)
+    device = _device()
+    tuned = library.tune(problem, options.runs, device.type)
     print(" ".join(problem.key), f"by hipBLASLt {library.version} on {library.gfx}")
     for solution in tuned.timed[:5]:
         print(f"  {solution.us:9.2f} us  {solution.solution}")
@@ -107,6 +119,9 @@ def _tune(library: Library, problem: Linear, table: Path, options: argparse.Name
         reasons = sorted(set(tuned.refused.values()))
         print(f"  none: {'; '.join(reasons[:3]) or 'the library has none for this architecture'}")
         return 1
-    source = f"measured on {torch.cuda.get_device_name()}"
+    if device.type == "cpu":
+        source = f"estimated for {library.gfx}"
+    else:
+        source = f"measured on {torch.cuda.get_device_name()}"
     pin(table, problem, library, tuned.timed[0], source)
     return 0

@@ -4,7 +4,8 @@ there are, which take the problem, how long each runs; and the one that was chos
 An algorithm's number belongs to one build of the library, so what is kept is its solution's name
 beside the library's version and revision and the architecture: in another library it is not taken
 for the same. Nothing of rfops calls this by default: `rfops tune blaslt` fills a table, and
-`Library.pinned` takes what stands there. It has run on no AMD GPU yet.
+`Library.pinned` takes what stands there. It has run on no AMD GPU yet. On the virtual GPU, with the
+library of ROCm 7, a time is that of the kernels, by timing mode.
 """
 
 from __future__ import annotations
@@ -328,6 +329,18 @@ def _by_events(run: Callable[[], None], runs: int) -> list[float]:
         stop.synchronize()
         times.append(1e3 * start.elapsed_time(stop))
     return times[2:]
+
+
+def by_estimates(run: Callable[[], None], runs: int) -> list[float]:
+    """The virtual GPU's clock: estimates of what a run launches, which are the same each time.
+    Raises ValueError where it launches nothing."""
+    from rfops import vgpu
+
+    with vgpu.timing(detail=False) as timed:
+        run()
+    if not timed.launches:
+        raise ValueError("launches no kernel on the virtual GPU")
+    return [sum(launch.us for launch in timed.launches)] * runs
 
 
 # ---------------------------------------------------------------- the table

@@ -9,6 +9,7 @@ its own here, one that no real GPU has.
 from __future__ import annotations
 
 import contextlib
+import copy
 import ctypes
 import importlib.util
 import shutil
@@ -146,14 +147,19 @@ def _passed(args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _addresses(values: tuple[Any, ...]) -> tuple[Any, ...]:
-    return tuple(
-        value.data_ptr()
-        if isinstance(value, torch.Tensor)
-        else _addresses(value)
-        if type(value) is tuple
-        else value
-        for value in values
-    )
+    return tuple(map(_address, values))
+
+
+def _address(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.data_ptr()
+    if type(value) is tuple:
+        return _addresses(value)
+    if isinstance(getattr(value, "base", None), torch.Tensor):  # a tensor descriptor
+        described = copy.copy(value)
+        described.base = value.base.data_ptr()
+        return described
+    return value
 
 
 def _utils(library: Path) -> Any:

@@ -12,6 +12,7 @@
 #include "vgpu/hip/hip_capture.h"
 #include "vgpu/hip/hip_internal.h"
 #include "vgpu/machine/allocations.h"
+#include "vgpu/run/run.h"
 #include "vgpu/watch/check_written.h"
 
 namespace vgpu {
@@ -82,6 +83,11 @@ hipError_t check_row_sides(const void* dst, const void* src, hipMemcpyKind kind)
   return is_fit || has_torch() ? hipSuccess : not_of_hip(dst, src, kind);
 }
 
+void note_write(const void* dst, u64 size) {
+  note_host_write(dst, size);
+  observe_write(dst, size);
+}
+
 hipError_t copy(void* dst, const void* src, u64 size, hipMemcpyKind kind = hipMemcpyDefault) {
   if (!is_direction(kind)) {
     return fail(hipErrorInvalidMemcpyDirection, "copy direction " + std::to_string(kind));
@@ -91,7 +97,7 @@ hipError_t copy(void* dst, const void* src, u64 size, hipMemcpyKind kind = hipMe
   if (code == hipSuccess && size) code = check_sides(dst, src, kind);
   if (code == hipSuccess && size) {
     std::memmove(dst, src, size);
-    note_host_write(dst, size);
+    note_write(dst, size);
   }
   return code;
 }
@@ -127,7 +133,7 @@ hipError_t copy_2d(void* dst, u64 dst_pitch, const void* src, u64 src_pitch, u64
   if (code == hipSuccess) code = check_range("copy source", src, source.extent());
   if (code == hipSuccess) code = check_row_sides(dst, src, kind);
   if (code != hipSuccess) return code;
-  note_host_write(dst, target.extent());
+  note_write(dst, target.extent());
   for (u64 row = 0; row < height; ++row) {
     std::memmove(static_cast<u8*>(dst) + row * dst_pitch,
                  static_cast<const u8*>(src) + row * src_pitch, width);
@@ -145,7 +151,7 @@ hipError_t fill(void* dst, T value, u64 count) {
   if (!is_hip_memory(dst) && !has_torch()) {
     return bad_range("memset", dst, count * sizeof(T), "is not memory of HIP");
   }
-  note_host_write(dst, count * sizeof(T));
+  note_write(dst, count * sizeof(T));
   if constexpr (sizeof(T) == 1) {
     std::memset(dst, value, count);
   } else {

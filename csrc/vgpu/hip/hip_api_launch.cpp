@@ -379,6 +379,9 @@ VGPU_API void rfops_vgpu_observe_launches(LaunchObserver observer) {
   set_launch_observer(observer);
 }
 
+// Calls `observer` for each copy and fill, in the thread that asks for it; null: no more.
+VGPU_API void rfops_vgpu_observe_writes(WriteObserver observer) { set_write_observer(observer); }
+
 VGPU_API hipError_t hipModuleLaunchKernel(hipFunction_t f, unsigned grid_x, unsigned grid_y,
                                           unsigned grid_z, unsigned block_x, unsigned block_y,
                                           unsigned block_z, unsigned shared_bytes,

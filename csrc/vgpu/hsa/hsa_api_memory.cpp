@@ -8,6 +8,7 @@
 #include "vgpu/hsa/hsa_internal.h"
 #include "vgpu/hsa/vmem.h"
 #include "vgpu/machine/allocations.h"
+#include "vgpu/run/run.h"
 #include "vgpu/watch/check_written.h"
 
 namespace vgpu {
@@ -98,6 +99,10 @@ struct Copy {
     return std::all_of(dependencies.begin(), dependencies.end(),
                        [](HsaSignal s) { return signal_of(s)->value == 0; });
   }
+  u64 extent() const {
+    if (!range.y || !range.z) return 0;
+    return (range.z - 1) * dst.slice + (range.y - 1) * dst.pitch + row_bytes;
+  }
   void run() const {
     for (u64 z = 0; z < range.z; ++z) {
       for (u64 y = 0; y < range.y; ++y) {
@@ -117,6 +122,7 @@ class CopyEngine {
     return *engine;
   }
   void add(Copy copy) {
+    observe_write(copy.dst.base, copy.extent());
     {
       const std::lock_guard lock(mutex_);
       pending_.push_back(std::move(copy));
@@ -333,6 +339,7 @@ HSA_API Status hsa_memory_copy(void* dst, const void* src, size_t size) {
     if (status != kSuccess) return status;
     std::memmove(dst, src, size);
     note_host_write(dst, size);
+    observe_write(dst, size);
     return kSuccess;
   });
 }

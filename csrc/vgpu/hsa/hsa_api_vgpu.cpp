@@ -42,3 +42,6 @@ HSA_API int rfops_vgpu_schedule(const char* text) {
 
 // Calls `observer` for each dispatch packet, in the thread that rings its doorbell; null: no more.
 HSA_API void rfops_vgpu_observe_launches(LaunchObserver observer) { set_launch_observer(observer); }
+
+// Calls `observer` for each copy and fill, in the thread that asks for it; null: no more.
+HSA_API void rfops_vgpu_observe_writes(WriteObserver observer) { set_write_observer(observer); }

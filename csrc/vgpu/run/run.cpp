@@ -691,6 +691,7 @@ class Job {
 thread_local WorkgroupState* Job::cached_group_ = nullptr;
 
 std::atomic<LaunchObserver> launch_observer{nullptr};
+std::atomic<WriteObserver> write_observer{nullptr};
 
 }  // namespace
 
@@ -720,6 +721,13 @@ void observe_launch(const Launch& launch) {
   observed.args_bytes = launch.kernarg_bytes;
   observed.args = launch.kernarg;
   observer(&observed);
+}
+
+void set_write_observer(WriteObserver observer) { write_observer = observer; }
+
+void observe_write(const void* address, u64 size) {
+  const WriteObserver observer = write_observer;
+  if (observer && size) observer(address, size);
 }
 
 FaultKind fault_kind(const std::string& text) {

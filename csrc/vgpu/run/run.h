@@ -27,6 +27,12 @@ void set_launch_observer(LaunchObserver observer);  // of this process; null: no
 bool has_launch_observer();
 void observe_launch(const Launch& launch);  // calls the observer, if there is one
 
+// Shown what a call of the runtime copies or fills, in the calling thread. The bytes may be there
+// only when the call has returned.
+using WriteObserver = void (*)(const void* address, u64 size);
+void set_write_observer(WriteObserver observer);
+void observe_write(const void* address, u64 size);
+
 // What a fault's text is about.
 enum class FaultKind : u8 { kTimeout, kMemory, kOther };
 FaultKind fault_kind(const std::string& text);

@@ -60,7 +60,11 @@ struct Gemm {
 struct State {
   std::vector<Gemm> gemms;
   int chosen = -1;
+  bool user_arguments = false;  // what it was initialised for
 };
+
+// hipBLASLt 7.2.4 answers a run with other arguments than it was initialised for so.
+constexpr auto kWrongRun = static_cast<hipblasStatus_t>(10);
 
 Gemm gemm_of(const void* a, const Layout& la, const void* b, const Layout& lb, void* d) {
   return {static_cast<long>(la.columns), static_cast<long>(lb.columns), static_cast<long>(la.rows),
@@ -136,6 +140,11 @@ hipblasStatus_t hipblasLtMatmulDescSetAttribute(hipblasLtMatmulDesc_t,
 
 namespace hipblaslt_ext {
 
+#if HIPBLASLT_VERSION_MAJOR >= 1  // ROCm 7
+class GemmProblemType::GemmProblemTypeImpl {};
+GemmProblemType::~GemmProblemType() = default;
+#endif
+
 GemmInstance::GemmInstance(hipblasLtHandle_t handle, GemmType type)
     : m_gemm_type(type), m_handle(handle), m_data(std::make_shared<State>()) {}
 
@@ -144,15 +153,17 @@ hipblasStatus_t GemmInstance::isAlgoSupported(hipblasLtMatmulAlgo_t& algo, size_
   workspace = own.has.at("workspace");
   return own.has.at("supported") ? HIPBLAS_STATUS_SUCCESS : HIPBLAS_STATUS_INVALID_VALUE;
 }
-hipblasStatus_t GemmInstance::initialize(const hipblasLtMatmulAlgo_t& algo, void* workspace, bool,
-                                         hipStream_t) {
+hipblasStatus_t GemmInstance::initialize(const hipblasLtMatmulAlgo_t& algo, void* workspace,
+                                         bool user_arguments, hipStream_t) {
   auto& state = *static_cast<State*>(m_data.get());
+  state.user_arguments = user_arguments;
   state.chosen = index_of(algo);
   const bool lacks = script.algorithms[state.chosen].has.at("workspace") && workspace == nullptr;
   return lacks ? HIPBLAS_STATUS_INVALID_VALUE : HIPBLAS_STATUS_SUCCESS;
 }
 hipblasStatus_t GemmInstance::run(hipStream_t, hipEvent_t, hipEvent_t) {
-  return compute(*static_cast<State*>(m_data.get()));
+  const auto& state = *static_cast<State*>(m_data.get());
+  return state.user_arguments ? kWrongRun : compute(state);
 }
 
 Gemm::Gemm(hipblasLtHandle_t handle, hipblasLtMatmulDesc_t, const void*, const void* a,
@@ -189,6 +200,7 @@ hipblasStatus_t GroupedGemm::getDefaultValueForDeviceUserArguments(void* out) {
 }
 hipblasStatus_t GroupedGemm::run(void* arguments, hipStream_t) {
   State state = *static_cast<State*>(m_data.get());
+  if (!state.user_arguments) return kWrongRun;
   auto* each = static_cast<UserArguments*>(arguments);
   for (::Gemm& g : state.gemms) {
     g = {each->m,
