@@ -15,13 +15,13 @@ import pytest
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--costs", type=Path, metavar="FILE", help="write each test's seconds of CPU to this file"
+        "--costs", metavar="FILE", help="write each test's seconds of CPU to this file"
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     if config.option.costs is not None:
-        config.pluginmanager.register(_Costs(config.option.costs.resolve()))
+        config.pluginmanager.register(_Costs(Path(config.option.costs).resolve()))
 
 
 class _Costs:
