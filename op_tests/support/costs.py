@@ -30,12 +30,13 @@ class _Costs:
     def __init__(self, file: Path) -> None:
         self.file = file
 
-    @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
-        begin = os.times()[:4]
-        try:
-            return (yield)  # type: ignore[return-value]
-        finally:
-            seconds = sum(os.times()[:4]) - sum(begin)
-            with self.file.open("a") as lines:
-                lines.write(json.dumps([item.nodeid, round(seconds, 3)]) + "\n")
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self) -> None:
+        self.begin = sum(os.times()[:4])
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_teardown(self, item: pytest.Item) -> Iterator[None]:
+        yield
+        seconds = sum(os.times()[:4]) - self.begin
+        with self.file.open("a") as lines:
+            lines.write(json.dumps([item.nodeid, round(seconds, 3)]) + "\n")
