@@ -77,13 +77,14 @@ quant_fp8(const Input* __restrict__ x,  // [M, K], row stride x_row in elements
   InputVec row[kChunks];
   load(row, x, lanes, x_row);
   constexpr bool kFound = kPass == Pass::kFromPartials;
-  const RowStore<Input, kQuant, kVec, kChunks, Lanes> rows(
-      lanes, payload, u64{lanes.row} * k, kFound ? nullptr : scale, kFound ? 0 : 1, 0);
+  RowStore<Input, kQuant, kVec, kChunks, Lanes> rows(lanes, payload, u64{lanes.row} * k,
+                                                     kFound ? nullptr : scale, kFound ? 0 : 1, 0);
   if constexpr (kFound) {
     const Fp8Block block(largest_partial(partials, num_partials));
     if (workgroup_id_x() == 0 && thread_id() == 0) *scale = block.scale();
     rows.store_by(block, row);
   } else {
+    rows.load_scale();
     rows.store(row);
   }
 }

@@ -58,12 +58,15 @@ __device__ inline f32 element(const Operands& operands, u32 i, bool is_up) {
 extern "C" __global__ void __attribute__((amdgpu_flat_work_group_size(kThreads, kThreads))) act_mul(
     const Input* __restrict__ x,  // [M, 2 K]
     void* __restrict__ out,       // [M, K], or payload [M, K] or [M, K / 2]
-    u32 k, u32 x_row, u32 out_row, u32 m, f32 alpha, f32 limit, f32 beta, u32 scale_row,
-    u32 scale_k,
-    void* __restrict__ scale) {  // [M, groups], strides scale_row, scale_k
+    void* __restrict__ scale,     // [M, groups], strides scale_row, scale_k
+    u32 k, u32 x_row, u32 out_row, u32 m, u32 scale_row, u32 scale_k, f32 alpha, f32 limit,
+    f32 beta) {  // last: silu has no load of arguments then
   const Lanes lanes(m, k / kVec);
   Operands operands[kChunks];
   load(operands, reinterpret_cast<const InputVec*>(x + u64{lanes.row} * x_row), lanes);
+  RowStore<Input, kQuant, kVec, kChunks, Lanes> rows(lanes, out, u64{lanes.row} * out_row, scale,
+                                                     scale_row, scale_k);
+  rows.load_scale();
   InputVec y[kChunks];
 #pragma unroll
   for (u32 c = 0; c < kChunks; ++c) {
@@ -75,7 +78,5 @@ extern "C" __global__ void __attribute__((amdgpu_flat_work_group_size(kThreads, 
     }
     y[c] = __builtin_convertvector(values, InputVec);
   }
-  const RowStore<Input, kQuant, kVec, kChunks, Lanes> rows(lanes, out, u64{lanes.row} * out_row,
-                                                           scale, scale_row, scale_k);
   rows.store(y);
 }

@@ -87,6 +87,9 @@ rms_norm(const Input* x,                     // [M, K]
   load(z, reinterpret_cast<const InputVec*>(x + row_offset(lanes.row, inner, x_outer, x_inner)),
        lanes);
   if constexpr (kEarlyWeights) load(w, weights, lanes);
+  RowStore<Input, kQuant, kVec, kChunks, Lanes> rows(
+      lanes, out, row_offset(lanes.row, inner, out_outer, out_inner), scale, scale_row, scale_k);
+  rows.load_scale();
   if constexpr (kResidual)
     add_residual(z, reinterpret_cast<InputVec*>(residual + u64{lanes.row} * k), lanes);
   const f32 factor =
@@ -98,8 +101,5 @@ rms_norm(const Input* x,                     // [M, K]
         __builtin_convertvector(z[c], Floats) * factor * __builtin_convertvector(w[c], Floats),
         InputVec);
   }
-  const u64 out_row = row_offset(lanes.row, inner, out_outer, out_inner);
-  const RowStore<Input, kQuant, kVec, kChunks, Lanes> rows(lanes, out, out_row, scale, scale_row,
-                                                           scale_k);
   rows.store(z);
 }

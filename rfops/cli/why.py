@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rfops.dispatch.declare import DTYPES, TensorArg, ValueArg
 from rfops.dispatch.kernel import Call, Kernel
 from rfops.dispatch.op import Op, ops
-from rfops.dispatch.routing import config_text
+from rfops.dispatch.routing import Decision, config_text
 from rfops.jit.arch import ARCH_SPECS, ARCHS
 from rfops.jit.build.explain import explain
 from rfops.jit.policy import manifest
@@ -104,8 +104,33 @@ def main(name: str, arguments: list[str]) -> int:
     op = ops()[name]
     parser = argparse.ArgumentParser(prog=f"rfops why {name}", description=", ".join(op.kernels))
     add_call(parser, op)
-    print(text(op, call_of(op, parser.parse_args(arguments))))
+    for word, choices in op.route_words.items():
+        if choices:
+            usual = choices[0]
+            words: dict[str, Any] = {"choices": choices, "help": f"default: {usual}"}
+            parser.add_argument(_option(word), dest=word, default=usual, **words)
+        else:
+            parser.add_argument(_option(word), dest=word, action="store_true", help="is given")
+    options = parser.parse_args(arguments)
+    c = call_of(op, options)
+    routed = op.route_of_words(c, {word: vars(options)[word] for word in op.route_words})
+    print(text(op, c) if routed is None else _text_of_words(op, c, *routed))
     return 0
+
+
+def _text_of_words(op: Op, c: Call, decision: Decision, config: object) -> str:
+    """The decision of a call whose words leave the op's own routes, as `text` has others."""
+    refused = dict(decision.refused)
+    lines = [
+        ("decision", f"{decision.backend}, no HIP kernel"),
+        ("config", "its own" if config is None else f"its default, {config}"),
+        ("rule", decision.rule),
+        ("because", decision.why),
+        *((f"not {name}", reason) for name, reason in refused.items()),
+    ]
+    if decision.backend != "torch":
+        lines.append(("not torch", "comes last"))
+    return _aligned(op, c, lines)
 
 
 def text(op: Op, c: Call) -> str:
@@ -137,6 +162,10 @@ def text(op: Op, c: Call) -> str:
             lines.append((f"not {name}", reason))
     if kernel.is_hip:
         lines += _variant(kernel, c, config)
+    return _aligned(op, c, lines)
+
+
+def _aligned(op: Op, c: Call, lines: Sequence[tuple[str, str]]) -> str:
     width = max(len(name) for name, _ in lines)
     head = f"{op.name} {sizes_text(op, c)} on {c.arch} with {c.cu_num} CUs"
     return "\n".join([head, *(f"  {name.ljust(width)}  {value}" for name, value in lines)])

@@ -18,6 +18,7 @@ from .tuned_table import Tuned, getter
 
 if TYPE_CHECKING:
     from .problem import InputGenerator
+    from .routing import Decision
     from .time_model import TimeModel
 
 
@@ -79,6 +80,18 @@ class Hooks(Checked):
     # Of the sizes that `assume` fills in, those that `rfops why` and `profile` have an option for,
     # and what it says.
     more_sizes: ClassVar[Mapping[str, str]] = {}
+
+    @property
+    def route_words(self) -> Mapping[str, Sequence[str]]:
+        """Arguments that only the op's function has and that decide the route, each with the words
+        that it takes, the default first; one without words is a flag. `rfops why` has options for
+        them."""
+        return {}
+
+    def route_of_words(self, c: Call, words: Mapping[str, Any]) -> tuple[Decision, Any] | None:
+        """The decision and the default config of a call with these `route_words`; None where it is
+        that of a call without them."""
+        return None
 
     def assume(self, sizes: dict[str, int], values: Mapping[str, Any]) -> None:
         """Fill in sizes that decide nothing, for calls of sizes alone."""

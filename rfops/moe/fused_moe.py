@@ -57,6 +57,8 @@ def _stacked(w1: Tensor, w2: Tensor, layout: str) -> Weights:
 
 
 class _FusedMoe(Moe):
+    form = "16-bit"
+
     def unsupported_reason(self, c: Call, *sizes: int) -> tuple[str, str, str, str] | None:
         _m, d, i, e, k, routed, n = sizes
         if c.w_layout != "raw" and (d % 16 or i % 16):
@@ -168,7 +170,8 @@ def fused_moe(
         activations are computed by Triton; where it is missing by torch, expert by expert, which
         waits for the device.
     out : as returned, of x's dtype, written in place where given.
-    config : takes that kernel in that variant, whatever the tuned table says.
+    config : takes that kernel in that variant, whatever the tuned table says; with biases or
+        another activation a GatedMoeTritonConfig.
 
     Products are summed in fp32; h and each expert's result are rounded to x's dtype, their weighted
     sum is fp32 in a fixed order: deterministic. A row that is NaN or infinite makes its own result
@@ -211,7 +214,7 @@ def fused_moe(
     if activation != "silu" or interleaved or bias1 is not None or bias2 is not None:
         gating = Gating(activation, interleaved, alpha, limit, beta, bias1, bias2)
         scales = w1_scale, w2_scale
-        return _gated(x, w1, w2, choice, num_shared, quant, scales, rounding, gating, out)
+        return _gated(x, w1, w2, choice, num_shared, quant, scales, rounding, gating, out, config)
     if quant is not None or w1_scale is not None or w2_scale is not None:
         scales = w1_scale, w2_scale
         call, router_flags = _of_quant(quant), (False, False)
@@ -293,6 +296,7 @@ def _gated(
     rounding: str | None,
     gating: Gating,
     out: Tensor | None,
+    config: Any,
 ) -> Tensor:
     """By gated_experts.py, after the checks of the format's op."""
     if isinstance(w1, _LISTS) or isinstance(w2, _LISTS):
@@ -304,7 +308,7 @@ def _gated(
         weights = _WEIGHTS[quant](x, w1, w2, *scales, choice, num_shared, rounding, out)
     gating.check(weights.experts, weights.rows, x.shape[1], x.device)
     p, ids, *_ = choice
-    made = gated_experts.run(x, weights, p, ids, num_shared, gating).to(x.dtype)
+    made = gated_experts.run(x, weights, p, ids, num_shared, gating, config).to(x.dtype)
     return made if out is None else out.copy_(made)
 
 

@@ -116,6 +116,7 @@ class _Model(ExpertsModel):
 
 
 class _Fp8Moe(Moe):
+    form = "fp8"
     own_types = Moe.own_types | {"w1", "w2", "w1_scale", "w2_scale"}
 
     def product_type(self, c: Call) -> str:

@@ -128,7 +128,7 @@ class MxMoe(Moe):
     own_types = Moe.own_types | {"w1", "w2", "w1_scale", "w2_scale"}
 
     def __init__(self, name: str, fmt: Format, **options: Any) -> None:
-        self.fmt = fmt
+        self.fmt, self.form = fmt, fmt.word
         super().__init__(
             name,
             declared(fmt),

@@ -11,22 +11,33 @@ Triton rounds an expert's row to x's dtype too, as the kernels of silu do.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from rfops.dispatch import routing
 from rfops.dispatch.guards import Guard, describe
+from rfops.dispatch.kernel import Call
+from rfops.dispatch.routing import Decision
 from rfops.jit import log
 from rfops.jit.errors import show
 from rfops.rowwise.act_mul import ACTIVATIONS, act_mul_ref
 
 from .experts import with_shared
 from .kernels.gated import triton as gated_triton
-from .kernels.gated.triton import Epilogue, StoredWeights
+from .kernels.gated.triton import Epilogue, GatedMoeTritonConfig, StoredWeights
 
 _BIAS_TYPES = (torch.bfloat16, torch.float16, torch.float32)
+# Arguments by which a call comes here, with the words of each; a flag and a tensor have none.
+WORDS: Mapping[str, tuple[str, ...]] = {
+    "activation": tuple(ACTIVATIONS),
+    "interleaved": (),
+    "bias1": (),
+    "bias2": (),
+}
 
 
 @dataclass(frozen=True)
@@ -46,6 +57,11 @@ class Gating:
         types = [None if bias is None else bias.dtype for bias in (self.bias1, self.bias2)]
         numbers = self.alpha, self.limit, self.beta
         return Epilogue(self.activation, self.interleaved, *numbers, *types)
+
+    def words(self) -> dict[str, Any]:
+        """WORDS of the call."""
+        biases = {"bias1": self.bias1 is not None, "bias2": self.bias2 is not None}
+        return {"activation": self.activation, "interleaved": self.interleaved, **biases}
 
     def check(self, experts: int, rows: int, d: int, device: torch.device) -> None:
         """Raise ValueError for an activation that is none, and for biases of another kind."""
@@ -75,6 +91,40 @@ class ExpertWeights:
     stored: StoredWeights
 
 
+def route(form: str, c: Call, words: Mapping[str, Any], hip: tuple[str, ...]) -> Decision | None:
+    """Which kernel takes a call with these WORDS, and why not the op's HIP kernels `hip`; None
+    where silu without biases leaves it to the op."""
+    asked = [f"activation {words['activation']}"] if words["activation"] != "silu" else []
+    asked += [name for name in ("interleaved", "bias1", "bias2") if words[name]]
+    if not asked:
+        return None
+    reason = gated_triton.unsupported_reason(form, c)
+    backend = "triton" if reason is None else "torch"
+
+    def why() -> tuple[str, Mapping[str, str]]:
+        refused = dict.fromkeys(hip, f"no epilogue for {', '.join(asked)}")
+        if reason is not None:
+            refused["triton"] = reason
+        return f"no HIP kernel has an epilogue for {', '.join(asked)}", refused
+
+    return Decision(backend, backend.replace("triton", "Triton"), words=why)
+
+
+def check_config(form: str, c: Call, config: Any) -> None:
+    """Raise ValueError for a config that is none of the gated kernels', or that does not fit."""
+    if config is None:
+        return
+    fix = "pass one, or none for its default"
+    guard, kind = Guard("fused_moe"), GatedMoeTritonConfig.__name__
+    if not isinstance(config, GatedMoeTritonConfig):
+        expected = f"a {kind} with biases, interleaved rows or another activation than silu"
+        guard.fail("config", expected, show(config), fix)
+    reason = gated_triton.unsupported_reason(form, c)
+    if reason := reason or gated_triton.unsupported_config_reason(form, c, config):
+        expected = f"of a kernel that takes {c} on {c.arch}"
+        guard.fail("config", expected, f"{config}, and {reason}", "pass another or none")
+
+
 def run(
     x: Tensor,
     weights: ExpertWeights,
@@ -82,15 +132,20 @@ def run(
     topk_ids: Tensor,
     num_shared: int,
     gating: Gating,
+    config: Any = None,
 ) -> Tensor:
-    """[M, D], by Triton of x's dtype. Torch gives fp32, and waits for the device once, to know
-    which experts have tokens."""
-    reason = gated_triton.unsupported_reason(weights.stored)
-    if reason is None:
+    """[M, D], by Triton of x's dtype, in the variant `config`. Torch gives fp32, and waits for the
+    device once, to know which experts have tokens. Raises ValueError for the config."""
+    form, c = weights.stored.form, weights.stored.call
+    check_config(form, c, config)
+    decision = route(form, c, gating.words(), ())
+    assert decision is not None, "the op takes other calls"
+    routing.say(lambda: f"fused_moe {c} on {c.arch}", decision)
+    if decision.backend == "triton":
         biases = gating.bias1, gating.bias2
         choice = topk_weights, topk_ids, biases, gating.epilogue()
-        return gated_triton.run(x, weights.stored, *choice)
-    _say_torch(reason)
+        return gated_triton.run(x, weights.stored, *choice, config)
+    _say_torch(decision.refused["triton"])
     total = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
     p, ids = with_shared(topk_weights, topk_ids, weights.experts, num_shared)
     rows = weights.rounded(x)

@@ -13,8 +13,11 @@ from rfops.dispatch.checks import flat
 from rfops.dispatch.kernel import Call, Kernel, RunOf
 from rfops.dispatch.op import Op
 from rfops.dispatch.problem import InputGenerator
+from rfops.dispatch.routing import Decision
 
+from . import gated_experts
 from .experts import Weights, experts_ref, run_experts
+from .kernels.gated import triton as gated_triton
 from .router import moe_router, moe_router_ref
 
 NO_WEIGHTS = ("x", "topk_weights", "topk_ids", "router_weight")
@@ -81,6 +84,18 @@ class Moe(Op):
     }
     # Of the tensors, those whose type is not x's.
     own_types: ClassVar[frozenset[str]] = frozenset(("topk_weights", "topk_ids"))
+    form = ""  # of weights, in kernels/gated/triton.py's words; empty: it does not take them
+
+    @property
+    def route_words(self) -> Mapping[str, Sequence[str]]:
+        return gated_experts.WORDS if self.form else {}
+
+    def route_of_words(self, c: Call, words: Mapping[str, Any]) -> tuple[Decision, Any] | None:
+        hip = tuple([name for name, kernel in self.kernels.items() if kernel.is_hip])
+        decision = gated_experts.route(self.form, c, words, hip) if self.form else None
+        if decision is None or decision.backend != "triton":
+            return None if decision is None else (decision, None)
+        return decision, gated_triton.default(self.form, c)
 
     def unsupported_reason(self, c: Call, *sizes: int) -> tuple[str, str, str, str] | None:
         return self.refuses_choice(c, *sizes[3:6])

@@ -59,16 +59,16 @@ def _variants(_arch: str) -> list[dict[str, Any]]:
 def act_mul_kernel(
     x: torch.Tensor,
     out: torch.Tensor,
+    scale: torch.Tensor | None,
     k: u32,
     x_row: u32,
     out_row: u32,
     m: u32,
+    scale_row: u32,
+    scale_k: u32,
     alpha: f32,
     limit: f32,
     beta: f32,
-    scale_row: u32,
-    scale_k: u32,
-    scale: torch.Tensor | None,
 ) -> None:
     """csrc/rowwise/act_mul.hip: the shapes stand there."""
 

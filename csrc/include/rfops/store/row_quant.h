@@ -110,6 +110,15 @@ class RowStore {
         scale_row_(scale_row),
         scale_k_(scale_k) {}
 
+  // Loads the caller's scale, while loads of the row are in flight: the compiler would load it
+  // after them. Comes before store().
+  __device__ void load_scale() {
+    if constexpr (kQuant == RowQuant::kFp8Tensor) {
+      factor_ = 1.0f / *static_cast<const f32*>(scale_);
+      force_vgpr(factor_);
+    }
+  }
+
   __device__ void store(const RowVec<Input, kVec> (&y)[kChunks]) const {
     if constexpr (kQuant == RowQuant::kNone) {
       auto* row = reinterpret_cast<RowVec<Input, kVec>*>(static_cast<Input*>(out_) + out_row_);
@@ -144,12 +153,11 @@ class RowStore {
       for (u32 c = 0; c < kChunks; ++c) put(c, codes(block, y[c]));
       if (lanes_.lane == 0 && lanes_.has_row) put_scale(0, block.scale());
     } else if constexpr (kQuant == RowQuant::kFp8Tensor) {
-      const f32 inverse = 1.0f / *static_cast<const f32*>(scale_);
 #pragma unroll
       for (u32 c = 0; c < kChunks; ++c) {
         const auto four = [&](u32 i) {
-          return fp8_saturated(y[c].element(i) * inverse, y[c].element(i + 1) * inverse,
-                               y[c].element(i + 2) * inverse, y[c].element(i + 3) * inverse);
+          return fp8_saturated(y[c].element(i) * factor_, y[c].element(i + 1) * factor_,
+                               y[c].element(i + 2) * factor_, y[c].element(i + 3) * factor_);
         };
         put(c, U32x2{four(0), four(4)});
       }
@@ -205,6 +213,7 @@ class RowStore {
   u64 out_row_;
   void* scale_;
   u32 scale_row_, scale_k_;
+  f32 factor_ = 1.0f;  // 1 / scale of kFp8Tensor
 };
 
 }  // namespace rfops

@@ -18,18 +18,28 @@ NAN = tl.constexpr(255)
 
 @triton.jit
 def _e2m1(code):
-    """Return e2m1 codes (the low four bits) as bf16: exponent and mantissa in place, then
+    """Return e2m1 codes (the low four bits) as fp32: exponent and mantissa in place, then
     scaled."""
-    bits = (code & 8).to(tl.uint16) << 12 | (code & 7).to(tl.uint16) << 6
-    return bits.to(tl.bfloat16, bitcast=True) * (2.0**126)
+    bits = (code & 8).to(tl.uint32) << 28 | (code & 7).to(tl.uint32) << 22
+    return bits.to(tl.float32, bitcast=True) * (2.0**126)
 
 
 @triton.jit
 def _e4m3(code):
-    """Return e4m3 codes as bf16, through fp16, whose exponent bias is 8 higher."""
-    bits = (code & 128).to(tl.uint16) << 8 | (code & 127).to(tl.uint16) << 7
-    value = bits.to(tl.float16, bitcast=True).to(tl.float32) * 256.0
-    return tl.where((code & 127) == 127, float("nan"), value).to(tl.bfloat16)
+    """Return e4m3 codes as fp32, through fp16, whose exponent bias is 8 higher. Code 127 becomes
+    fp16's NaN by a carry."""
+    magnitude = (code & 127).to(tl.uint16)
+    bits = (code & 128).to(tl.uint16) << 8 | magnitude << 7 | (magnitude + 1) >> 7 << 14
+    return bits.to(tl.float16, bitcast=True).to(tl.float32) * 256.0
+
+
+@triton.jit
+def _upper_half(value):
+    """Return fp32 without its lower 16 bits, as bf16. Where these are 0 a rounding would do no
+    more, and where the compiler computes it, it takes a comparison of an element, whose lane masks
+    do not fit into SGPRs."""
+    bits = value.to(tl.uint32, bitcast=True) >> 16
+    return bits.to(tl.uint16).to(tl.bfloat16, bitcast=True)
 
 
 @triton.jit
@@ -87,15 +97,14 @@ def mx_product(
         scale = tl.load(w_scale + s_at, mask=(block < k // BLOCK)[:, None], other=127)
         scale = tl.broadcast_to(scale[:, None, :], (BLOCK_K // BLOCK, BLOCK // EACH, BLOCK_N))
         scale = tl.reshape(scale, (BYTES, BLOCK_N)).to(tl.int32)
-        bits = tl.maximum(scale << 7, 1 << 6).to(tl.uint16)
-        factor = tl.where(scale == NAN, float("nan"), bits.to(tl.bfloat16, bitcast=True))
-        factor = factor.to(tl.bfloat16)
+        bits = tl.maximum(scale << 23, 1 << 22).to(tl.float32, bitcast=True)
+        factor = tl.where(scale == NAN, float("nan"), bits)
         x_at = x + row.to(tl.int64)[:, None] * x_m + byte[None, :]
         rows = tl.load(x_at, mask=inside[None, :], other=0.0)
         if FP4:
             odd = tl.load(x_at + bytes_k, mask=inside[None, :], other=0.0)
-            total = tl.dot(rows, _e2m1(code) * factor, total)
-            total = tl.dot(odd, _e2m1(code >> 4) * factor, total)
+            total = tl.dot(rows, _upper_half(_e2m1(code) * factor), total)
+            total = tl.dot(odd, _upper_half(_e2m1(code >> 4) * factor), total)
         else:
-            total = tl.dot(rows, _e4m3(code) * factor, total)
+            total = tl.dot(rows, _upper_half(_e4m3(code) * factor), total)
     return total
