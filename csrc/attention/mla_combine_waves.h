@@ -37,9 +37,7 @@ struct WaveState {
 // made it, because merging four branches takes longer. kSlicesPerPass slices fit LDS.
 template <class Tiles, u32 kSlicesPerPass, class Fn>
 __device__ inline void combine_waves(WaveState& state, LdsBytes* lds, Fn fn) {
-  const u32 wave = wave_id();
-  u32 lane = lane_id();
-  force_vgpr(lane);  // what follows from it is computed here, not kept in registers
+  const u32 wave = wave_id(), lane = lane_id_in_vgpr();
   // LDS of the slices and statistics that a wave gives to its peers: where its tiles were, so that
   // an early wave neither waits for the others nor overwrites their tiles. If that does not fit,
   // the statistics replace the slice that wave 0 would give to itself. (Assigned as vectors: a

@@ -125,9 +125,7 @@ template <class Sharing, class Fn>
 __device__ inline void exp_scores_shared(const F32x4 (&s)[Row::kHalves],
                                          Bf16x4 (&p)[kWaves][Row::kHalves], SoftmaxStats& stats,
                                          LdsBytes* lds, Fn fn) {
-  u32 lane = lane_id();
-  force_vgpr(lane);  // what follows from it is computed here
-  const u32 wave = wave_id(), column = lane % kQRowsPerTile;
+  const u32 lane = lane_id_in_vgpr(), wave = wave_id(), column = lane % kQRowsPerTile;
   const auto weights_of = [&](u32 w) {
     LdsBytes* const ptr = lds + w * Sharing::kLds + Sharing::kWeights;
     return reinterpret_cast<RFOPS_LDS Bf16x4*>(ptr) + lane * Row::kHalves;
@@ -297,9 +295,7 @@ struct Result {
 // Stores a wave's quarter: the output if the split is the whole sequence, otherwise a partial.
 __device__ inline void store_split(const Partial& partial, const MlaTarget& target,
                                    const KvSplit& split, const SplitPartials& partials) {
-  u32 lane = lane_id();
-  force_vgpr(lane);
-  const u32 wave = wave_id();
+  const u32 lane = lane_id_in_vgpr(), wave = wave_id();
   if (!split.is_whole())
     return partial_store(target, wave, lane).store(partials(partials.split_idx), partial);
   const Result result = {target, wave, lane};
@@ -312,9 +308,7 @@ __device__ inline void store_split(const Partial& partial, const MlaTarget& targ
 // Combines a stored partial with the other partials of its sequence.
 __device__ inline void combine_partials(const MlaTarget& target, SplitPartials partials,
                                         bool has_more) {
-  u32 lane = lane_id();
-  force_vgpr(lane);
-  const u32 wave = wave_id();
+  const u32 lane = lane_id_in_vgpr(), wave = wave_id();
   const PartialStore store = partial_store(target, wave, lane);
   partials = {readfirstlane(partials.worker_begin), readfirstlane(partials.split_idx),
               readfirstlane(partials.count)};

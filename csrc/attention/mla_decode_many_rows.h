@@ -223,8 +223,7 @@ extern "C" __global__ void
     const Args args = spilled.load();
     const KvSplit& split = work.split;
     const u32 base = work.base;
-    u32 lane = lane_id();
-    force_vgpr(lane);  // columns are found anew for each part, not kept in registers
+    const u32 lane = lane_id_in_vgpr();  // columns are found anew for each part
     u32 wave = wave_id();
     force_sgpr(wave);  // likewise
     const auto clamp_q_row = [&](u32 q_row) {

@@ -21,6 +21,15 @@ constexpr u32 kMlaValueTiles = kMlaValue / 16;  // of the result, transposed: 16
 using MlaQuery = Bf16x8[kMlaOperands];
 using MlaSums = F32x4[kMlaValueTiles];
 
+// Returns lane_id() such that values derived from it are computed after the call, not kept in
+// registers from an earlier use. Inlined first, because the compiler otherwise orders the caller's
+// code differently.
+__device__ __attribute__((always_inline)) inline u32 lane_id_in_vgpr() {
+  u32 lane = lane_id();
+  force_vgpr(lane);
+  return lane;
+}
+
 template <bool kFp8>
 struct MlaRow {
   static constexpr u32 kElement = kFp8 ? 1 : 2;

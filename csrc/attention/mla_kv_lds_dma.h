@@ -95,8 +95,7 @@ class DirectTiles {
   }
   // Reads q after all waves have waited for their shares.
   __device__ static void read_query(const LdsBytes* all_lds, MlaQuery& q) {
-    u32 lane = lane_id();
-    force_vgpr(lane);  // what follows from it is computed here, not before anything is asked for
+    const u32 lane = lane_id_in_vgpr();  // after the first loads are issued
     const LdsBytes* const lane_src = all_lds + kTile + lane * kVecBytes;
 #pragma unroll
     for (u32 i = 0; i < kMlaOperands; ++i) {

@@ -129,8 +129,7 @@ __device__ inline F32x4 from_accumulators(F32x4 v4) {
 // that was not finite.
 template <u32 kRegisters, class Scores>
 __device__ inline u32 mask_column(Scores& s, i32 token_begin, i32 kv_end) {
-  u32 lane = lane_id();
-  force_vgpr(lane);  // here: it is seldom asked for
+  const u32 lane = lane_id_in_vgpr();  // few tiles are masked
   const i32 g = static_cast<i32>(lane / 32);
   u32 not_finite = 0;
 #pragma unroll

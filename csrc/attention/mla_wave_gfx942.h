@@ -122,8 +122,7 @@ class WaveAttention {
   // Masks tokens from `kv_end` on; `token_begin` is the tile's. Returns a bit per masked token that
   // has a score which is not finite.
   __device__ static u64 mask(Scores& s, i32 token_begin, const i32 (&kv_end)[kQRowsPerLane]) {
-    u32 lane = lane_id();
-    force_vgpr(lane);  // here: it is seldom asked for
+    const u32 lane = lane_id_in_vgpr();  // few tiles are masked
     const i32 token = token_begin + static_cast<i32>(lane / 16 * 4);
     u32 not_finite = 0;
 #pragma unroll

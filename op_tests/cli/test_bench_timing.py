@@ -67,7 +67,7 @@ def test_a_row_is_read_whole() -> None:
     one = row(shape=MOE_SHAPE, op="fmoe_stage1", gpu="gfx942", cu="80")
     assert one.sizes == {"tokens": 50, "dim": 256, "inter": 128, "E": 8, "topk": 2, "g1u1": 1}
     assert one.words == {"Silu": "", "bfloat16": "", "qw": "float8_e4m3fn", "q": "per_Token"}
-    assert (one.part, one.us, one.split_k) == ("MI308X", 20.5, 1)
+    assert (one.gpu_model, one.us, one.split_k) == ("MI308X", 20.5, 1)
 
 
 @pytest.mark.parametrize(
@@ -515,7 +515,7 @@ def test_a_row_of_the_suite(tmp_path: Path) -> None:
     ]
     result = read(write(tmp_path / "rows.csv", lines))
     good, noisy, several = result.rows
-    assert (good.op, good.kernel, good.part, good.us) == ("simple", "transpose", "MI300A", 4.3)
+    assert (good.op, good.kernel, good.gpu_model, good.us) == ("simple", "transpose", "MI300A", 4.3)
     assert (good.sizes, good.doubt) == ({"N": 128}, "")
     assert noisy.doubt == "two runs of it differ by more than 10 %"
     assert several.doubt == "its time is of more than a launch: multi+h2d"
@@ -544,7 +544,7 @@ def test_a_stream_of_the_microbenchmarks(tmp_path: Path) -> None:
     }
     others = [line | {"bench": name} for name in ("triad", "sfun_sin")]
     result = read(write(tmp_path / "rows.csv", [line, *others, line | {"value": "1 MB"}]))
-    assert [(r.kernel, r.sizes["N"], r.us, r.part) for r in result.rows] == [
+    assert [(r.kernel, r.sizes["N"], r.us, r.gpu_model) for r in result.rows] == [
         ("copy", 1 << 18, 4.5, "MI300A"),
         ("triad", 1 << 20, 4.5, "MI300A"),
     ]

@@ -833,7 +833,7 @@ def test_on_a_gpu_the_best_are_timed_again(monkeypatch: pytest.MonkeyPatch) -> N
     times = iter([9.0, *[1.0] * 5, 9.0, 9.0, *[1.0] * 5, 9.0])
     monkeypatch.setattr(cli_tune, "measure", lambda *_: cost.Cost(next(times), "measured"))
     monkeypatch.setattr(cost, "problems", lambda *_: [])
-    found = cli_tune.again(DENSE, SMALL, tried, lambda *_: None)
+    found = cli_tune.retimed(DENSE, SMALL, tried, lambda *_: None)
     assert [trial.us for trial in found] == [9.0, *[1.0] * 5, 9.0]
     assert found[0].config.waves == 1 and found[-1].backend == "triton"
 

@@ -162,7 +162,9 @@ def test_times_side_by_side(tmp_path: Path) -> None:
     file = tmp_path / "times.csv"
     report.write(file)
     (measured,) = rows.read(file, command.FORMATS).rows
-    assert measured.us == 12.0 and measured.kernel == "o m tile=2" and measured.part == "MI355X"
+    assert (
+        measured.us == 12.0 and measured.kernel == "o m tile=2" and measured.gpu_model == "MI355X"
+    )
     assert call_text(given_of(measured.shape)) == call
 
 

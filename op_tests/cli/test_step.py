@@ -9,7 +9,7 @@ import pytest
 
 from rfops.cli import step
 from rfops.cli.step import Time, all_reduce_us, table, times
-from rfops.cli.step.models import ALL_REDUCE, MODELS, Part, Place
+from rfops.cli.step.models import ALL_REDUCE, MODELS, Component, Setup
 from rfops.dispatch.op import ops
 from rfops.jit.arch import ARCHS
 from support.command import good, rfops
@@ -20,7 +20,7 @@ from support.command import good, rfops
 def test_every_launch_has_a_kernel(name: str, arch: str) -> None:
     """On one GPU and on eight; the blocks are those that the model counts."""
     for tp, batch in ((1, 1), (4, 16), (8, 128)):
-        parts = list(MODELS[name].parts(Place(tp, batch, 4096)))
+        parts = list(MODELS[name].components(Setup(tp, batch, 4096)))
         assert {part.block for part in parts} == {*MODELS[name].layers}
         for part in parts:
             if not part.op:
@@ -35,7 +35,7 @@ def test_every_launch_has_a_kernel(name: str, arch: str) -> None:
 def test_weights_of_a_layer() -> None:
     """DeepSeek-V3 by its launches: 671 B parameters, as its card says, less the embedding."""
     model, total = MODELS["deepseek-v3"], 0.0
-    for part in model.parts(Place(1, 1, 1)):
+    for part in model.components(Setup(1, 1, 1)):
         s = part.shape
         if part.op in ("gemm_a8w8_blockscale", "gemm_a16w16"):
             count = s["N"] * s["K"]
@@ -51,9 +51,9 @@ def test_weights_of_a_layer() -> None:
 
 def test_operands_of_earlier_launches_are_warm() -> None:
     """A quantiser reads what the launch before wrote; a GEMM's weight comes from HBM."""
-    quantiser = Part("a", "q", "quant_fp8_blockscale", {"M": 64, "K": 7168})
-    product = Part("a", "w", "gemm_a8w8_blockscale", {"M": 4, "N": 512, "K": 1024})
-    first, second, again = times.of([quantiser, product, quantiser], "gfx950", None, 8)
+    quantiser = Component("a", "q", "quant_fp8_blockscale", {"M": 64, "K": 7168})
+    product = Component("a", "w", "gemm_a8w8_blockscale", {"M": 4, "N": 512, "K": 1024})
+    first, second, again = times.estimates([quantiser, product, quantiser], "gfx950", None, 8)
     assert 1.6 < first.us < first.alone_us and again == first
     assert second.us == pytest.approx(second.alone_us, rel=0.02)
     assert {first.kind, second.kind} == {"estimated"} and second.bytes > 512 * 1024
@@ -61,8 +61,8 @@ def test_operands_of_earlier_launches_are_warm() -> None:
 
 def test_what_has_no_op() -> None:
     """Its bytes at HBM's rate, named; an all-reduce by published times, none on one GPU."""
-    norm, reduce = Part("a", "norm", size=5_700_000), Part("a", ALL_REDUCE, size=96 << 10)
-    (by_bytes, published) = times.of([norm, reduce], "gfx950", None, 8)
+    norm, reduce = Component("a", "norm", size=5_700_000), Component("a", ALL_REDUCE, size=96 << 10)
+    (by_bytes, published) = times.estimates([norm, reduce], "gfx950", None, 8)
     assert (by_bytes.kind, by_bytes.kernel) == ("bytes", "no op")
     assert by_bytes.us == pytest.approx(3.0, rel=0.05)
     assert (published.kind, published.us) == ("published", 6.8)
@@ -73,8 +73,8 @@ def test_what_has_no_op() -> None:
 def test_the_sums() -> None:
     """A step is its blocks as often as it has them; the chain is less than its launches alone."""
     found = [
-        Time(Part("attention", "x"), 10.0, 12.0, "k", "estimated", 1_000_000, 1.0),
-        Time(Part("experts", "y"), 30.0, 30.0, "", "published", 0, 0.0),
+        Time(Component("attention", "x"), 10.0, 12.0, "k", "estimated", 1_000_000, 1.0),
+        Time(Component("experts", "y"), 30.0, 30.0, "", "published", 0, 0.0),
     ]
     text = "\n".join(table(found, {"attention": 3, "experts": 2}))
     assert "step 0.09 ms: 3 x attention 10.0 us, 2 x experts 30.0 us" in text
@@ -87,8 +87,11 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "--context" in good("bench", "step", "--help")
     done = rfops("bench", "step", "--batch", "0")
     assert done.returncode == 1 and "expected 1 or more" in done.stderr
-    tiny = [Part("head", "q", "quant_mxfp8", {"M": 4, "K": 256}), Part("head", "n", size=100)]
-    model = MODELS["deepseek-v3"]._replace(layers={"head": 1}, parts=lambda _place: iter(tiny))
+    tiny = [
+        Component("head", "q", "quant_mxfp8", {"M": 4, "K": 256}),
+        Component("head", "n", size=100),
+    ]
+    model = MODELS["deepseek-v3"]._replace(layers={"head": 1}, components=lambda _setup: iter(tiny))
     monkeypatch.setitem(step.MODELS, "deepseek-v3", model)
     assert step.main(["--arch", "gfx950", "--csv", str(file)]) == 0
     assert pd.read_csv(file)["kind"].tolist() == ["estimated", "bytes"]

@@ -50,11 +50,11 @@ def test_regret_of_the_shipped_constants(name: str, arch: str) -> None:
     fitted = dict(model.table(arch, ARCH_SPECS[arch].cus))
     found = samples(name, arch)
     ratios = [model_fit.ratio(fitted, sample) for sample in found]
-    regret = model_fit.Regret.of(ratios)
+    regret = model_fit.Regret.from_ratios(ratios)
     worst = max(range(len(ratios)), key=lambda at: ratios[at])
     assert len(found) >= CALLS_OF.get(name, CALLS)
     p95 = P95_OF.get((name, arch), P95)
-    assert regret.median <= MEDIAN and regret.p95 <= p95 and regret.most <= MOST, (regret, worst)
+    assert regret.median <= MEDIAN and regret.p95 <= p95 and regret.maximum <= MOST, (regret, worst)
 
 
 @pytest.mark.sweep
@@ -62,7 +62,7 @@ def test_regret_of_the_shipped_constants(name: str, arch: str) -> None:
 def test_regret_of_calls_that_were_left_out(name: str, arch: str) -> None:
     """A little above the bars, as a fold has fewer calls than the fit."""
     regret, _ = model_fit.best_of(model_fit.model_of(ops()[name]), samples(name, arch))
-    assert regret.median <= MEDIAN and regret.p95 <= P95 + 0.05 and regret.most <= MOST + 0.1, (
+    assert regret.median <= MEDIAN and regret.p95 <= P95 + 0.05 and regret.maximum <= MOST + 0.1, (
         regret
     )
 
@@ -93,5 +93,5 @@ def test_regret_of_fresh_calls(name: str, arch: str, monkeypatch: pytest.MonkeyP
     found = [regret_of(op, given, device, variants) for given in calls]
     ratios = [one[0][2] / one[1][2] for one in found if one is not None]
     assert len(ratios) >= count - 1
-    regret = model_fit.Regret.of(ratios)
-    assert regret.mean <= FRESH_MEAN and regret.most <= FRESH_MOST, (regret, found)
+    regret = model_fit.Regret.from_ratios(ratios)
+    assert regret.mean <= FRESH_MEAN and regret.maximum <= FRESH_MOST, (regret, found)

@@ -83,7 +83,7 @@ def test_constants_are_found_again(name: str) -> None:
         samples.append(one._replace(us=us))
     fitted = model_fit.fit(model, samples[:45])
     ratios = [model_fit.ratio(fitted, sample) for sample in samples[45:]]
-    assert model_fit.Regret.of(ratios).median < 1.02, ratios
+    assert model_fit.Regret.from_ratios(ratios).median < 1.02, ratios
 
 
 # ---------------------------------------------------------------- the file

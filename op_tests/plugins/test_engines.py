@@ -8,12 +8,14 @@ them (.ci/run does); nothing of them is kept.
 from __future__ import annotations
 
 import ast
+import importlib.util
 import inspect
 import os
+import re
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -257,13 +259,52 @@ print(bool(others), [line for line in others if " is not wrapped: " not in line]
 )
 
 
+def wants_more(error: str, files: Collection[str]) -> bool:
+    """Whether the last line of a traceback names a module that this environment cannot have: a
+    compiled one of the engine whose wheel has these files, or one of a package that is not
+    installed. vllm._C and vllm._rocm_C are compiled ones of other builds than the wheel's."""
+    match = re.fullmatch(r"ModuleNotFoundError: No module named '([\w.]+)'", error)
+    if match is None:
+        return False
+    package, _, name = match[1].partition(".")
+    if package in {file.partition("/")[0] for file in files}:
+        compiled = re.compile(rf"{match[1].replace('.', '/')}(\.[\w-]+)?\.so")
+        is_extension = re.fullmatch(r"_(\w+_)?C(_\w+)?", name) is not None
+        return is_extension or any(map(compiled.fullmatch, files))
+    return importlib.util.find_spec(package) is None
+
+
+@pytest.mark.parametrize(
+    ("error", "skips"),
+    [
+        ("No module named 'vllm._C'", True),
+        ("No module named 'vllm._rocm_C'", True),
+        ("No module named 'vllm._moe_C_stable_libtorch'", True),
+        ("No module named 'vllm.cumem_allocator'", True),
+        ("No module named 'vllm.third_party.kernel'", True),
+        ("No module named 'a_package_that_nobody_has'", True),
+        ("No module named 'a_package_that_nobody_has.module'", True),
+        ("No module named 'vllm.moved'", False),
+        ("No module named 'vllm._C.moved'", False),
+        ("No module named 'vllm._Custom'", False),
+        ("No module named 'rfops.moved'", False),
+        ("No module named 'torch.moved'", False),
+        ("No module named 'aiter.ops'; 'aiter' is not a package", False),
+        ("", False),
+    ],
+)
+def test_what_skips(error: str, skips: bool) -> None:
+    """A Python module that the engine has moved is a failure, as one of ours."""
+    compiled = ("cumem_allocator.abi3.so", "third_party/kernel.cpython-311-x86_64-linux-gnu.so")
+    files = ["vllm/__init__.py", *(f"vllm/{name}" for name in compiled)]
+    assert wants_more(f"ModuleNotFoundError: {error}", files) is skips
+
+
 def run_in(engine: str, code: str, tmp_path: Path) -> str:
-    """In a process with the wheel's Python files unpacked; skips where a library of theirs is
-    missing, which is no matter of ours."""
+    """In a process with the wheel's Python files unpacked; skips where `wants_more`."""
     archive = wheel(engine)
-    archive.extractall(
-        tmp_path, [n for n in archive.namelist() if n.endswith((".py", ".txt", "METADATA"))]
-    )
+    files = archive.namelist()
+    archive.extractall(tmp_path, [n for n in files if n.endswith((".py", ".txt", "METADATA"))])
     completed = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,
@@ -273,7 +314,7 @@ def run_in(engine: str, code: str, tmp_path: Path) -> str:
         env={**os.environ, "PYTHONPATH": str(tmp_path), "RFOPS_VGPU_ARCH": "gfx950"},
     )
     last = completed.stderr.strip().splitlines()[-1] if completed.stderr.strip() else ""
-    if completed.returncode and last.startswith("ModuleNotFoundError") and "rfops" not in last:
+    if completed.returncode and wants_more(last, files):
         pytest.skip(f"{engine} wants more than this environment has: {last}")
     assert completed.returncode == 0, completed.stderr[-4000:]
     return completed.stdout

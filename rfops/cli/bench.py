@@ -103,13 +103,13 @@ def shape_of(op: Op, words: Sequence[str]) -> dict[str, Any]:
     kinds = {a.name: a.kind for a in d.values if not a.size} | dict.fromkeys(d.sizes, "int")
     kinds |= {a.name: "bool" for a in d.tensors if a.optional}
     kinds |= {f"{a.name}_dtype": "dtype" for a in d.tensors if len(a.dtypes) > 1}
-    known = {name.lower(): name for name in kinds}
+    kind_of = {name.lower(): name for name in kinds}
     arg_names, shape = iter(op.asked), {}
     for word in words:
         name, equals, value = word.partition("=")
         if not equals:
             name, value = next(arg_names, ""), word
-        name = known.get(name.lower(), "")
+        name = kind_of.get(name.lower(), "")
         try:
             shape[name] = _value(kinds[name], value)
         except (KeyError, ValueError) as error:
@@ -194,8 +194,8 @@ def bench(
 
 def label(op: Op, shape: dict[str, Any]) -> str:
     """What a row is called: sizes, then values that are no size of the op's table."""
-    known = {*op.asked, *op.table}
-    extra_values = {name: value for name, value in shape.items() if name not in known}
+    field_names = {*op.asked, *op.table}
+    extra_values = {name: value for name, value in shape.items() if name not in field_names}
     words = [f"{name}={str(value).removeprefix('torch.')}" for name, value in extra_values.items()]
     return " ".join([why.sizes_text(op, op.call_of(**shape)), *words])
 
@@ -313,14 +313,14 @@ def bench_on(
         for shape in shapes
     ]
 
-    def done(number: int, outcome: Outcome, progress: str) -> None:
+    def on_outcome(number: int, outcome: Outcome, progress: str) -> None:
         lost = {"op": op.name, "shape": label(op, shapes[number])}
         show(*(outcome.result or (lost, [f"{tasks[number].label}: {outcome.error}"])))
         row_indices.append(number)
         print(progress, file=sys.stderr, flush=True)
 
     pool = executor.pool(options, device.type != "cpu", tuple(op.modules))
-    Run(pool, tasks, done, options.limit, lambda text: print(text, file=sys.stderr))()
+    Run(pool, tasks, on_outcome, options.limit, lambda text: print(text, file=sys.stderr))()
     rows, wrong = show.end()
     in_order = sorted(zip(row_indices, rows, strict=True), key=lambda pair: pair[0])
     return [row for _, row in in_order], wrong
@@ -365,8 +365,8 @@ def summary(rows: Sequence[Row], extra_kernels: Sequence[str] = ()) -> list[str]
     if len(ranked):
         lowest, highest = ranked.iloc[0], ranked.iloc[-1]
         slow, best = (f"{row['share']:.1%} at {row['shape']}" for row in (lowest, highest))
-        share = geometric_mean(ranked["share"])
-        lines.append(f"share of the floor {share:.1%}; best {best}, slowest {slow}")
+        mean_share = geometric_mean(ranked["share"])
+        lines.append(f"share of the floor {mean_share:.1%}; best {best}, slowest {slow}")
     # An estimate beside somebody's measurement is for reading, not for a ratio.
     timed.loc[timed["kind"] != "measured", "published us"] = float("nan")
     for name in other_columns:

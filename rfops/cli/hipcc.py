@@ -98,7 +98,9 @@ def compile_command(words: list[str]) -> int:
 
 def _version() -> str:
     header = (hip_source.amd_folder() / "include/hip/hip_version.h").read_text(encoding="utf-8")
-    number = [re.search(rf"VERSION_{part}\s+(\d+)", header) for part in ("MAJOR", "MINOR", "PATCH")]
+    number = [
+        re.search(rf"VERSION_{level}\s+(\d+)", header) for level in ("MAJOR", "MINOR", "PATCH")
+    ]
     hip = ".".join(match[1] for match in number if match)
     return f"HIP version: {hip} (rfops hipcc)\n{hip_source.zig('clang', '--version').strip()}"
 
@@ -209,11 +211,13 @@ def _build(command: Command) -> None:
     with tempfile.TemporaryDirectory(prefix="rfops-hipcc-") as name:
         folder = Path(name)
         if "-fsyntax-only" in command.modes:
-            _each(command, lambda source, _: _check_syntax(command, source))
+            _for_each_source(command, lambda source, _: _check_syntax(command, source))
         elif command.modes & {"-S", "--genco"}:
-            _each(command, lambda source, i: _device_file(command, source, folder / f"{i}"))
+            _for_each_source(
+                command, lambda source, i: _device_file(command, source, folder / f"{i}")
+            )
         elif "-c" in command.modes:
-            _each(
+            _for_each_source(
                 command,
                 lambda source, i: _object(
                     command, source, folder / f"{i}", _output(command, source, ".o")
@@ -221,11 +225,13 @@ def _build(command: Command) -> None:
             )
         else:
             objects = [folder / f"{i}.o" for i in range(len(command.sources))]
-            _each(command, lambda source, i: _object(command, source, folder / f"{i}", objects[i]))
+            _for_each_source(
+                command, lambda source, i: _object(command, source, folder / f"{i}", objects[i])
+            )
             _link(command, objects)
 
 
-def _each(command: Command, build: Callable[[Path, int], None]) -> None:
+def _for_each_source(command: Command, build: Callable[[Path, int], None]) -> None:
     """Sources side by side; the first that fails is told of."""
     with concurrent.futures.ThreadPoolExecutor() as pool:
         list(pool.map(build, command.sources, range(len(command.sources))))

@@ -56,7 +56,7 @@ class Sample(NamedTuple):
 def sample_of(op: Op, timed: Timed) -> Sample:
     model = model_of(op)
     kernels = {kernel.name: kernel for kernel in model.kernels}
-    index_of = _places(model, timed.call)
+    index_of = _indices(model, timed.call)
     timed = in_order(model, timed)
     families = [(name, kernels[name].family(v, timed.call)) for name, v in timed.variants]
     terms, logs = work_of(op, model, timed)
@@ -67,13 +67,13 @@ def sample_of(op: Op, timed: Timed) -> Sample:
 def in_order(model: TimeModel, timed: Timed) -> Timed:
     """Variants in the order of a call's space, as of equal predictions it takes the first; then
     those that it does not choose among."""
-    index_of = _places(model, timed.call)
+    index_of = _indices(model, timed.call)
     us = dict(zip(timed.variants, timed.us, strict=True))
     variants = sorted(us, key=lambda variant: index_of.get(variant, len(index_of)))
     return Timed(timed.call, tuple(variants), tuple(us[variant] for variant in variants))
 
 
-def _places(model: TimeModel, c: Call) -> dict[tuple[str, Any], int]:
+def _indices(model: TimeModel, c: Call) -> dict[tuple[str, Any], int]:
     """Of all variants that a call chooses among."""
     variants = ((kernel.name, v) for kernel in model.kernels for v in kernel.space(c) or ())
     return {variant: index for index, variant in enumerate(variants)}
@@ -122,9 +122,9 @@ def fit(model: TimeModel, samples: Sequence[Sample], is_corrected: bool = True) 
             in_family = families == name
             by_family[name] = linear(terms[in_family], us[in_family], weights[in_family], overall)
             predicted[in_family] = terms[in_family] @ by_family[name]
-        near = of_kernel & (weights > _CORRECTED**-2)
-        residuals = np.log2(us[near] / np.maximum(predicted[near], _TINY))
-        correction = quadratic(logs[near], residuals, weights[near])
+        is_near = of_kernel & (weights > _CORRECTED**-2)
+        residuals = np.log2(us[is_near] / np.maximum(predicted[is_near], _TINY))
+        correction = quadratic(logs[is_near], residuals, weights[is_near])
         for name, constants in by_family.items():
             fitted[kernel, name.partition("\n")[2]] = model.nominal()._replace(linear=constants)
         nominal = model.nominal()._replace(linear=overall)
@@ -218,16 +218,16 @@ class Regret(NamedTuple):
 
     median: float
     p95: float
-    most: float
+    maximum: float
     mean: float  # geometric
 
     @classmethod
-    def of(cls, ratios: Sequence[float]) -> Regret:
+    def from_ratios(cls, ratios: Sequence[float]) -> Regret:
         high = float(np.percentile(ratios, 95))
         return cls(float(np.median(ratios)), high, max(ratios), geometric_mean(ratios))
 
     def __str__(self) -> str:
-        return f"regret median {self.median:.3f} p95 {self.p95:.3f} max {self.most:.3f}"
+        return f"regret median {self.median:.3f} p95 {self.p95:.3f} max {self.maximum:.3f}"
 
 
 def ratio(fitted: Fitted, sample: Sample) -> float:
@@ -257,5 +257,5 @@ def cross_validated(
             [s for sample_idx, s in enumerate(samples) if sample_idx not in out],
             is_corrected,
         )
-        ratios += [ratio(fitted, samples[at]) for at in sorted(out)]
-    return Regret.of(ratios)
+        ratios += [ratio(fitted, samples[index]) for index in sorted(out)]
+    return Regret.from_ratios(ratios)

@@ -45,16 +45,16 @@ def _experts_shape(quantised: str) -> Callable[[Call], str]:
 def _split_blocks(c: Call, line: Line) -> Sequence[int]:
     """Splits by which no workgroup has fewer than two steps of K."""
     groups = c.N // int(line["tile_n"]) * ceil_div(c.M, int(line["tile_m"]))
-    most = MAX_WAVES_OF_SPLIT * c.cu_num
-    fits = (s for s in SPLITS if s == 1 or (s * groups <= most and 2 * s <= c.K // 128))
+    max_waves = MAX_WAVES_OF_SPLIT * c.cu_num
+    fits = (s for s in SPLITS if s == 1 or (s * groups <= max_waves and 2 * s <= c.K // 128))
     return [*fits] if int(line["splitK"]) else [1]
 
 
 def _split_powers(c: Call, line: Line) -> Sequence[int]:
     """The same as powers of two, of steps of 256."""
     groups = ceil_div(c.N, int(line["tile_N"])) * ceil_div(c.M, int(line["tile_M"]))
-    most = MAX_WAVES_OF_SPLIT * c.cu_num
-    fits = (p for p in range(4) if p == 0 or (groups << p <= most and 2 << p <= c.K // 256))
+    max_waves = MAX_WAVES_OF_SPLIT * c.cu_num
+    fits = (p for p in range(4) if p == 0 or (groups << p <= max_waves and 2 << p <= c.K // 256))
     return [*fits] if int(line["splitK"]) else [0]
 
 

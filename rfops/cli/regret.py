@@ -50,7 +50,7 @@ def run(op: Op, device: torch.device, options: argparse.Namespace) -> int:
         print(line.rstrip(), flush=True)
     if not ratios:
         return 1
-    summary = model_fit.Regret.of(ratios)
+    summary = model_fit.Regret.from_ratios(ratios)
     print(f"{summary}, geometric mean {summary.mean:.3f}")
     return 0
 

@@ -202,7 +202,7 @@ def launch_once(job: tuple[str, Mapping[str, Any], torch.device, str, str]) -> b
     return True
 
 
-def again(op: Op, c: Call, trials_: Sequence[Trial], failed: Failed) -> list[Trial]:
+def retimed(op: Op, c: Call, trials_: Sequence[Trial], failed: Failed) -> list[Trial]:
     """The best few, and the best of each kernel, by the median of three times."""
     sets = cost.problems(op, c, c.device)
     best = sorted(trials_, key=lambda trial: trial.us)[:FINALS]
@@ -320,7 +320,7 @@ def tune_shape(
         return None, f"{op.name} {_shape(op, c)}: nothing"
     count = len(trials_)
     if c.device.type != "cpu":
-        trials_ = again(op, c, trials_, failed)
+        trials_ = retimed(op, c, trials_, failed)
     row = row_of(query_of(op, c), trials_, describe(c.device))
     peer_time = cost.peer(cost.problems(op, c, c.device)) if c.device.type != "cpu" else None
     if peer_time:
@@ -352,7 +352,7 @@ def tune_on(
         for c in pending
     ]
 
-    def done(number: int, outcome: Outcome, progress: str) -> None:
+    def on_outcome(number: int, outcome: Outcome, progress: str) -> None:
         row, summary, failures = outcome.result or (None, "", ())
         for text, is_serious in failures:
             failed(text, is_serious)
@@ -364,7 +364,7 @@ def tune_on(
 
     if tasks:
         pool = executor.pool(options, device.type != "cpu", tuple(op.modules))
-        Run(pool, tasks, done, options.limit, lambda text: print(text, file=sys.stderr))()
+        Run(pool, tasks, on_outcome, options.limit, lambda text: print(text, file=sys.stderr))()
     print(f"{file.path}: use it with RFOPS_CONFIGS={folder}")
     return 1 if failed.serious else 0
 

@@ -36,7 +36,7 @@ from rfops.dispatch.problem import Problem, call_on
 
 SHAPES = 90  # about as many as the shipped constants are fitted to
 VARIANTS = 60  # of a call that are timed at most
-_NEAR = 2.0  # variants that are predicted to take longer than the best by more are not timed
+_NEAR_RATIO = 2.0  # variants that are predicted to take longer than the best by more are not timed
 _SPREAD = 0.15  # of those that are timed, others all the same
 _OF_KERNEL = 2  # and so many of each kernel, its best
 _REFIT = 5  # calls from one fit to the next
@@ -81,11 +81,13 @@ def pool(op: Op, c: Call, count: int, rng: random.Random) -> list[tuple[str, Any
         ranked_configs += heuristic
         best += heuristic[:_OF_KERNEL]
     ranked_configs.sort(key=lambda entry: entry[0])
-    max_us = _NEAR * ranked_configs[0][0] if ranked_configs else 0.0
-    near = [entry for entry in ranked_configs if entry[0] <= max_us][
+    max_us = _NEAR_RATIO * ranked_configs[0][0] if ranked_configs else 0.0
+    candidates = [entry for entry in ranked_configs if entry[0] <= max_us][
         : int(count * (1 - _SPREAD)) - len(best)
     ]
-    selected = dict.fromkeys((name, config) for _, name, config in sorted([*near, *best], key=_us))
+    selected = dict.fromkeys(
+        (name, config) for _, name, config in sorted([*candidates, *best], key=_us)
+    )
     rest_pool = [
         (name, config) for _, name, config in ranked_configs if (name, config) not in selected
     ]
@@ -169,8 +171,10 @@ def _own_model(op: Op) -> time_model.TimeModel:
     """The model whose constants an op's own times give. Raises ValueError."""
     model = model_fit.model_of(op)
     if model.name != f"{op.name}_model":
-        other = model.name.removesuffix("_model")
-        raise ValueError(f"{op.name} chooses by the constants of {other}: tune {other} instead")
+        base_name = model.name.removesuffix("_model")
+        raise ValueError(
+            f"{op.name} chooses by the constants of {base_name}: tune {base_name} instead"
+        )
     return model
 
 
@@ -179,7 +183,7 @@ def run(op: Op, folder: Path, device: torch.device, options: argparse.Namespace)
     model = _own_model(op)
     tuning = _Tuning(op, folder, device, options)
     arguments_of = {model_timings.call_text(g): g for g in calls(op, options.shapes, options.seed)}
-    known = tuning.known()
+    known = tuning.timed_variants()
     pending = {text: arguments for text, arguments in arguments_of.items() if text not in known}
     print(f"# {describe(device)}")
     print(
@@ -206,7 +210,7 @@ class _Tuning:
         self.origin = model_timings.device_name(device)
         self.count, self.begin = options.top or VARIANTS, time.monotonic()
 
-    def known(self) -> dict[str, set[Variant]]:
+    def timed_variants(self) -> dict[str, set[Variant]]:
         """The variants that were timed, by the texts of calls."""
         if not self.file.is_file():
             return {}
@@ -226,25 +230,25 @@ class _Tuning:
         for number, (text, arguments) in enumerate(pending.items(), start=1):
             if number % _REFIT == 0:
                 fitted = self.fit()
-            self._here(text, arguments, fitted, None, f"{number}/{len(pending)}")
+            self._time_here(text, arguments, fitted, None, f"{number}/{len(pending)}")
 
     def time_choices(self, arguments_of: Mapping[str, Mapping[str, Any]]) -> None:
         """What the fit chooses for these calls."""
-        known = self.known()
+        known = self.timed_variants()
         if self.options.executor:
             self._by_executor(arguments_of, known)
             return
         fitted = self.fit()
         for number, (text, arguments) in enumerate(arguments_of.items(), start=1):
-            self._here(
+            self._time_here(
                 text, arguments, fitted, known.get(text, ()), f"{number}/{len(arguments_of)}"
             )
 
-    def _here(self, text: str, arguments: Any, fitted: Any, known: Any, number: str) -> None:
+    def _time_here(self, text: str, arguments: Any, fitted: Any, known: Any, number: str) -> None:
         times, failures = time_task(
             self.op.name, arguments, str(self.device), self.count, (), fitted, known
         )
-        self._done(text, times, failures, f"[{number}, {time.monotonic() - self.begin:.0f} s]")
+        self._record(text, times, failures, f"[{number}, {time.monotonic() - self.begin:.0f} s]")
 
     def _by_executor(
         self, pending: Mapping[str, Mapping[str, Any]], known: Mapping[str, set[Variant]]
@@ -256,18 +260,18 @@ class _Tuning:
             for text, arguments in pending.items()
         ]
 
-        def came(number: int, outcome: Outcome, progress: str) -> None:
+        def on_outcome(number: int, outcome: Outcome, progress: str) -> None:
             times, failures = outcome.result or ([], [])
             if outcome.error:
                 failures = [*failures, f"{tasks[number].label}: {outcome.error}"]
-            self._done(tasks[number].label, times, failures, progress)
+            self._record(tasks[number].label, times, failures, progress)
 
         if tasks:
             workers = executor.pool(self.options, self.device.type != "cpu", tuple(self.op.modules))
             say = functools.partial(print, file=sys.stderr)
-            Run(workers, tasks, came, self.options.limit, say)()
+            Run(workers, tasks, on_outcome, self.options.limit, say)()
 
-    def _done(
+    def _record(
         self, text: str, times: Sequence[Time], failures: Sequence[str], progress: str
     ) -> None:
         for failure in failures:

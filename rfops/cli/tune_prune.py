@@ -30,7 +30,7 @@ from rfops.jit import paths
 if TYPE_CHECKING:
     import pandas as pd
 
-MARGIN, MOST = 1.02, 1.05  # of the mean over layouts, and of each
+MARGIN, MAX_RATIO = 1.02, 1.05  # of the mean over layouts, and of each
 
 
 def run(op: Op, folder: Path, device: torch.device, options: argparse.Namespace) -> int:
@@ -46,8 +46,10 @@ def run(op: Op, folder: Path, device: torch.device, options: argparse.Namespace)
     mine = mine[mine.kernel != ""]
     print(f"# {describe(device)}")
     print(f"{len(mine)} of {len(rows)} rows are {origin} on {arch} with {cu_num} CUs", flush=True)
-    dropped, first = 0, op.tuned.sizes[0]
-    for _, row in mine.sort_values(first, key=_numbers, ascending=False, kind="stable").iterrows():
+    dropped, lead_column = 0, op.tuned.sizes[0]
+    for _, row in mine.sort_values(
+        lead_column, key=_numbers, ascending=False, kind="stable"
+    ).iterrows():
         is_needed, verdict = judge(op, row, file, device)
         if not is_needed:
             file.drop(row)
@@ -73,7 +75,7 @@ def judge(op: Op, row: Mapping[str, str], file: File, device: torch.device) -> t
         c = call_on(op, sizes | dict(layout), device)
         config = op.parse_config(kernel, row["config"])
         named = kernel.name, kernel.default(c) if config is None else config
-        fallback = without(op, c, row, file)
+        fallback = fallback_for(op, c, row, file)
         if fallback is None:
             return True, "no kernel takes it"
         text = f"{fallback[0]} {routing.config_text(fallback[1])}".rstrip()
@@ -88,20 +90,20 @@ def judge(op: Op, row: Mapping[str, str], file: File, device: torch.device) -> t
         times = {time[:2]: time[2] for time in timings if not isinstance(time, str)}
         ratios.append(times[fallback] / times[named])
         verdicts.append(f"{times[named]:.2f} us, without it {times[fallback]:.2f} us by {text}")
-    is_needed = geometric_mean(ratios) > MARGIN or max(ratios) > MOST
+    is_needed = geometric_mean(ratios) > MARGIN or max(ratios) > MAX_RATIO
     return is_needed, "; ".join(verdicts)
 
 
-def without(op: Op, c: Call, row: Mapping[str, str], file: File) -> tune_model.Variant | None:
+def fallback_for(op: Op, c: Call, row: Mapping[str, str], file: File) -> tune_model.Variant | None:
     """The kernel and the variant that a call takes where a file has this row no more; None: no
     kernel that can be timed."""
     assert op.tuned is not None
     shipped = paths.CONFIGS / file.path.name
-    own = shipped if shipped.is_file() and shipped.samefile(file.path) else file.path
-    files = dict.fromkeys([shipped, own])
+    target_file = shipped if shipped.is_file() and shipped.samefile(file.path) else file.path
+    files = dict.fromkeys([shipped, target_file])
     rows = {path: list(tuned_table.read(path, op.tuned.name)) for path in files if path.is_file()}
     key = file.key_of(row)
-    rows[own] = [r for r in rows[own] if file.key_of(_cells(op.tuned, r)) != key]
+    rows[target_file] = [r for r in rows[target_file] if file.key_of(_cells(op.tuned, r)) != key]
     selector = routing.KernelSelector(op.tuned, c.arch, c.cu_num, tuned_table.Table(op.tuned, rows))
     try:
         decision = op.route(c, selector)

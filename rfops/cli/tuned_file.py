@@ -105,25 +105,25 @@ class File:
             rows, key = self.rows(), self.key_of(row)
             deciding = self._deciding(rows, key)
             of_key = (rows[[*self.tuned.keys]] == [*key]).all(axis=1)
-            known = " ".join(rows["figures"][of_key].drop(deciding)).split()
+            existing = " ".join(rows["figures"][of_key].drop(deciding)).split()
             for index in deciding:
-                others = self._others(rows["figures"][index], known)
-                if not others:
+                foreign = self._foreign_figures(rows["figures"][index], existing)
+                if not foreign:
                     rows = rows.drop(index)
                     continue
                 source = f"beside a row that was dropped: {rows['source'][index]}"
-                cells = "", "", "", " ".join(others), "published", source
+                cells = "", "", "", " ".join(foreign), "published", source
                 rows.loc[index, [*tuned_table.VALUES]] = [*cells]
-                known += others
+                existing += foreign
             write(self.path, rows)
 
-    def _others(self, figures: str, known: Collection[str]) -> list[str]:
+    def _foreign_figures(self, figures: str, existing: Collection[str]) -> list[str]:
         """Of a row's figures, those of no kernel or run of rfops that are not known."""
-        own = {"spread", "speedup", *(f"{kernel}_us" for kernel in self.tuned.kernels)}
+        op_figures = {"spread", "speedup", *(f"{kernel}_us" for kernel in self.tuned.kernels)}
         return [
             figure
             for figure in figures.split()
-            if (name := figure.partition("=")[0]) not in own
+            if (name := figure.partition("=")[0]) not in op_figures
             and not name.startswith("torch_")
-            and figure not in known
+            and figure not in existing
         ]

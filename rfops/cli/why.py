@@ -75,8 +75,8 @@ def call_of(op: Op, options: argparse.Namespace, any_size: bool = False) -> Call
     ValueError."""
     if not re.fullmatch(r"gfx\d\w+|sm_\d+", options.arch):
         raise ValueError(f"--arch {options.arch}: expected gfx950, gfx942, sm_90 or the like")
-    known = ARCH_SPECS
-    if options.cu_num is None and options.arch not in known and options.arch.startswith("gfx"):
+    specs = ARCH_SPECS
+    if options.cu_num is None and options.arch not in specs and options.arch.startswith("gfx"):
         raise ValueError(f"--arch {options.arch}: say --cu-num too; known are {', '.join(ARCHS)}")
     arguments = vars(options)
     sizes = {name: arguments[name] for name in op.asked}

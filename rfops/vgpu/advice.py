@@ -35,7 +35,7 @@ class View:
     """What rules look at."""
 
     launch: TimedLaunch
-    counted: Mapping[str, Any]  # empty: no counters
+    counters: Mapping[str, Any]  # empty: no counters
 
     @cached_property
     def stall_clk(self) -> int:
@@ -57,7 +57,7 @@ class View:
         """The instruction that waits longest for these reasons."""
         return _largest(self.pcs, lambda row: sum(row["stalls"].get(r, 0) for r in reasons))
 
-    def place(self, row: Row | None) -> str:
+    def location(self, row: Row | None) -> str:
         """` at 0x1c0 (ds_read_b128 ...), file:line`."""
         if row is None:
             return ""
@@ -74,17 +74,17 @@ class View:
         return int(self.launch.sampled["of"])
 
 
-def advise(launch: TimedLaunch, counted: Mapping[str, Any] | None = None) -> list[Advice]:
+def advise(launch: TimedLaunch, counters: Mapping[str, Any] | None = None) -> list[Advice]:
     """What applies, the heaviest first."""
-    view = View(launch, counted or {})
-    found = [advice for rule in RULES if (advice := rule(view)) is not None]
-    return sorted(found, key=lambda advice: -advice.weight)
+    view = View(launch, counters or {})
+    results = [advice for rule in RULES if (advice := rule(view)) is not None]
+    return sorted(results, key=lambda advice: -advice.weight)
 
 
 def lines(record: LaunchRecord) -> list[str]:
     """As text, a line each."""
-    found = advise(record.time, record.figures)
-    return [f"  {'advice':14} {item.rule}: {item.text.replace('`', '')}" for item in found]
+    results = advise(record.time, record.figures)
+    return [f"  {'advice':14} {item.rule}: {item.text.replace('`', '')}" for item in results]
 
 
 def _largest(rows: Iterable[Row], value: Callable[[Row], float]) -> Row | None:
@@ -100,14 +100,14 @@ def _offset(row: Row | None) -> int | None:
 
 
 def launch_bound(v: View) -> Advice | None:
-    share = 1 - v.body_share
-    if share <= 0.5:
+    fraction = 1 - v.body_share
+    if fraction <= 0.5:
         return None
     return Advice(
         "launch bound",
-        f"The launch itself is {v.launch.floor_us:.2f} of {v.launch.us:.2f} us ({share:.0%}): fuse "
-        "the kernel with its neighbour, or give it more work.",
-        share,
+        f"The launch itself is {v.launch.floor_us:.2f} of {v.launch.us:.2f} us ({fraction:.0%}): "
+        "fuse the kernel with its neighbour, or give it more work.",
+        fraction,
     )
 
 
@@ -124,24 +124,25 @@ def few_workgroups(v: View) -> Advice | None:
 
 
 def last_round(v: View) -> Advice | None:
-    slots = v.cus * v.launch.workgroups_per_cu
-    whole, rest = divmod(v.groups, slots)
-    if not whole or whole > 4 or not rest or rest > slots / 2:
+    num_slots = v.cus * v.launch.workgroups_per_cu
+    full_rounds, remainder = divmod(v.groups, num_slots)
+    if not full_rounds or full_rounds > 4 or not remainder or remainder > num_slots / 2:
         return None
-    lost = (1 - rest / slots) / (whole + 1)
+    lost = (1 - remainder / num_slots) / (full_rounds + 1)
     return Advice(
         "last round",
-        f"{v.groups} workgroups are {whole} full rounds of {slots} and one of {rest}: {lost:.0%} "
-        "of the slots stay empty. Another tile size, a split, or persistent workgroups fill them.",
+        f"{v.groups} workgroups are {full_rounds} full rounds of {num_slots} and one of "
+        f"{remainder}: {lost:.0%} of the slots stay empty. Another tile size, a split, or "
+        "persistent workgroups fill them.",
         lost * v.body_share,
     )
 
 
 def spills(v: View) -> Advice | None:
-    count = v.counted.get("vgpr_spills", 0) + v.counted.get("scratch_bytes_per_lane", 0)
+    count = v.counters.get("vgpr_spills", 0) + v.counters.get("scratch_bytes_per_lane", 0)
     if not count:
         return None
-    c = v.counted
+    c = v.counters
     return Advice(
         "spills",
         f"{c['vgpr_spills']} VGPRs are spilled, {c['scratch_bytes_per_lane']} B of scratch a lane: "
@@ -160,23 +161,23 @@ def registers_limit(v: View) -> Advice | None:
 
 def lds_limit(v: View) -> Advice | None:
     return _occupancy(
-        v, "LDS", f"{v.counted.get('lds_bytes_per_workgroup', 0)} B of LDS a workgroup"
+        v, "LDS", f"{v.counters.get('lds_bytes_per_workgroup', 0)} B of LDS a workgroup"
     )
 
 
 def _registers(v: View) -> int:
-    return int(v.counted.get("vgpr", 0) + v.counted.get("agpr", 0))
+    return int(v.counters.get("vgpr", 0) + v.counters.get("agpr", 0))
 
 
 def _occupancy(v: View, limit: str, cause: str) -> Advice | None:
     waits = v.stalled("vmcnt", "lgkmcnt", "dependency", "mfma_dependency")
-    if not v.counted or v.counted["waves_per_simd"] > 2 or waits < 0.4:
+    if not v.counters or v.counters["waves_per_simd"] > 2 or waits < 0.4:
         return None
-    if figures.occupancy_limit(v.counted) != limit:
+    if figures.occupancy_limit(v.counters) != limit:
         return None
     return Advice(
         f"occupancy by {limit}",
-        f"{cause} allow {v.counted['waves_per_simd']:g} waves a SIMD, and {waits:.0%} of the "
+        f"{cause} allow {v.counters['waves_per_simd']:g} waves a SIMD, and {waits:.0%} of the "
         "waiting is for results: nothing else is there to issue. Use less, or load further ahead.",
         0.5 * waits * v.body_share,
     )
@@ -195,8 +196,9 @@ def lds_conflicts(v: View) -> Advice | None:
     ways = row["lds_clk"] / max(row["lds_clk"] - row["conflict_clk"], 1)
     return Advice(
         "LDS bank conflicts",
-        f"{conflicts / clk:.0%} of the LDS cycles are bank conflicts, most of them{v.place(row)}: "
-        f"{ways:.1f} times its cycles without. Pad the rows, or swizzle the columns by the row.",
+        f"{conflicts / clk:.0%} of the LDS cycles are bank conflicts, most of "
+        f"them{v.location(row)}: {ways:.1f} times its cycles without. Pad the rows, or swizzle the "
+        "columns by the row.",
         conflicts / clk * max(waits, v.launch.busy["lds"]) * v.body_share,
         _offset(row),
     )
@@ -206,7 +208,7 @@ def lds_conflicts(v: View) -> Advice | None:
 
 
 def scattered_accesses(v: View) -> Advice | None:
-    traffic = [v.counted[name] for name in ("global_read", "global_write") if v.counted]
+    traffic = [v.counters[name] for name in ("global_read", "global_write") if v.counters]
     requested = 64 * sum(t["requests_64B"] for t in traffic)
     excess = requested - sum(t["bytes"] for t in traffic)
     row = _largest(v.pcs, lambda r: 128 * r.get("lines", 0) - r.get("bytes", 0))
@@ -215,9 +217,10 @@ def scattered_accesses(v: View) -> Advice | None:
     return Advice(
         "scattered accesses",
         f"{excess / requested:.0%} of the bytes in the 64-byte segments that instructions touch "
-        f"are not asked for. The widest spread{v.place(row)}: {row['bytes'] / row['issued']:.0f} B "
-        f"of {row['lines'] / row['issued']:.0f} lines of 128 B an instruction. Let neighbouring "
-        "lanes access neighbouring bytes, or go through LDS.",
+        f"are not asked for. The widest spread{v.location(row)}: "
+        f"{row['bytes'] / row['issued']:.0f} B of {row['lines'] / row['issued']:.0f} lines of "
+        "128 B an instruction. Let neighbouring lanes access neighbouring bytes, or go through "
+        "LDS.",
         excess / requested * _memory_share(v) * v.body_share,
         _offset(row),
     )
@@ -240,7 +243,7 @@ def narrow_accesses(v: View) -> Advice | None:
     return Advice(
         "narrow accesses",
         f"Vector memory moves {lane_bytes:.1f} B a lane and instruction, and its queue is the "
-        f"limit ({pressed:.0%}); most issued{v.place(row)}. A dwordx4 access moves 16 B a lane.",
+        f"limit ({pressed:.0%}); most issued{v.location(row)}. A dwordx4 access moves 16 B a lane.",
         (1 - lane_bytes / 16) * pressed * v.body_share,
         _offset(row),
     )
@@ -253,7 +256,7 @@ def memory_latency(v: View) -> Advice | None:
     row = v.hottest("vmcnt")
     return Advice(
         "memory latency",
-        f"{waits:.0%} of the waiting is for loads, most{v.place(row)}, while HBM is "
+        f"{waits:.0%} of the waiting is for loads, most{v.location(row)}, while HBM is "
         f"{v.launch.busy['hbm']:.0%} busy: too little is in flight. Issue loads a step or more "
         f"ahead, or run more than {v.launch.waves_in_flight_per_cu:.0f} waves a CU.",
         waits * v.body_share,
@@ -262,9 +265,9 @@ def memory_latency(v: View) -> Advice | None:
 
 
 def repeated_reads(v: View) -> Advice | None:
-    if "lines_64B" not in v.counted.get("global_read", ()):  # none, or of a sample
+    if "lines_64B" not in v.counters.get("global_read", ()):  # none, or of a sample
         return None
-    read, distinct = figures.hbm_bytes(v.launch)[0], 64 * v.counted["global_read"]["lines_64B"]
+    read, distinct = figures.hbm_bytes(v.launch)[0], 64 * v.counters["global_read"]["lines_64B"]
     if not distinct or read < 1.25 * distinct or v.launch.busy["hbm"] < 0.3:
         return None
     return Advice(
@@ -289,16 +292,16 @@ def shared_by_xcds(v: View) -> Advice | None:
 
 
 def contended_lines(v: View) -> Advice | None:
-    taken = v.launch.taken
+    contention = v.launch.taken
     row = _largest((r for r in v.pcs if "atomic" in r["text"]), lambda r: r["issued"])
-    if taken < 0.2 or row is None:
+    if contention < 0.2 or row is None:
         return None
     return Advice(
         "atomics of several XCDs",
-        f"{taken:.0%} of the writes go to lines that another XCD has written since, most of "
-        f"them{v.place(row)}: the lines travel between the dies. Add within a workgroup or an XCD "
-        "first, or give each XCD its own lines.",
-        taken * _memory_share(v) * v.body_share,
+        f"{contention:.0%} of the writes go to lines that another XCD has written since, most of "
+        f"them{v.location(row)}: the lines travel between the dies. Add within a workgroup or an "
+        "XCD first, or give each XCD its own lines.",
+        contention * _memory_share(v) * v.body_share,
         _offset(row),
     )
 
@@ -318,19 +321,21 @@ def hbm_roof(v: View) -> Advice | None:
 # ---------------------------------------------------------------- issue
 
 
-def _waits(v: View, rule: str, reason: str, least: float, what: str, remedy: str) -> Advice | None:
+def _waits(
+    v: View, rule: str, reason: str, min_fraction: float, cause: str, remedy: str
+) -> Advice | None:
     """Of a reason that at least this share of all waiting is for."""
-    share = v.stalled(reason)
-    if share < least:
+    fraction = v.stalled(reason)
+    if fraction < min_fraction:
         return None
     row = v.hottest(reason)
-    text = f"{share:.0%} of the waiting is for {what}, most{v.place(row)}: {remedy}"
-    return Advice(rule, text, share * v.body_share, _offset(row))
+    text = f"{fraction:.0%} of the waiting is for {cause}, most{v.location(row)}: {remedy}"
+    return Advice(rule, text, fraction * v.body_share, _offset(row))
 
 
 def barriers(v: View) -> Advice | None:
-    share = v.stalled("barrier")
-    if share < 0.25:
+    fraction = v.stalled("barrier")
+    if fraction < 0.25:
         return None
     row = v.hottest("barrier")
     because = v.launch.barrier_because
@@ -338,10 +343,10 @@ def barriers(v: View) -> Advice | None:
     reason, clk = max(because.items(), key=lambda item: item[1], default=("nothing", 0))
     return Advice(
         "barriers",
-        f"{share:.0%} of the waiting is at barriers, most{v.place(row)}; the last wave there had "
-        f"waited for {reason} ({clk / total:.0%}). Fewer waves a barrier, work of equal length, or "
-        "a barrier that is split from what it guards.",
-        share * v.body_share,
+        f"{fraction:.0%} of the waiting is at barriers, most{v.location(row)}; the last wave there "
+        f"had waited for {reason} ({clk / total:.0%}). Fewer waves a barrier, work of equal "
+        "length, or a barrier that is split from what it guards.",
+        fraction * v.body_share,
         _offset(row),
     )
 
@@ -349,26 +354,26 @@ def barriers(v: View) -> Advice | None:
 def matrix_dependency(v: View) -> Advice | None:
     if v.launch.busy["mfma"] > 0.8:
         return None
-    what = "results of matrix instructions"
+    cause = "results of matrix instructions"
     remedy = "interleave independent accumulators, or move the reader away."
-    return _waits(v, "dependent matrix instructions", "mfma_dependency", 0.15, what, remedy)
+    return _waits(v, "dependent matrix instructions", "mfma_dependency", 0.15, cause, remedy)
 
 
 def vector_dependency(v: View) -> Advice | None:
-    what = "the result of the instruction before"
+    cause = "the result of the instruction before"
     remedy = "chains of dependent operations; work on several values at a time."
-    return _waits(v, "dependent instructions", "dependency", 0.3, what, remedy)
+    return _waits(v, "dependent instructions", "dependency", 0.3, cause, remedy)
 
 
 def instruction_cache(v: View) -> Advice | None:
-    share = v.stalled("instruction_cache")
-    if share < 0.1:
+    fraction = v.stalled("instruction_cache")
+    if fraction < 0.1:
         return None
     return Advice(
         "instruction cache",
-        f"{share:.0%} of the waiting is for code: the loop and its prologue are larger than what "
-        "waves find in the cache. Unroll less.",
-        share * v.body_share,
+        f"{fraction:.0%} of the waiting is for code: the loop and its prologue are larger than "
+        "what waves find in the cache. Unroll less.",
+        fraction * v.body_share,
     )
 
 
@@ -376,16 +381,16 @@ def vector_bound(v: View) -> Advice | None:
     busy = v.launch.busy["valu"]
     if busy < 0.6 or v.launch.busy["mfma"] > busy:
         return None
-    instructions = v.counted.get("instructions", {})
+    instructions = v.counters.get("instructions", {})
     vector = {name: n for name, n in instructions.items() if _is_vector(name)}
     total = sum(vector.values()) or 1
     top = sorted(vector.items(), key=lambda item: -item[1])[:3]
-    most = ", ".join(f"{name} {n / total:.0%}" for name, n in top)
+    frequent = ", ".join(f"{name} {n / total:.0%}" for name, n in top)
     return Advice(
         "vector unit",
-        f"The vector unit is {busy:.0%} busy{f': {most}' if most else ''}. Packed instructions "
-        "(v_pk_*), conversions of several values at once, or address arithmetic moved to scalars "
-        "and out of the loop.",
+        f"The vector unit is {busy:.0%} busy{f': {frequent}' if frequent else ''}. Packed "
+        "instructions (v_pk_*), conversions of several values at once, or address arithmetic moved "
+        "to scalars and out of the loop.",
         busy * v.body_share,
     )
 
@@ -407,9 +412,9 @@ def matrix_roof(v: View) -> Advice | None:
 
 
 def flag_waits(v: View) -> Advice | None:
-    what = "a flag that another workgroup sets"
+    cause = "a flag that another workgroup sets"
     remedy = "start those that are waited for first, or give them less."
-    return _waits(v, "waits for other workgroups", "flag", 0.2, what, remedy)
+    return _waits(v, "waits for other workgroups", "flag", 0.2, cause, remedy)
 
 
 RULES: tuple[Callable[[View], Advice | None], ...] = (

@@ -55,12 +55,12 @@ class Finding:
 def read_finding(record: dict[str, Any]) -> Finding:
     """A finding as the library tells it, with files of this machine."""
     x, y, z = record["workgroup"]
-    found = {**record, "workgroup": (x, y, z)}
+    fields = {**record, "workgroup": (x, y, z)}
     if "file" in record:
         row = {"source": f"{record['file']}:{record['line']}", "callers": record["callers"]}
-        own, *callers = source.places(row, record["kernel"])
-        found |= {"file": source.file_of(own), "callers": tuple(callers)}
-    return Finding(**found)
+        innermost, *callers = source.locations(row, record["kernel"])
+        fields |= {"file": source.file_of(innermost), "callers": tuple(callers)}
+    return Finding(**fields)
 
 
 @dataclass

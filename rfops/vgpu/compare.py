@@ -23,8 +23,8 @@ _NOTHING = figures.Traffic("", 0.0, None, 0.0, None)
 
 class Row(NamedTuple):
     name: str
-    before: float | str
-    after: float | str
+    old: float | str
+    new: float | str
     text: str = "{:.0f}"  # of a number
 
 
@@ -55,28 +55,34 @@ def read(file: Path) -> list[Record]:
     return records
 
 
-def text(before: Sequence[Record], after: Sequence[Record], names: tuple[str, str]) -> str:
+def text(
+    old_records: Sequence[Record], new_records: Sequence[Record], names: tuple[str, str]
+) -> str:
     """Both profiles side by side: each launch if there are as many, else the sums alone."""
-    total = [sum(record["us"] for record in records) for records in (before, after)]
+    total = [sum(record["us"] for record in records) for records in (old_records, new_records)]
     lines = [
         f"{names[1]} against {names[0]}: {total[1]:.2f} us against {total[0]:.2f}, "
         f"{_ratio(*total)}, estimated",
     ]
-    if len(before) != len(after):
-        lines.append(f"  {len(after)} launches against {len(before)}: not compared one by one")
+    if len(old_records) != len(new_records):
+        lines.append(
+            f"  {len(new_records)} launches against {len(old_records)}: not compared one by one"
+        )
         return "\n".join(lines)
-    for old, new in zip(before, after, strict=True):
+    for old, new in zip(old_records, new_records, strict=True):
         lines += _launch(old, new)
     return "\n".join(lines)
 
 
-def _launch(before: Record, after: Record) -> Iterator[str]:
-    kernel = after["kernel"]
-    kernels = kernel if kernel == before["kernel"] else f"{kernel} against {before['kernel']}"
+def _launch(old_record: Record, new_record: Record) -> Iterator[str]:
+    kernel = new_record["kernel"]
+    kernels = (
+        kernel if kernel == old_record["kernel"] else f"{kernel} against {old_record['kernel']}"
+    )
     cells = [("", "before", "after", "", kernels)]
     cells += [
-        (row.name, _cell(row, row.before), _cell(row, row.after), _ratio(row.before, row.after), "")
-        for row in rows(before, after)
+        (row.name, _cell(row, row.old), _cell(row, row.new), _ratio(row.old, row.new), "")
+        for row in rows(old_record, new_record)
     ]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     for name, old, new, ratio, note in cells:
@@ -86,24 +92,24 @@ def _launch(before: Record, after: Record) -> Iterator[str]:
         ).rstrip()
 
 
-def rows(before: Record, after: Record) -> list[Row]:
+def rows(old_record: Record, new_record: Record) -> list[Row]:
     """What is compared of a launch; figures that are 0 in both are left out."""
-    sides = before, after
-    found = [
-        Row("us", before["us"], after["us"], "{:.2f}"),
-        Row("bound", before["bound"], after["bound"]),
-        Row("clock, GHz", before["clock_ghz"], after["clock_ghz"], "{:.2f}"),
+    sides = old_record, new_record
+    results = [
+        Row("us", old_record["us"], new_record["us"], "{:.2f}"),
+        Row("bound", old_record["bound"], new_record["bound"]),
+        Row("clock, GHz", old_record["clock_ghz"], new_record["clock_ghz"], "{:.2f}"),
     ]
-    found += [
-        Row(f"{unit} busy", before["busy"].get(unit, 0.0), share, "{:.1%}")
-        for unit, share in after["busy"].items()
+    results += [
+        Row(f"{unit} busy", old_record["busy"].get(unit, 0.0), fraction, "{:.1%}")
+        for unit, fraction in new_record["busy"].items()
     ]
     traffic = [{t.level: t for t in figures.traffic(TimedLaunch(r), r["counters"])} for r in sides]
     for level in traffic[1] | traffic[0]:
         old, new = (one.get(level, _NOTHING) for one in traffic)
-        found.append(Row(f"{level}, bytes", old.bytes, new.bytes))
-        found.append(Row(f"{level} hits", old.hit_rate or 0.0, new.hit_rate or 0.0, "{:.1%}"))
-    found += _stalls(sides)
+        results.append(Row(f"{level}, bytes", old.bytes, new.bytes))
+        results.append(Row(f"{level} hits", old.hit_rate or 0.0, new.hit_rate or 0.0, "{:.1%}"))
+    results += _stalls(sides)
     for name, label in (
         ("lds_conflict_cycles", "LDS conflicts, clk"),
         ("wave_instructions", "instructions by waves"),
@@ -115,8 +121,10 @@ def rows(before: Record, after: Record) -> list[Row]:
         ("waves_per_simd", "waves a SIMD"),
     ):
         if all(name in record["counters"] for record in sides):  # a sample has not all
-            found.append(Row(label, before["counters"][name], after["counters"][name], "{:.10g}"))
-    return [row for row in found if row.before or row.after]
+            results.append(
+                Row(label, old_record["counters"][name], new_record["counters"][name], "{:.10g}")
+            )
+    return [row for row in results if row.old or row.new]
 
 
 def _stalls(sides: tuple[Record, Record]) -> Iterator[Row]:
@@ -135,10 +143,10 @@ def _cell(row: Row, value: float | str) -> str:
     return value if isinstance(value, str) else row.text.format(value)
 
 
-def _ratio(before: float | str, after: float | str) -> str:
-    if isinstance(before, str) or isinstance(after, str):
-        return "" if before == after else "changed"
-    if not before:
+def _ratio(old: float | str, new: float | str) -> str:
+    if isinstance(old, str) or isinstance(new, str):
+        return "" if old == new else "changed"
+    if not old:
         return "new"
-    ratio = after / before
+    ratio = new / old
     return "=" if abs(ratio - 1) < _NO_CHANGE else f"x {ratio:.2f}"

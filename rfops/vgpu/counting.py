@@ -142,10 +142,10 @@ def of_sample(record: LaunchRecord) -> LaunchRecord:
     """A record of which only some workgroups ran (`timing(results=False)`), without the counters
     that need all of them."""
     f = record.figures
-    kept = {name: f[name] for name in _STATIC}
+    sample = {name: f[name] for name in _STATIC}
     for name in ("global_read", "global_write"):
-        kept[name] = {ratio: f[name][ratio] for ratio in _RATIOS}
-    return LaunchRecord(MappingProxyType(kept), record.time)
+        sample[name] = {ratio: f[name][ratio] for ratio in _RATIOS}
+    return LaunchRecord(MappingProxyType(sample), record.time)
 
 
 def table(record: LaunchRecord) -> str:

@@ -43,10 +43,10 @@ def body_us(launch: TimedLaunch) -> float:
     return float(max(launch.us - launch.floor_us, 1e-9))
 
 
-def traffic(launch: TimedLaunch, counted: Mapping[str, Any] | None = None) -> list[Traffic]:
+def traffic(launch: TimedLaunch, counters: Mapping[str, Any] | None = None) -> list[Traffic]:
     """The levels that the launch uses, the nearest to the compute units first.
 
-    `counted` are the launch's counters (`LaunchRecord.figures`); without them LDS is left out.
+    `counters` are the launch's counters (`LaunchRecord.figures`); without them LDS is left out.
     """
     memory, rates = launch.memory, launch.rates
     factor, us = scale(launch), body_us(launch)
@@ -54,10 +54,10 @@ def traffic(launch: TimedLaunch, counted: Mapping[str, Any] | None = None) -> li
     def one(level: str, num_bytes: float, hit_rate: float | None, peak: float | None) -> Traffic:
         return Traffic(level, num_bytes, hit_rate, num_bytes / us / 1e6, peak)
 
-    found = []
-    counted = counted or {}
-    if lds_bytes := counted.get("lds_read_bytes", 0) + counted.get("lds_write_bytes", 0):
-        found.append(one("LDS", lds_bytes, None, lds_tb_s(launch)))
+    levels = []
+    counters = counters or {}
+    if lds_bytes := counters.get("lds_read_bytes", 0) + counters.get("lds_write_bytes", 0):
+        levels.append(one("LDS", lds_bytes, None, lds_tb_s(launch)))
     for name, level, peak in (
         ("l1", "L1", rates["l1"]),
         ("scalar", "scalar cache", None),
@@ -66,9 +66,9 @@ def traffic(launch: TimedLaunch, counted: Mapping[str, Any] | None = None) -> li
     ):
         row = memory[name]
         if row["bytes"]:
-            found.append(one(level, factor * row["bytes"], row["hit_rate"], peak))
+            levels.append(one(level, factor * row["bytes"], row["hit_rate"], peak))
     hbm_bytes = factor * (memory["hbm_read_bytes"] + memory["written_bytes"])
-    return [*found, one("HBM", hbm_bytes, None, rates["hbm"])]
+    return [*levels, one("HBM", hbm_bytes, None, rates["hbm"])]
 
 
 def hbm_bytes(launch: TimedLaunch) -> tuple[float, float]:
@@ -77,15 +77,15 @@ def hbm_bytes(launch: TimedLaunch) -> tuple[float, float]:
     return factor * launch.memory["hbm_read_bytes"], factor * launch.memory["written_bytes"]
 
 
-def counted_bytes(counted: Mapping[str, Any]) -> float:
+def counted_bytes(counters: Mapping[str, Any]) -> float:
     """Bytes of the distinct lines that the launch reads and writes: what HBM has to move at least
     with cold caches."""
-    lines = counted["global_read"]["lines_64B"] + counted["global_write"]["lines_64B"]
+    lines = counters["global_read"]["lines_64B"] + counters["global_write"]["lines_64B"]
     return float(LINE_BYTES * lines)
 
 
-def flops(counted: Mapping[str, Any]) -> float:
-    return float(counted["mfma_flops"] + counted["valu_flops"])
+def flops(counters: Mapping[str, Any]) -> float:
+    return float(counters["mfma_flops"] + counters["valu_flops"])
 
 
 def lds_tb_s(launch: TimedLaunch) -> float:
@@ -107,18 +107,18 @@ def rate_text(tb_s: float) -> str:
     return f"{tb_s:.2f} TB/s" if tb_s >= 1 else f"{1e3 * tb_s:.3g} GB/s"
 
 
-def occupancy_limit(counted: Mapping[str, Any]) -> str:
+def occupancy_limit(counters: Mapping[str, Any]) -> str:
     """What keeps more waves from a SIMD: "VGPRs", "LDS", "workgroups" (the launch has no more), or
     "waves" (the hardware holds no more)."""
-    arch = ARCH_SPECS[counted["arch"]]
-    x, y, z = counted["block"]
+    arch = ARCH_SPECS[counters["arch"]]
+    x, y, z = counters["block"]
     waves_of_group = -(-x * y * z // WAVE)
-    by_registers = waves_per_simd(counted["vgpr"] + counted["agpr"])
+    by_registers = waves_per_simd(counters["vgpr"] + counters["agpr"])
     by_lds = MAX_WAVES
-    if counted["lds_bytes_per_workgroup"]:
-        groups = arch.lds_bytes // counted["lds_bytes_per_workgroup"]
+    if counters["lds_bytes_per_workgroup"]:
+        groups = arch.lds_bytes // counters["lds_bytes_per_workgroup"]
         by_lds = groups * waves_of_group // arch.simds
-    if counted["workgroups"] < counted["compute_units"] * counted["workgroups_per_cu"]:
+    if counters["workgroups"] < counters["compute_units"] * counters["workgroups_per_cu"]:
         return "workgroups"
     limits = {"VGPRs": by_registers, "LDS": by_lds, "waves": MAX_WAVES}
     return min(limits, key=lambda name: limits[name])

@@ -154,7 +154,7 @@ class _Hooks:
             self.runtime.fail("FlyDSL's launch", code)
         return result
 
-    def put(self, undo: contextlib.ExitStack) -> None:
+    def install(self, undo: contextlib.ExitStack) -> None:
         undo.callback(self.forget)
         for owner, name, replacement in (
             (jit_function.JitFunction, "_compile_or_execute", self.run),
@@ -189,7 +189,7 @@ def activate(arch: str, library: Path) -> None:
         folder = Path(undo.enter_context(tempfile.TemporaryDirectory(prefix="rfops-flydsl-")))
         _write_rocm(folder)
         undo.enter_context(_environment(FLYDSL_GPU_ARCH=arch))
-        _Hooks(arch, folder, library).put(undo)
+        _Hooks(arch, folder, library).install(undo)
         _activated.push(undo.pop_all())
 
 

@@ -60,20 +60,20 @@ class Loader(importlib.abc.Loader):
     """The module's own, and then the hook, once."""
 
     def __init__(self, loader: importlib.abc.Loader) -> None:
-        self._own = loader
+        self._loader = loader
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return self._own.create_module(spec)
+        return self._loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
         ENGINES.pop(module.__name__, lambda: None)()
-        self._own.exec_module(module)
+        self._loader.exec_module(module)
         hook = HOOKS.pop(module.__name__, None)
         if hook is not None:
             hook(module)
 
     def __getattr__(self, name: str) -> object:
-        return getattr(self._own, name)
+        return getattr(self._loader, name)
 
 
 class Finder(importlib.abc.MetaPathFinder):

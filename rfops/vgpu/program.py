@@ -26,7 +26,7 @@ guest.start({folder!r}, {engine!r}, {any_release!r})
 def environment(
     arch: str,
     folder: Path,
-    part: str | None = None,
+    gpu_model: str | None = None,
     engine: str = "",
     *,
     any_release: bool = False,
@@ -48,8 +48,8 @@ def environment(
         "CUDA_VISIBLE_DEVICES": "",
     }
     env.pop("RFOPS_HIP_LIBRARY", None)
-    if part:
-        env["RFOPS_VGPU_PART"] = part
+    if gpu_model:
+        env["RFOPS_VGPU_PART"] = gpu_model
     _put_first(env, "LD_LIBRARY_PATH", str(vgpu_library_folder()))
     if shutil.which("hipcc") is None:
         _put_first(env, "PATH", str(_hipcc(folder / toolchain.HIPCC_FOLDER).parent))

@@ -25,10 +25,10 @@ _TOP = 3  # reasons of a table's row
 
 @dataclass
 class Kernel:
-    """All launches of a kernel on a part."""
+    """All launches of a kernel on a GPU model."""
 
     name: str
-    part: str
+    gpu_model: str
     launches: int = 0
     us: float = 0.0
     low: float = 0.0
@@ -70,7 +70,7 @@ class Followed:
     """A launch whose issues are there, and what was counted of it."""
 
     time: TimedLaunch
-    counted: Mapping[str, Any] | None = None
+    counters: Mapping[str, Any] | None = None
 
 
 @dataclass
@@ -85,9 +85,9 @@ class Report:
     followed: list[Followed] = field(default_factory=list)
     different: set[tuple[Any, ...]] = field(default_factory=set)  # launches, by kernel and size
 
-    def kernel(self, name: str, part: str) -> Kernel:
+    def kernel(self, name: str, gpu_model: str) -> Kernel:
         """Return the entry of a kernel on a GPU model, made on first use."""
-        return self.kernels.setdefault((name, part), Kernel(name, part))
+        return self.kernels.setdefault((name, gpu_model), Kernel(name, gpu_model))
 
     def add(self, launch: TimedLaunch) -> Followed | None:
         """A launch's time; where it has issues, the launch to go on with."""
@@ -126,7 +126,7 @@ def from_launches(launches: Sequence[LaunchRecord]) -> Report:
         kernel.add_work(launch.figures)
         followed = report.add(launch.time)
         if followed is not None:
-            followed.counted = launch.figures
+            followed.counters = launch.figures
     return report
 
 
@@ -183,7 +183,7 @@ class _Process:
         kernel.launches += 1
         kernel.add_work(record)
         if number in self._followed:
-            self._followed.pop(number).counted = record
+            self._followed.pop(number).counters = record
         if record["error"]:
             self._report.failed.append(record["error"])
 
@@ -236,15 +236,13 @@ def _head(report: Report) -> str:
             "libamdhip64.so, a Python with rfops through Triton or FlyDSL"
         )
     us = sum(kernel.us for kernel in report.kernels.values())
-    gpu_models = ", ".join(
-        sorted({kernel.part for kernel in report.kernels.values() if kernel.part})
-    )
-    kernels = many(len(report.kernels), "kernel")
-    scope = f"{many(launches, 'launch')} in {many(len(report.processes), 'process')}"
+    gpu_models = ", ".join(sorted({k.gpu_model for k in report.kernels.values() if k.gpu_model}))
+    kernels = plural(len(report.kernels), "kernel")
+    scope = f"{plural(launches, 'launch')} in {plural(len(report.processes), 'process')}"
     return f"{kernels}, {scope}: {us:.2f} us on {gpu_models}, estimated, not measured"
 
 
-def many(count: int, noun: str) -> str:
+def plural(count: int, noun: str) -> str:
     """Return the count with its noun: "1 launch", "2 launches"."""
     return f"{count} {noun}{'' if count == 1 else 'es' if noun[-1] in 'hs' else 's'}"
 
@@ -298,7 +296,7 @@ def _work(kernels: Sequence[Kernel]) -> list[str]:
 def _remaining_line(kernels: Sequence[Kernel]) -> list[str]:
     remaining = kernels[MOST_KERNELS:]
     us = sum(kernel.us for kernel in remaining)
-    return [f"  and {many(len(remaining), 'kernel')} more, {us:.2f} us"] if remaining else []
+    return [f"  and {plural(len(remaining), 'kernel')} more, {us:.2f} us"] if remaining else []
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -333,7 +331,7 @@ def findings(report: Report) -> list[str]:
     """What the kernels did wrong, in lines."""
     count = len(report.findings)
     return [
-        f"check: {many(count, 'finding') if count else 'nothing found'}",
+        f"check: {plural(count, 'finding') if count else 'nothing found'}",
         *(f"  {_finding(finding)}" for finding in report.findings),
     ]
 

@@ -13,7 +13,7 @@ Row = Mapping[str, Any]  # of an instruction: `pcs` of a timed launch
 _resolved = functools.lru_cache(maxsize=1 << 16)(source_path)
 
 
-def places(row: Row, kernel: str) -> list[str]:
+def locations(row: Row, kernel: str) -> list[str]:
     """`file:line` of an instruction, then of the calls around it, the innermost first; empty
     without debug lines."""
     if "source" not in row:
@@ -21,27 +21,27 @@ def places(row: Row, kernel: str) -> list[str]:
     return [_resolved(source, kernel) for source in (row["source"], *row.get("callers", ()))]
 
 
-def own_place(row: Row, kernel: str) -> str:
+def own_location(row: Row, kernel: str) -> str:
     """The line of the kernel's own file that the instruction is for: the innermost call in the
     file that the outermost is in. Empty without debug lines."""
-    found = places(row, kernel)
-    if not found:
+    chain = locations(row, kernel)
+    if not chain:
         return ""
-    own_file = file_of(found[-1])
-    return next(place for place in found if file_of(place) == own_file)
+    own_file = file_of(chain[-1])
+    return next(location for location in chain if file_of(location) == own_file)
 
 
 def described(row: Row, kernel: str) -> str:
     """`file:line`, and `in helper.h:line` where that is inlined there."""
-    own = own_place(row, kernel)
-    inner = places(row, kernel)[0] if own else ""
-    return own if own == inner else f"{own} in {Path(inner).name}"
+    location = own_location(row, kernel)
+    inner = locations(row, kernel)[0] if location else ""
+    return location if location == inner else f"{location} in {Path(inner).name}"
 
 
-def file_of(place: str) -> str:
-    return place.rpartition(":")[0]
+def file_of(location: str) -> str:
+    return location.rpartition(":")[0]
 
 
-def line_of(place: str) -> int:
-    number = place.rpartition(":")[2]
+def line_of(location: str) -> int:
+    number = location.rpartition(":")[2]
     return int(number) if number.isdigit() else 0

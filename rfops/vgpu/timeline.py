@@ -32,17 +32,17 @@ Slice = dict[str, Any]
 class Issue(NamedTuple):
     """What the model took down, by clk of the launch's body."""
 
-    at: int
+    clk: int
     offset: int
     simd: int
     wave: int
     stalled: int
-    why: str
+    reason: str
 
     @property
     def waits_from(self) -> int:
         """The clock from which the wave waited to issue."""
-        return self.at - self.stalled
+        return self.clk - self.stalled
 
 
 def trace(launches: Sequence[TimedLaunch], max_issues: int = MOST_ISSUES) -> dict[str, Any]:
@@ -56,7 +56,7 @@ def trace(launches: Sequence[TimedLaunch], max_issues: int = MOST_ISSUES) -> dic
                 f"trace: launch {index}, {launch.kernel}, has no events; time it with "
                 "rfops.vgpu.timing(events=N, detail=True)"
             )
-        slices += _Writer(launch, index, start, max_issues).all()
+        slices += _Writer(launch, index, start, max_issues).build()
         start += launch.us
     # What is outside comes first of those that start at once; names first of all.
     slices.sort(key=lambda s: (s["ph"] != "M", s.get("ts", 0), -s.get("dur", 0)))
@@ -82,14 +82,14 @@ class _Writer:
     launch: TimedLaunch
     index: int
     start: float  # us
-    most: int
+    max_issues: int
     slices: list[Slice] = field(default_factory=list)
 
-    def all(self) -> list[Slice]:
+    def build(self) -> list[Slice]:
         f = self.launch
         self.by_offset = {row["offset"]: row for row in f.pcs}
-        issues = [Issue(*event) for event in f.events[: self.most]]
-        by_wave = groupby(sorted(issues, key=lambda i: (i.wave, i.at)), key=lambda i: i.wave)
+        issues = [Issue(*event) for event in f.events[: self.max_issues]]
+        by_wave = groupby(sorted(issues, key=lambda i: (i.wave, i.clk)), key=lambda i: i.wave)
         waves = [list(wave) for _, wave in by_wave]
         self.cu = self.index * _PIDS + 1
         self._name(self.cu, f"launch {self.index}: {f.kernel} on {f.part}, CU {f.events_cu}")
@@ -138,7 +138,7 @@ class _Writer:
                 {"ph": "M", "name": f"{kind_of_row}_{kind}", "pid": pid, **tids, "args": args}
             )
 
-    def _place(self, issue: Issue) -> dict[str, Any]:
+    def _location(self, issue: Issue) -> dict[str, Any]:
         row = self.by_offset[issue.offset]
         source = (
             {"source": source_path(row["source"], self.launch.kernel)} if "source" in row else {}
@@ -154,17 +154,19 @@ class _Writer:
     def _waves(self, waves: Iterable[list[Issue]]) -> None:
         ends: dict[int, list[int]] = defaultdict(list)  # of a SIMD's slots, in clk
         for wave in sorted(waves, key=lambda w: w[0].waits_from):
-            simd, start, end = wave[0].simd, wave[0].waits_from, wave[-1].at + _ISSUE_CLK
+            simd, start, end = wave[0].simd, wave[0].waits_from, wave[-1].clk + _ISSUE_CLK
             slot_ends = ends[simd]
-            slot = next((i for i, free in enumerate(slot_ends) if free <= start), len(slot_ends))
+            wave_slot = next(
+                (i for i, free in enumerate(slot_ends) if free <= start), len(slot_ends)
+            )
             pid = self.cu + 1 + simd
             if not slot_ends:
                 self._name(pid, f"launch {self.index}: SIMD {simd}")
-            if slot == len(slot_ends):
+            if wave_slot == len(slot_ends):
                 slot_ends.append(end)
-                self._name(pid, f"slot {slot}", slot)
-            slot_ends[slot] = end
-            thread = (pid, slot)
+                self._name(pid, f"slot {wave_slot}", wave_slot)
+            slot_ends[wave_slot] = end
+            thread = (pid, wave_slot)
             self._clks("wave", f"wave {wave[0].wave}", thread, (start, end), issued=len(wave))
             self._wave(wave, thread)
 
@@ -173,17 +175,27 @@ class _Writer:
         for run, following in _runs(wave, self._unit):
             first_issue = run[0]
             if first_issue.stalled > _ISSUE_CLK:
-                clk = (first_issue.waits_from, first_issue.at)
-                self._clks("stall", first_issue.why, thread, clk, before=self._place(first_issue))
-            end = run[-1].at + _ISSUE_CLK
+                clk = (first_issue.waits_from, first_issue.clk)
+                self._clks(
+                    "stall", first_issue.reason, thread, clk, before=self._location(first_issue)
+                )
+            end = run[-1].clk + _ISSUE_CLK
             if following:
-                end = min(end, following.at)
-            clk, unit = (first_issue.at, end), self._unit(first_issue)
+                end = min(end, following.clk)
+            clk, unit = (first_issue.clk, end), self._unit(first_issue)
             name = (
-                f"{unit} x{len(run)}" if len(run) > 1 else self._place(first_issue)["instruction"]
+                f"{unit} x{len(run)}"
+                if len(run) > 1
+                else self._location(first_issue)["instruction"]
             )
             self._clks(
-                "issue", name, thread, clk, issued=len(run), unit=unit, **self._place(first_issue)
+                "issue",
+                name,
+                thread,
+                clk,
+                issued=len(run),
+                unit=unit,
+                **self._location(first_issue),
             )
 
     # ------------------------------------------------------------ units
@@ -196,7 +208,7 @@ class _Writer:
             is_per_simd = unit in _OF_A_SIMD
             clk = self.by_offset[issue.offset]["unit_clk"] if is_per_simd else _ISSUE_CLK
             name = f"{unit} of SIMD {issue.simd}" if is_per_simd else f"{unit} issues"
-            work[name].append((issue.at, issue.at + clk))
+            work[name].append((issue.clk, issue.clk + clk))
         for tid, (name, busy) in zip(count(1), sorted(work.items())):
             self._name(self.cu, name, tid)
             for start, end, merged in _merged(busy):
@@ -206,16 +218,16 @@ class _Writer:
     # ------------------------------------------------------------ counters
 
     def _counters(self, waves: Sequence[list[Issue]]) -> None:
-        end = max((wave[-1].at + _ISSUE_CLK for wave in waves), default=0)
+        end = max((wave[-1].clk + _ISSUE_CLK for wave in waves), default=0)
         width = max(4 * _ISSUE_CLK, -(-end // _BUCKETS))
         num_waves = [0.0] * (end // width + 2)  # the last one, after all, stays empty
         waiting: dict[str, list[float]] = {}
         for wave in waves:
-            _add_to_buckets(num_waves, width, wave[0].waits_from, wave[-1].at + _ISSUE_CLK)
+            _add_to_buckets(num_waves, width, wave[0].waits_from, wave[-1].clk + _ISSUE_CLK)
             for issue in wave:
                 if issue.stalled > _ISSUE_CLK:
-                    by_bucket = waiting.setdefault(issue.why, [0.0] * len(num_waves))
-                    _add_to_buckets(by_bucket, width, issue.waits_from, issue.at)
+                    by_bucket = waiting.setdefault(issue.reason, [0.0] * len(num_waves))
+                    _add_to_buckets(by_bucket, width, issue.waits_from, issue.clk)
         for name, series in (("waves", {"waves": num_waves}), ("waiting waves", waiting)):
             last_values: dict[str, float] = {}
             for i in range(len(num_waves)):

@@ -136,7 +136,7 @@ def _with_names(function: Callable[..., Any]) -> Callable[..., Any]:
 _KEYS = {"CUDA": "CPU", "AutogradCUDA": "AutogradCPU", "AutocastCUDA": "AutocastCPU"}
 # Whose operators are the host's and stay so: an op of rfops, called in a mode, would go to torch's
 # dispatcher, from which it came.
-_KEPT = ("aten", "prims", "rfops")
+_HOST_NAMESPACES = ("aten", "prims", "rfops")
 
 
 def _opening(init: Callable[..., None]) -> Callable[..., None]:
@@ -145,7 +145,7 @@ def _opening(init: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(init)
     def on_host(library: Any, ns: str, kind: str, dispatch_key: str = "") -> None:
         library.rfops_key = dispatch_key
-        init(library, ns, kind, dispatch_key if ns in _KEPT else _on_host(dispatch_key))
+        init(library, ns, kind, dispatch_key if ns in _HOST_NAMESPACES else _on_host(dispatch_key))
 
     return on_host
 
@@ -161,7 +161,7 @@ def _registering(register: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(register)
     def impl(library: Any, op_name: Any, fn: Any, dispatch_key: str = "", **options: Any) -> Any:
-        if library.ns in _KEPT:
+        if library.ns in _HOST_NAMESPACES:
             return register(library, op_name, fn, dispatch_key, **options)
         key = dispatch_key or getattr(library, "rfops_key", library.dispatch_key)
         name = f"{library.ns}::{_op_name(op_name).rpartition('::')[2]} {_on_host(key)}"

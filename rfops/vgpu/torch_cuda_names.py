@@ -193,9 +193,9 @@ def _properties(_device: Any = None) -> Any:
     from rfops.jit.arch import ARCH_SPECS
 
     name = arch()
-    row, part = ARCH_SPECS[name], settings.raw("RFOPS_VGPU_PART") or ARCH_SPECS[name].chip
+    row, gpu_model = ARCH_SPECS[name], settings.raw("RFOPS_VGPU_PART") or ARCH_SPECS[name].chip
     return SimpleNamespace(
-        name=f"virtual GPU ({part})",
+        name=f"virtual GPU ({gpu_model})",
         gcnArchName=name,
         major=9,
         minor=_capability()[1],

@@ -235,7 +235,7 @@ def do_bench(
     grad_to_none: Sequence[torch.Tensor] | None = None,
     quantiles: Sequence[float] | None = None,
     return_mode: str = "mean",
-    how: str = _COLD,
+    conditions: str = _COLD,
 ) -> Any:
     """triton.testing.do_bench on the virtual GPU: a call that compiles, and one that is timed.
 
@@ -253,7 +253,7 @@ def do_bench(
     for tensor in grad_to_none or ():
         tensor.grad = None
     mode = timed.mode(vgpu.library_path())
-    with mode.on(timed.Block(how, follows=True)):
+    with mode.on(timed.Block(conditions, follows=True)):
         start = mode.modelled_ps()
         fn()
         ms = (mode.modelled_ps() - start) / 1e9
@@ -287,8 +287,8 @@ def _graph_bench_code(
 ) -> Any:
     from rfops.vgpu import triton_driver
 
-    how = triton_driver._REPLAYED
-    return triton_driver.do_bench(fn, 0, rep, grad_to_none, quantiles, return_mode, how)
+    conditions = triton_driver._REPLAYED
+    return triton_driver.do_bench(fn, 0, rep, grad_to_none, quantiles, return_mode, conditions)
 
 
 _BENCHES = {

@@ -56,7 +56,7 @@ def test_what_changed_is_said() -> None:
     assert "b against a: " in text and ", x 2.00, estimated" in text
     assert line("bound").endswith("changed") and line("us").endswith("x 2.00")
     assert line("  for flag").endswith("new") and line("L2, bytes").endswith("x 3.00")
-    assert (rows["VGPRs"].before, rows["VGPRs"].after) == (
+    assert (rows["VGPRs"].old, rows["VGPRs"].new) == (
         before["counters"]["vgpr"],
         before["counters"]["vgpr"] + 8,
     )

@@ -110,15 +110,15 @@ def test_it_says_what_the_record_says() -> None:
 def test_bytes_are_of_the_whole_gpu() -> None:
     """Of a launch whose XCDs are alike, timing mode's bytes are those that counters count."""
     (one,) = found(16, 2304, 6144).followed
-    launch, counted = one.time, one.counted
+    launch, counters = one.time, one.counters
     assert launch.sampled["xcds"] == figures.scale(launch) == ARCH_SPECS["gfx950"].xcds
-    distinct = 64 * counted["global_read"]["lines_64B"]
+    distinct = 64 * counters["global_read"]["lines_64B"]
     assert figures.hbm_bytes(launch)[0] == pytest.approx(distinct, rel=0.01)
-    by_level = {t.level: t for t in figures.traffic(launch, counted)}
-    requests = 64 * sum(counted[f"global_{kind}"]["requests_64B"] for kind in ("read", "write"))
+    by_level = {t.level: t for t in figures.traffic(launch, counters)}
+    requests = 64 * sum(counters[f"global_{kind}"]["requests_64B"] for kind in ("read", "write"))
     # A half of an L1 line may be asked for alone.
     assert requests <= 1.01 * by_level["L1"].bytes <= 2.02 * requests
-    assert by_level["LDS"].bytes == counted["lds_read_bytes"] + counted["lds_write_bytes"]
+    assert by_level["LDS"].bytes == counters["lds_read_bytes"] + counters["lds_write_bytes"]
     body_us = launch.us - launch.floor_us
     for level in by_level.values():
         assert level.tb_s == pytest.approx(level.bytes / body_us / 1e6)
@@ -127,7 +127,7 @@ def test_bytes_are_of_the_whole_gpu() -> None:
         for name in ("L1", "L2", "Infinity Cache", "HBM"):
             assert figures.bytes_text(by_level[name].bytes) in shown, name
             assert figures.rate_text(by_level[name].tb_s) in shown, name
-    flops = counted["mfma_flops"] + counted["valu_flops"]
+    flops = counters["mfma_flops"] + counters["valu_flops"]
     assert f"<b>{flops / body_us / 1e6:.3g} TFLOPS</b>" in html
 
 
@@ -166,8 +166,8 @@ def test_source_lines_of_a_kernel() -> None:
     used = {name for names in re.findall(r'data-line="(s[^"]+)"', text()) for name in names.split()}
     assert used == ids
     site = code.hottest_sites(one.time, 1)[0]
-    assert site.own.file.endswith(".hip") and site.place in text()
-    assert f'href="#{by_line[site.own.file, site.own.number]}"' in text()
+    assert site.outer.file.endswith(".hip") and site.location in text()
+    assert f'href="#{by_line[site.outer.file, site.outer.number]}"' in text()
 
 
 def test_links_lead_somewhere() -> None:
@@ -179,7 +179,7 @@ def test_links_lead_somewhere() -> None:
 def test_names_are_no_markup() -> None:
     (one,) = found().followed
     evil = TimedLaunch({**one.time.figures, "kernel": EVIL})
-    result = report.Report([""], followed=[report.Followed(evil, one.counted)], failed=[EVIL])
+    result = report.Report([""], followed=[report.Followed(evil, one.counters)], failed=[EVIL])
     result.kernel(EVIL, "MI355X").add_time(evil)
     html = page.page(result, EVIL)
     reader = read(html)
@@ -192,7 +192,7 @@ def test_a_page_of_several_kernels_begins_with_an_index() -> None:
     (short,), (long,) = found().followed, found(16, 2304, 6144).followed
     both = report.Report([""], followed=[short, long])
     other = TimedLaunch({**short.time.figures, "kernel": "short_one"})
-    both.followed[0] = report.Followed(other, short.counted)
+    both.followed[0] = report.Followed(other, short.counters)
     for one in both.followed:
         both.kernel(one.time.kernel, one.time.part).add_time(one.time)
     html = page.page(both, "two")
@@ -216,8 +216,8 @@ def test_roofline() -> None:
     ticks = [t for t in svg.iter("text") if re.fullmatch(r"[\d.e+]+", t.text or "")]
     across = {float(t.text): float(t.get("x")) for t in ticks if t.get("text-anchor") == "middle"}
     up = {float(t.text): float(t.get("y")) - 4 for t in ticks if t.get("text-anchor") == "end"}
-    flops = one.counted["mfma_flops"] + one.counted["valu_flops"]
-    lines = one.counted["global_read"]["lines_64B"] + one.counted["global_write"]["lines_64B"]
+    flops = one.counters["mfma_flops"] + one.counters["valu_flops"]
+    lines = one.counters["global_read"]["lines_64B"] + one.counters["global_write"]["lines_64B"]
 
     def at(positions: dict[float, float], value: float) -> float:
         """As the logarithm says, from two ticks."""
@@ -274,7 +274,7 @@ def test_size_of_a_large_kernels_page() -> None:
         (16 * i, 4 * (i % 3000), i % 4, i % 12, 12, "vmcnt") for i in range(timeline.MOST_ISSUES)
     ]
     large = TimedLaunch({**one.time.figures, "pcs": many, "events": events})
-    result = report.Report([""], followed=[report.Followed(large, one.counted)])
+    result = report.Report([""], followed=[report.Followed(large, one.counters)])
     result.kernel(large.kernel, large.part).add_time(large)
     html = page.page(result, "large")
     assert html.count('<tr id="i1-') == 3000

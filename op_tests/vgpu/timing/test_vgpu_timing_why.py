@@ -234,7 +234,7 @@ def test_lines_that_an_inlined_call_is_from(vgpu_path: Path, tmp_path: Path, dwa
     lines = CALLS.splitlines()
 
     def marks(row: dict[str, Any]) -> list[str]:
-        places = source.places(row, "chase")
+        places = source.locations(row, "chase")
         return [lines[source.line_of(place) - 1].rpartition("// ")[2] for place in places]
 
     sleeps = [row for row in t.launches[0].pcs if row["text"].startswith("s_sleep")]
@@ -243,8 +243,8 @@ def test_lines_that_an_inlined_call_is_from(vgpu_path: Path, tmp_path: Path, dwa
         assert chains == {("sleep",)}
         return
     assert chains == {("sleep", "first", "kernel"), ("sleep", "second", "kernel")}
-    own = source.own_place(sleeps[0], "chase")
-    assert own == source.places(sleeps[0], "chase")[0], "all is in the kernel's own file"
+    own = source.own_location(sleeps[0], "chase")
+    assert own == source.locations(sleeps[0], "chase")[0], "all is in the kernel's own file"
 
 
 def debug_sections(elf: bytes) -> list[range]:

@@ -85,10 +85,10 @@ def _command(words: list[str]) -> tuple[list[str], bool]:
         if not words[1:]:
             raise ValueError("rfops debug: expected a command behind --, as -- python script.py")
         return words[1:], True
-    known = op_names()
-    if not words or words[0] not in known:
-        got = f"got {words[0]}; ops are {', '.join(known)}" if words else "got nothing"
-        raise ValueError(f"rfops debug: expected an op, or -- and a command; {got}")
+    available = op_names()
+    if not words or words[0] not in available:
+        problem = f"got {words[0]}; ops are {', '.join(available)}" if words else "got nothing"
+        raise ValueError(f"rfops debug: expected an op, or -- and a command; {problem}")
     files = [word for file in loaded() for word in ("--ops", str(file))]
     return [sys.executable, "-m", "rfops.cli.debug.call", *files, *words], False
 

@@ -68,8 +68,8 @@ class Breakpoint:
     def stored_type(self, launch: Launch) -> str:
         """The type as which a launch's stores are read."""
         arg = launch.arg(self.arg) if self.arg else None
-        known = arg.type if arg is not None and arg.type in STORED_TYPES else "f32"
-        return self.type or known
+        type_of_arg = arg.type if arg is not None and arg.type in STORED_TYPES else "f32"
+        return self.type or type_of_arg
 
     def _watched(self, launch: Launch) -> tuple[int, int]:
         if not self.arg:
@@ -145,7 +145,7 @@ def _set_place(
 def _current_file(launch: Launch | None, offset: int | None) -> str:
     if launch is None or offset is None:
         raise CommandError("break LINE: no kernel has stopped; say FILE:LINE")
-    inst = launch.listing.at(offset)
+    inst = launch.listing.instruction_at(offset)
     if inst is not None and inst.line is not None:
         return inst.line.file
     if launch.listing.files:

@@ -26,7 +26,7 @@ ALIASES = {
 }  # fmt: skip
 INFO_ALIASES = {"b": "breakpoints", "r": "registers", "threads": "waves", "launch": "kernel"}
 _DEFAULT_LDS = 64  # bytes of `info lds`
-_AROUND = (4, 10)  # instructions before the current one, and in all
+_LISTING = (4, 10)  # instructions before the current one, and in all
 _MAX_COUNT = 1 << 16
 
 
@@ -222,7 +222,9 @@ def _add(session: Session, text: str, *, is_temporary: bool = False, quiet: bool
     session.configure()
     if not quiet:
         location = (
-            show.place(launch, stop_offset) if launch and stop_offset is not None else "pending"
+            show.location_of(launch, stop_offset)
+            if launch and stop_offset is not None
+            else "pending"
         )
         session.output(f"Breakpoint {breakpoint_.id}: {breakpoint_.text or 'here'}, {location}")
 
@@ -236,7 +238,7 @@ def _check_place(breakpoint_: breakpoints.Breakpoint, launch: Launch) -> None:
         address = launch.in_text(breakpoint_.offset + base)
         raise CommandError(
             f"{address:#x} is no instruction of {launch.name}; one begins at "
-            f"{launch.listing.near(address):#x}"
+            f"{launch.listing.boundary(address):#x}"
         )
     if breakpoint_.file is not None and any(
         name for name in launch.listing.files if is_file(name, breakpoint_.file)
@@ -320,7 +322,7 @@ def where(session: Session, text: str) -> None:
     offset = session.offset()
     session.output(
         f"{stop.launch.name}, workgroup {show.group_text(stop.workgroup)} wave {session.wave}, "
-        f"{show.place(stop.launch, offset)}"
+        f"{show.location_of(stop.launch, offset)}"
     )
     for line in show.code(stop.launch, offset):
         session.output(line)
@@ -339,10 +341,10 @@ def disassemble(session: Session, text: str) -> None:
     """disassemble [OFFSET [COUNT]]: instructions with their source lines; default: around this"""
     launch, offset = session.stopped().launch, session.offset()
     words = text.split()
-    num_before, count = (0, _AROUND[1]) if words else _AROUND
+    num_before, count = (0, _LISTING[1]) if words else _LISTING
     begin = launch.in_text(number(words[0], launch, session.wave)) if words else offset
     count = _count(words[1]) if len(words) > 1 else count
-    instructions = launch.listing.around(begin, num_before, count)
+    instructions = launch.listing.instructions_around(begin, num_before, count)
     session.output(show.disassembly(launch, instructions, offset))
 
 
@@ -388,7 +390,7 @@ def x(session: Session, text: str) -> None:
         raise CommandError("x: expected an address, as `x/8f32 out+16`")
     if kind == "i":
         begin = launch.in_text(number(address_text, launch, session.wave))
-        instructions = launch.listing.around(begin, 0, count)
+        instructions = launch.listing.instructions_around(begin, 0, count)
         session.output(show.disassembly(launch, instructions, session.offset()))
         return
     _show_memory(session, number(address_text, launch, session.wave), count, kind)
@@ -397,7 +399,7 @@ def x(session: Session, text: str) -> None:
 def _show_memory(session: Session, address: int, count: int, kind: str) -> None:
     launch = session.stopped().launch
     if not kind:
-        pointer = launch.place(address).partition("+")[0]
+        pointer = launch.symbol(address).partition("+")[0]
         arg = launch.arg(pointer)
         kind = arg.type if arg is not None and arg.type else "hex32"
     shown: Element = element(kind, launch.arch)

@@ -97,15 +97,15 @@ class Listing:
         is_boundary = position < len(self._offsets) and self._offsets[position] == offset
         return position if is_boundary else None
 
-    def at(self, offset: int) -> Instruction | None:
+    def instruction_at(self, offset: int) -> Instruction | None:
         position = self.index(offset)
         return None if position is None else self.instructions[position]
 
-    def near(self, offset: int) -> int:
+    def boundary(self, offset: int) -> int:
         """The offset of the instruction that this one lies in."""
         return self._offsets[max(0, bisect.bisect_right(self._offsets, offset) - 1)]
 
-    def around(self, offset: int, num_before: int, count: int) -> list[Instruction]:
+    def instructions_around(self, offset: int, num_before: int, count: int) -> list[Instruction]:
         position = bisect.bisect_left(self._offsets, offset)
         return self.instructions[max(0, position - num_before) :][:count]
 
@@ -162,8 +162,8 @@ class Launch:
     def in_text(self, address: int) -> int:
         """The offset in the text of an address or an offset."""
         begin: int = self.event["address"]
-        inside = begin <= address < begin + self.event["text_bytes"]
-        return address - begin if inside else address
+        is_in_text = begin <= address < begin + self.event["text_bytes"]
+        return address - begin if is_in_text else address
 
     @cached_property
     def args(self) -> list[Argument]:
@@ -199,7 +199,7 @@ class Launch:
         answer = self.connection.ask(f"allocation {address}")
         return (answer["base"], answer["size"]) if answer else None
 
-    def place(self, address: int) -> str:
+    def symbol(self, address: int) -> str:
         """An address by the argument that points to it: `out+0x10`."""
         if LDS_BASE <= address < LDS_BASE + (1 << 32):
             return f"lds+{address - LDS_BASE:#x}"

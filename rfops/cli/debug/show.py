@@ -33,7 +33,7 @@ def stop(launch: Launch, event: Mapping[str, Any], hits: Sequence[Breakpoint]) -
     """Why and where a launch has stopped."""
     lines = [_reason(launch, event, hits)]
     wave = f"{launch.name}, workgroup {group_text(event['workgroup'])} wave {event['wave']}"
-    lines.append(f"{wave}, {place(launch, event['offset'])}")
+    lines.append(f"{wave}, {location_of(launch, event['offset'])}")
     lines += code(launch, event["offset"])
     return "\n".join(filter(None, lines))
 
@@ -45,7 +45,7 @@ def _reason(launch: Launch, event: Mapping[str, Any], hits: Sequence[Breakpoint]
         bits = f"0x{event['value']:0{kind.bits // 4}x}"
         return (
             f"Catchpoint {ids}: lane {event['lane']} stored {kind.text(event['value'])} "
-            f"({kind.name} {bits}) to {launch.place(event['address'])}"
+            f"({kind.name} {bits}) to {launch.symbol(event['address'])}"
         )
     if reason == "finding":
         lane = f", lane {event['lane']}" if "lane" in event else ""
@@ -61,8 +61,8 @@ def _reason(launch: Launch, event: Mapping[str, Any], hits: Sequence[Breakpoint]
     return texts.get(reason, "")
 
 
-def place(launch: Launch, offset: int) -> str:
-    inst = launch.listing.at(offset)
+def location_of(launch: Launch, offset: int) -> str:
+    inst = launch.listing.instruction_at(offset)
     if inst is None or not inst.lines:
         return f"{offset:#x}"
     inlined = f" in {inst.lines[-1]}" if inst.lines[1:] else ""
@@ -71,7 +71,7 @@ def place(launch: Launch, offset: int) -> str:
 
 def code(launch: Launch, offset: int) -> list[str]:
     """The source line and the instruction of an offset."""
-    inst = launch.listing.at(offset)
+    inst = launch.listing.instruction_at(offset)
     if inst is None:
         return []
     lines = []
@@ -98,9 +98,9 @@ def disassembly(launch: Launch, instructions: Sequence[Instruction], current_off
 
 def source(launch: Launch, offset: int, line: int | None) -> str:
     """Source lines around one; default: that of the instruction."""
-    inst = launch.listing.at(offset)
+    inst = launch.listing.instruction_at(offset)
     if inst is None or inst.line is None:
-        raise CommandError(f"{place(launch, offset)} has no source line")
+        raise CommandError(f"{location_of(launch, offset)} has no source line")
     center = line or inst.line.number
     begin = max(1, center - _LISTED // 2)
     rows = [(n, type(inst.line)(inst.line.file, n).text()) for n in range(begin, begin + _LISTED)]
@@ -161,7 +161,7 @@ def memory(launch: Launch, address: int, data: bytes, kind: Element) -> str:
             for i in range(0, len(chunk), size)
         ]
         cells_text = "".join(f" {cell:>{kind.width}}" for cell in cells)
-        lines.append(f"{launch.place(address + begin)}:{cells_text}")
+        lines.append(f"{launch.symbol(address + begin)}:{cells_text}")
     return "\n".join(lines)
 
 
@@ -202,11 +202,11 @@ def _f32(bits: int) -> str:
 
 
 def waves(launch: Launch, rows: Sequence[Mapping[str, Any]], wave: int) -> str:
-    width = max(len(place(launch, row["offset"])) for row in rows)
+    width = max(len(location_of(launch, row["offset"])) for row in rows)
     lines = [f"  wave  state       {'at':{width}}  exec"]
     for row in rows:
         mark = "*" if row["wave"] == wave else " "
-        location = "-" if row["state"] == "ended" else place(launch, row["offset"])
+        location = "-" if row["state"] == "ended" else location_of(launch, row["offset"])
         mask = "-" if row["state"] == "ended" else lane_mask(row["exec"])
         loads = ", loads in flight" if row["loads_in_flight"] else ""
         lines.append(

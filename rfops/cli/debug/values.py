@@ -94,17 +94,17 @@ _SIZES = {"b": 8, "h": 16, "w": 32, "g": 64}
 def element(name: str, arch: str) -> Element:
     """The type of a name such as f32, f16x2 or fp8x4, or of gdb's letters such as x, fg or dh.
     Raises CommandError."""
-    known = elements(arch)
+    type_of = elements(arch)
     base, _, count = name.partition("x") if name[:1] != "h" and "x" in name[1:] else (name, "", "")
-    if base in known and (not count or count.isdigit()):
-        type_ = known[base]
+    if base in type_of and (not count or count.isdigit()):
+        type_ = type_of[base]
         if not count or int(count) * type_.bits in (32, 64):
             return type_
     if name and set(name) <= set(_FORMATS) | set(_SIZES):
         kinds = [_FORMATS[letter] for letter in name if letter in _FORMATS] or ["hex"]
         sizes = [_SIZES[letter] for letter in name if letter in _SIZES] or [32]
-        if len(kinds) == len(sizes) == 1 and f"{kinds[0]}{sizes[0]}" in known:
-            return known[f"{kinds[0]}{sizes[0]}"]
+        if len(kinds) == len(sizes) == 1 and f"{kinds[0]}{sizes[0]}" in type_of:
+            return type_of[f"{kinds[0]}{sizes[0]}"]
     raise CommandError(
         f"no type {name!r}; there are hex, u32, i32, f32, f16x2, bf16x2, fp8x4, bf8x4, f64, u64 "
         "and so on, and gdb's letters x d u f with b h w g"

@@ -51,7 +51,7 @@ class RayPool:
         count = min(workers or available, available)
         self.kind = {"num_gpus": 1, "num_cpus": 1} if on_gpus else {"num_cpus": 1}
         self.names = [f"actor {i}" for i in range(count)]
-        self.brought = ray.put(sources()), ray.put(builds(modules))
+        self.object_refs = ray.put(sources()), ray.put(builds(modules))
         self.actors: list[Any] = [self._actor() for _ in range(count)]
         self.workers_by_ref: dict[Any, int] = {}
 
@@ -62,7 +62,7 @@ class RayPool:
         env |= {
             name: os.environ[name] for name in forwarded if name in os.environ and name not in env
         }
-        return actor.options(runtime_env={"env_vars": env}).remote(*self.brought)
+        return actor.options(runtime_env={"env_vars": env}).remote(*self.object_refs)
 
     def start(self, worker: int, task: Task) -> None:
         """Start a task on a worker that is idle."""

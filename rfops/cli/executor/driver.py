@@ -68,7 +68,7 @@ class Pool(Protocol):
 @dataclass
 class _Worker:
     task: int | None = None
-    since: float = 0.0
+    begin: float = 0.0
     deaths: int = 0
     is_out: bool = False
 
@@ -98,7 +98,7 @@ class Run:
                 if not busy:
                     self._give_up()
                     break
-                seconds_left = min(w.since for w in busy) + self.limit - time.monotonic()
+                seconds_left = min(w.begin for w in busy) + self.limit - time.monotonic()
                 for number, outcome in self.pool.wait(max(0.0, min(seconds_left, 5.0))):
                     self._record_outcome(number, outcome)
                 self._stop_late()
@@ -108,7 +108,7 @@ class Run:
     def _hand_out(self) -> None:
         for number, worker in enumerate(self.workers):
             if worker.task is None and not worker.is_out and self.waiting:
-                worker.task, worker.since = self.waiting.pop(), time.monotonic()
+                worker.task, worker.begin = self.waiting.pop(), time.monotonic()
                 self._attempts[worker.task] += 1
                 try:
                     self.pool.start(number, self.tasks[worker.task])
@@ -128,7 +128,7 @@ class Run:
             return
         # A worker that dies of its tasks, each tried once, is not to blame.
         worker.deaths += self.attempts > 1
-        seconds = time.monotonic() - worker.since
+        seconds = time.monotonic() - worker.begin
         name, label = self.pool.names[number], self.tasks[task].label
         self.say(f"{name} died at {label}")
         self._restart(number)
@@ -154,7 +154,7 @@ class Run:
 
     def _stop_late(self) -> None:
         for number, worker in enumerate(self.workers):
-            if worker.task is not None and time.monotonic() - worker.since > self.limit:
+            if worker.task is not None and time.monotonic() - worker.begin > self.limit:
                 task, worker.task = worker.task, None
                 self._restart(number)
                 limit = self.limit

@@ -62,18 +62,18 @@ class LocalPool:
 
     def start(self, worker: int, task: Task) -> None:
         """Start a task on a worker that is idle; its process starts with its first task."""
-        slot = self.workers[worker]
+        entry = self.workers[worker]
         try:
-            if slot is None:
+            if entry is None:
                 raise Died
-            slot[1].send(task)
+            entry[1].send(task)
         except OSError as error:
             raise Died from error
 
     def wait(self, seconds: float) -> list[tuple[int, Outcome | None]]:
         """Return (worker, outcome) of the tasks that end within `seconds`; None for a process that
         died."""
-        pipes = {slot[1]: i for i, slot in enumerate(self.workers) if slot is not None}
+        pipes = {entry[1]: i for i, entry in enumerate(self.workers) if entry is not None}
         outcomes: list[tuple[int, Outcome | None]] = []
         for pipe in wait(list(pipes), seconds):
             assert isinstance(pipe, Connection)
@@ -85,13 +85,13 @@ class LocalPool:
         return outcomes
 
     def _stop(self, worker: int) -> None:
-        slot, self.workers[worker] = self.workers[worker], None
-        if slot is not None:
+        entry, self.workers[worker] = self.workers[worker], None
+        if entry is not None:
             with contextlib.suppress(ProcessLookupError):  # compilers that it has begun, too
-                os.killpg(slot[0].pid or 0, signal.SIGKILL)
-            slot[0].kill()  # it may have no group yet
-            slot[0].join()
-            slot[1].close()
+                os.killpg(entry[0].pid or 0, signal.SIGKILL)
+            entry[0].kill()  # it may have no group yet
+            entry[0].join()
+            entry[1].close()
 
     def restart(self, worker: int) -> None:
         """Kill a worker's process and start a new one."""

@@ -58,10 +58,10 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Exit status 0 if nothing failed. Raises ValueError for options that do not go together."""
-    known = op_names()
-    unknown = [name for name in options.ops if name not in known]
+    available = op_names()
+    unknown = [name for name in options.ops if name not in available]
     if unknown:
-        raise ValueError(f"{', '.join(unknown)}: no such op; there are {', '.join(known)}")
+        raise ValueError(f"{', '.join(unknown)}: no such op; there are {', '.join(available)}")
     if options.model and not options.tuned:
         raise ValueError("--model: pass --tuned FOLDER, where the fitted constants go")
     for file in options.report:

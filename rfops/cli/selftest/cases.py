@@ -16,10 +16,10 @@ from rfops.dispatch.kernel import Call
 from rfops.dispatch.op import Op
 from rfops.jit import UnsupportedArch
 
-# Floating-point operations and bytes of tensors. Halving stops at `ENOUGH`, which the virtual GPU
-# runs in a second; up to `SMALL` it is run there. A shape as it is must leave room for a reference
-# in fp32 and for copies.
-ENOUGH = 64 << 20, 4 << 20
+# Floating-point operations and bytes of tensors. Halving stops at `TARGET_WORK`, which the virtual
+# GPU runs in a second; up to `SMALL` it is run there. A shape as it is must leave room for a
+# reference in fp32 and for copies.
+TARGET_WORK = 64 << 20, 4 << 20
 SMALL = 256 << 20, 64 << 20
 LARGE = 4 << 40, 4 << 30
 Shape = dict[str, Any]
@@ -126,7 +126,7 @@ def _halved(op: Op, kernel: str, arch: str, shape: Shape) -> Shape:
     """Its largest size halved, again and again, until the work is small; a size that the kernel
     does not take halved stays."""
     fixed: set[str] = set()
-    while not _fits(op, arch, shape, *ENOUGH):
+    while not _fits(op, arch, shape, *TARGET_WORK):
         sizes = {
             name: value
             for name, value in shape.items()

@@ -99,7 +99,7 @@ def refusals(device: torch.device) -> str:
     is too large: each is a typed error, and the next launch is right."""
     quant = _Quant(device)
     runtime, arch = quant.bound.hip, quant.bound.meta["arch"]
-    other_arch = next(known for known in ARCHS if known != arch)
+    other_arch = next(candidate for candidate in ARCHS if candidate != arch)
     codes = [
         quant_fp8_blockscale_kernel.build(name, _DEFINES).file.read_bytes()
         for name in (other_arch, arch)
@@ -124,8 +124,8 @@ def streams(device: torch.device) -> str:
     """A launch on one stream, an event, a copy on another stream that waits for it."""
     quant = _Quant(device)
     hip_calls, copied = _Calls(quant.bound.hip), torch.zeros_like(quant.scale)
-    event = hip_calls.made("hipEventCreate")
-    stream0, stream1 = hip_calls.made("hipStreamCreate"), hip_calls.made("hipStreamCreate")
+    event = hip_calls.create("hipEventCreate")
+    stream0, stream1 = hip_calls.create("hipStreamCreate"), hip_calls.create("hipStreamCreate")
     quant.poison()
     quant.start(quant.bound.launch, stream=stream0.value)
     hip_calls("hipEventRecord", event, stream0)
@@ -145,7 +145,7 @@ def graphs(device: torch.device) -> str:
     """A launch is captured, and replayed twice."""
     quant = _Quant(device)
     hip_calls, graph, executable = _Calls(quant.bound.hip), c_void_p(), c_void_p()
-    stream = hip_calls.made("hipStreamCreate")
+    stream = hip_calls.create("hipStreamCreate")
     hip_calls("hipStreamBeginCapture", stream, c_int(_CAPTURE_THREAD_LOCAL))
     quant.start(quant.bound.launch, stream=stream.value)
     hip_calls("hipStreamEndCapture", stream, byref(graph))
@@ -173,7 +173,7 @@ class _Calls:
         if code != 0:
             self._runtime.fail(name, code)
 
-    def made(self, name: str) -> c_void_p:
+    def create(self, name: str) -> c_void_p:
         """What a function creates."""
         handle = c_void_p()
         self(name, byref(handle))
@@ -213,10 +213,10 @@ class _Quant:
         self.check()
 
     def check(self) -> None:
-        for name, got, want in zip(
+        for name, result, want in zip(
             ("payload", "scale"), (self.payload, self.scale), self.expected, strict=True
         ):
-            is_equal = got.cpu().view(torch.uint8) == want.view(torch.uint8)
+            is_equal = result.cpu().view(torch.uint8) == want.view(torch.uint8)
             if not is_equal.all():
                 mismatch = [int(i) for i in (~is_equal).nonzero()[0]]
                 raise AssertionError(f"{name}: other bytes than the reference, first at {mismatch}")

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from rfops.cli.common import virtual_arch, with_ops
-from rfops.cli.step.models import MODELS, Part, Place
+from rfops.cli.step.models import MODELS, Component, Setup
 from rfops.jit import settings
 
 # us of an all-reduce among 8 MI355X, by bytes of each GPU: vLLM's own kernel as of pull request
@@ -43,7 +43,7 @@ _COLUMNS = (
 class Time:
     """Of a part: in the chain, and alone with cold caches."""
 
-    part: Part
+    component: Component
     us: float
     alone_us: float
     kernel: str
@@ -55,13 +55,13 @@ class Time:
 def main(words: Sequence[str]) -> int:
     """Print the step's table. Raises ValueError for what does not go together."""
     options = _arguments().parse_args(words)
-    place = Place(options.tp, options.batch, options.context)
-    if min(place) < 1:
+    setup = Setup(options.tp, options.batch, options.context)
+    if min(setup) < 1:
         raise ValueError("--tp, --batch and --context: expected 1 or more")
     arch = virtual_arch(options.arch, options.part)
     with settings.put("RFOPS_VGPU_ARCH", arch):
         with_ops()
-        return _run(options, place, arch)
+        return _run(options, setup, arch)
 
 
 def _arguments() -> argparse.ArgumentParser:
@@ -79,18 +79,18 @@ def _arguments() -> argparse.ArgumentParser:
     return parser
 
 
-def _run(options: argparse.Namespace, setup: Place, arch: str) -> int:
+def _run(options: argparse.Namespace, setup: Setup, arch: str) -> int:
     from rfops.cli.step import times
 
     model = MODELS[options.model]
-    parts = list(model.parts(setup))
-    title = f"{options.model} on {setup.parts} x {options.part or arch}, batch {setup.batch}, "
+    components = list(model.components(setup))
+    title = f"{options.model} on {setup.num_gpus} x {options.part or arch}, batch {setup.batch}, "
     title += f"{setup.context} tokens of context"
     print(f"# {title}; estimated, nothing here is measured")
     timed = []
-    for time in times.of(parts, arch, options.part, setup.parts):
+    for time in times.estimates(components, arch, options.part, setup.num_gpus):
         timed.append(time)
-        print(f"  {time.part.block}: {time.part.name}: {time.us:.1f} us", file=sys.stderr)
+        print(f"  {time.component.block}: {time.component.name}: {time.us:.1f} us", file=sys.stderr)
     print("\n".join(table(timed, model.layers)))
     if options.csv:
         _write(options.csv, timed, model.layers)
@@ -106,23 +106,23 @@ def all_reduce_us(size: int, num_gpus: int) -> float:
     """The published time of so many bytes, by a straight line between sizes; 0 on one GPU."""
     if num_gpus == 1:
         return 0.0
-    known = (*_ALL_REDUCE,)
-    smaller = [pair for pair in known[:-1] if pair[0] <= size] or [known[0]]
-    (x0, y0), (x1, y1) = smaller[-1], known[known.index(smaller[-1]) + 1]
-    return max(known[0][1], y0 + (y1 - y0) * (size - x0) / (x1 - x0))
+    sizes = (*_ALL_REDUCE,)
+    smaller = [pair for pair in sizes[:-1] if pair[0] <= size] or [sizes[0]]
+    (x0, y0), (x1, y1) = smaller[-1], sizes[sizes.index(smaller[-1]) + 1]
+    return max(sizes[0][1], y0 + (y1 - y0) * (size - x0) / (x1 - x0))
 
 
 def rows(times: Sequence[Time], layers: Mapping[str, int]) -> Iterator[dict[str, Any]]:
     """Of the table, a launch each."""
-    step = sum(time.us * layers[time.part.block] for time in times)
+    step = sum(time.us * layers[time.component.block] for time in times)
     for t in times:
         yield {
-            "block": t.part.block,
-            "launch": t.part.name,
+            "block": t.component.block,
+            "launch": t.component.name,
             "kernel": t.kernel,
             "us": t.us,
             "alone us": t.alone_us,
-            "share": t.us * layers[t.part.block] / step,
+            "share": t.us * layers[t.component.block] / step,
             "MB": t.bytes / 1e6,
             "TB/s": t.bytes / t.us / 1e6 if t.us else 0.0,
             "floor us": t.floor_us,
@@ -135,10 +135,10 @@ def table(times: Sequence[Time], layers: Mapping[str, int]) -> list[str]:
     cells = [list(_COLUMNS), *([_cell(n, row[n]) for n in _COLUMNS] for row in rows(times, layers))]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = ["  ".join(c.ljust(w) for c, w in zip(r, widths, strict=True)).rstrip() for r in cells]
-    blocks = {block: sum(t.us for t in times if t.part.block == block) for block in layers}
+    blocks = {block: sum(t.us for t in times if t.component.block == block) for block in layers}
     counts = [f"{layers[block]} x {block} {us:.1f} us" for block, us in blocks.items()]
     step = sum(us * layers[block] for block, us in blocks.items())
-    alone = sum(t.alone_us * layers[t.part.block] for t in times)
+    alone = sum(t.alone_us * layers[t.component.block] for t in times)
     lines += ["", f"step {step / 1e3:.2f} ms: {', '.join(counts)}"]
     if {"attention", "experts"} <= {*blocks}:
         lines.append(f"layer with experts {blocks['attention'] + blocks['experts']:.1f} us")
@@ -148,7 +148,7 @@ def table(times: Sequence[Time], layers: Mapping[str, int]) -> list[str]:
     )
     kinds = {t.kind: 0.0 for t in times}
     for t in times:
-        kinds[t.kind] += t.us * layers[t.part.block] / step
+        kinds[t.kind] += t.us * layers[t.component.block] / step
     lines.append(
         "of the step: " + ", ".join(f"{kind} {share:.0%}" for kind, share in kinds.items())
     )

@@ -15,16 +15,16 @@ BF16, FP8 = 2, 1  # bytes
 _BLOCK = 128
 
 
-class Place(NamedTuple):
+class Setup(NamedTuple):
     """Where a step runs."""
 
-    parts: int  # GPUs of a tensor-parallel group
+    num_gpus: int  # GPUs of a tensor-parallel group
     batch: int  # sequences
     context: int  # tokens of each in the cache
 
 
 @dataclass(frozen=True)
-class Part:
+class Component:
     """A launch, or several of one op. Without an op its time is what its bytes take: rfops has no
     kernel for it. `size` of `all-reduce`: bytes that each GPU gives."""
 
@@ -39,40 +39,40 @@ class Model(NamedTuple):
     """Blocks with how often a step has each."""
 
     layers: Mapping[str, int]
-    parts: Callable[[Place], Iterator[Part]]
+    components: Callable[[Setup], Iterator[Component]]
 
 
 ALL_REDUCE = "all-reduce"
 
 
-def _linear(block: str, name: str, m: int, n: int, k: int) -> Iterator[Part]:
+def _linear(block: str, name: str, m: int, n: int, k: int) -> Iterator[Component]:
     """Activations quantised, then multiplied."""
-    yield Part(block, f"{name}: quantise", "quant_fp8_blockscale", {"M": m, "K": k})
+    yield Component(block, f"{name}: quantise", "quant_fp8_blockscale", {"M": m, "K": k})
     yield _product(block, name, m, n, k)
 
 
-def _product(block: str, name: str, m: int, n: int, k: int) -> Part:
-    return Part(block, name, "gemm_a8w8_blockscale", {"M": m, "N": n, "K": k})
+def _product(block: str, name: str, m: int, n: int, k: int) -> Component:
+    return Component(block, name, "gemm_a8w8_blockscale", {"M": m, "N": n, "K": k})
 
 
-def _norm(block: str, name: str, m: int, k: int, **more: Any) -> Part:
-    """rms_norm of rows, with the residual where `more` says so."""
-    return Part(block, name, "rms_norm", {"M": m, "K": k, **more})
+def _norm(block: str, name: str, m: int, k: int, **options: Any) -> Component:
+    """rms_norm of rows, with the residual where `options` say so."""
+    return Component(block, name, "rms_norm", {"M": m, "K": k, **options})
 
 
-def _norm_quant(block: str, name: str, m: int, k: int, **more: Any) -> Part:
+def _norm_quant(block: str, name: str, m: int, k: int, **options: Any) -> Component:
     """The same and its result quantised for the next linear."""
-    return Part(block, name, "rms_norm_quant", {"M": m, "K": k, **more})
+    return Component(block, name, "rms_norm_quant", {"M": m, "K": k, **options})
 
 
 def _deepseek(
     d: int, heads: int, q_rank: int, i: int, experts: int, groups: int, vocabulary: int, dense: int
-) -> Callable[[Place], Iterator[Part]]:
+) -> Callable[[Setup], Iterator[Component]]:
     """Multi-head latent attention of 512 + 64, absorbed, and experts with a shared one."""
     rank, rope, nope, value = 512, 64, 128, 128
 
-    def parts(p: Place) -> Iterator[Part]:
-        m, num_heads = p.batch, heads // p.parts
+    def components(p: Setup) -> Iterator[Component]:
+        m, num_heads = p.batch, heads // p.num_gpus
         block = "attention"
         yield _norm_quant(block, "norm of the input, residual, quantise", m, d, residual=True)
         yield _product(block, "q_a, kv_a", m, q_rank + rank + rope, d)
@@ -81,12 +81,12 @@ def _deepseek(
         yield _norm(block, "norm of kv_a", m, rank)
         yield _absorbed("into the latent space", num_heads, m, rank, nope)
         shape = {"T": m, "H": num_heads, "kv_dtype": "fp8", "interleaved": True}
-        yield Part(block, "rope, cache write", "mla_rope_concat_cache_write", shape)
+        yield Component(block, "rope, cache write", "mla_rope_concat_cache_write", shape)
         shape = {"B": m, "H": num_heads, "S": m * p.context, "kv_dtype": "fp8"}
-        yield Part(block, "latent attention", "mla_decode", shape)
+        yield Component(block, "latent attention", "mla_decode", shape)
         yield _absorbed("out of the latent space", num_heads, m, value, rank)
         yield from _linear(block, "o", m, d, num_heads * value)
-        yield Part(block, ALL_REDUCE, size=m * d * BF16)
+        yield Component(block, ALL_REDUCE, size=m * d * BF16)
         block = "experts"
         yield _norm(block, "norm, residual", m, d, residual=True)
         yield _bf16(block, "gate", m, experts, d)
@@ -97,30 +97,30 @@ def _deepseek(
             "num_groups": groups,
             "topk_groups": (groups + 1) // 2,
         }
-        yield Part(
+        yield Component(
             block,
             "routing",
             "grouped_topk",
             shape | {"bias": True, "renormalize": True, "scale": 2.5},
         )
-        shape = {"M": m, "D": d, "I": i // p.parts, "E": experts + 1, "K": 8, "R": experts}
-        yield Part(block, "experts, the shared one too", "fused_moe_fp8", shape)
-        yield Part(block, ALL_REDUCE, size=m * d * BF16)
+        shape = {"M": m, "D": d, "I": i // p.num_gpus, "E": experts + 1, "K": 8, "R": experts}
+        yield Component(block, "experts, the shared one too", "fused_moe_fp8", shape)
+        yield Component(block, ALL_REDUCE, size=m * d * BF16)
         block = "dense"
         yield _norm_quant(block, "norm, residual, quantise", m, d, residual=True)
-        yield _product(block, "gate, up", m, 2 * dense // p.parts, d)
-        silu = {"M": m, "N": 2 * dense // p.parts, "activation": "silu"}
-        yield Part(block, "silu, quantise", "act_mul_quant", silu)
-        yield _product(block, "down", m, d, dense // p.parts)
-        yield Part(block, ALL_REDUCE, size=m * d * BF16)
+        yield _product(block, "gate, up", m, 2 * dense // p.num_gpus, d)
+        silu = {"M": m, "N": 2 * dense // p.num_gpus, "activation": "silu"}
+        yield Component(block, "silu, quantise", "act_mul_quant", silu)
+        yield _product(block, "down", m, d, dense // p.num_gpus)
+        yield Component(block, ALL_REDUCE, size=m * d * BF16)
         yield from _head(p, d, vocabulary)
 
-    return parts
+    return components
 
 
-def _absorbed(name: str, heads: int, m: int, n: int, k: int) -> Part:
+def _absorbed(name: str, heads: int, m: int, n: int, k: int) -> Component:
     shape = {"B": heads, "M": m, "N": n, "K": k}
-    return Part("attention", f"{name}, by heads", "batched_gemm_a16w16", shape)
+    return Component("attention", f"{name}, by heads", "batched_gemm_a16w16", shape)
 
 
 def _grouped_query(
@@ -128,40 +128,40 @@ def _grouped_query(
     heads: int,
     kv_heads: int,
     width: int,
-    routed: Callable[[Place], Iterator[Part]],
+    routed: Callable[[Setup], Iterator[Component]],
     vocabulary: int,
-    linear: Callable[[str, str, int, int, int], Iterator[Part]],
+    linear: Callable[[str, str, int, int, int], Iterator[Component]],
     window: int = 0,
     has_head_norms: bool = True,
-) -> Callable[[Place], Iterator[Part]]:
+) -> Callable[[Setup], Iterator[Component]]:
     """Grouped-query attention, of which every other layer may see a window."""
 
-    def parts(p: Place) -> Iterator[Part]:
-        m, num_heads, kv = p.batch, heads // p.parts, max(1, kv_heads // p.parts)
+    def components(p: Setup) -> Iterator[Component]:
+        m, num_heads, kv = p.batch, heads // p.num_gpus, max(1, kv_heads // p.num_gpus)
         block = "attention"
         yield _norm(block, "norm of the input, residual", m, d, residual=True)
         yield from linear(block, "q, k, v", m, (num_heads + 2 * kv) * width, d)
         if has_head_norms:
             yield _norm(block, "norm of q, by heads", m * num_heads, width)
             yield _norm(block, "norm of k, by heads", m * kv, width)
-        yield Part(block, "rope", "rope", {"T": m, "H": num_heads, "G": kv, "D": width})
+        yield Component(block, "rope", "rope", {"T": m, "H": num_heads, "G": kv, "D": width})
         shape = {"T": m, "G": kv, "D": width, "key_cache_dtype": "fp8"}
-        yield Part(block, "cache write", "kv_cache_write", shape)
+        yield Component(block, "cache write", "kv_cache_write", shape)
         num_visible = (p.context + min(p.context, window)) // 2 if window else p.context
-        yield Part(block, "attention", size=2 * m * num_visible * kv * width * FP8)
+        yield Component(block, "attention", size=2 * m * num_visible * kv * width * FP8)
         yield from linear(block, "o", m, d, num_heads * width)
-        yield Part(block, ALL_REDUCE, size=m * d * BF16)
+        yield Component(block, ALL_REDUCE, size=m * d * BF16)
         yield _norm("experts", "norm, residual", m, d, residual=True)
         yield from routed(p)
-        yield Part("experts", ALL_REDUCE, size=m * d * BF16)
+        yield Component("experts", ALL_REDUCE, size=m * d * BF16)
         yield from _head(p, d, vocabulary)
 
-    return parts
+    return components
 
 
-def _head(p: Place, d: int, vocabulary: int) -> Iterator[Part]:
+def _head(p: Setup, d: int, vocabulary: int) -> Iterator[Component]:
     yield _norm("head", "last norm", p.batch, d)
-    yield _bf16("head", "logits, bf16", p.batch, vocabulary // p.parts, d)
+    yield _bf16("head", "logits, bf16", p.batch, vocabulary // p.num_gpus, d)
 
 
 def _padded(size: int, multiple: int) -> int:
@@ -169,25 +169,32 @@ def _padded(size: int, multiple: int) -> int:
     return -(-size // multiple) * multiple
 
 
-def _qwen(p: Place) -> Iterator[Part]:
+def _qwen(p: Setup) -> Iterator[Component]:
     router = {"M": p.batch, "D": 4096, "E": 128, "K": 8}
-    yield Part("experts", "gate, routing", "moe_router", router)
-    shape = {"M": p.batch, "D": 4096, "I": _padded(1536 // p.parts, _BLOCK), "E": 128, "K": 8}
-    yield Part("experts", "experts", "fused_moe_fp8", {**shape, "R": 128})
+    yield Component("experts", "gate, routing", "moe_router", router)
+    shape = {"M": p.batch, "D": 4096, "I": _padded(1536 // p.num_gpus, _BLOCK), "E": 128, "K": 8}
+    yield Component("experts", "experts", "fused_moe_fp8", {**shape, "R": 128})
 
 
-def _gpt_oss(p: Place) -> Iterator[Part]:
+def _gpt_oss(p: Setup) -> Iterator[Component]:
     yield _bf16("experts", "gate", p.batch, 128, 2880)
-    yield Part("experts", "routing", "topk_softmax", {"M": p.batch, "E": 128, "K": 4})
-    shape = {"M": p.batch, "D": 2880, "I": _padded(2880 // p.parts, 32), "E": 128, "K": 4, "R": 128}
-    yield Part("experts", "experts", "fused_moe_mxfp4", shape)
+    yield Component("experts", "routing", "topk_softmax", {"M": p.batch, "E": 128, "K": 4})
+    shape = {
+        "M": p.batch,
+        "D": 2880,
+        "I": _padded(2880 // p.num_gpus, 32),
+        "E": 128,
+        "K": 4,
+        "R": 128,
+    }
+    yield Component("experts", "experts", "fused_moe_mxfp4", shape)
 
 
-def _bf16(block: str, name: str, m: int, n: int, k: int) -> Part:
-    return Part(block, name, "gemm_a16w16", {"M": m, "N": n, "K": k})
+def _bf16(block: str, name: str, m: int, n: int, k: int) -> Component:
+    return Component(block, name, "gemm_a16w16", {"M": m, "N": n, "K": k})
 
 
-def _bf16_linear(block: str, name: str, m: int, n: int, k: int) -> Iterator[Part]:
+def _bf16_linear(block: str, name: str, m: int, n: int, k: int) -> Iterator[Component]:
     yield _bf16(block, f"{name}, bf16", m, n, k)
 
 

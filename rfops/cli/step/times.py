@@ -10,7 +10,7 @@ import torch
 
 from rfops import vgpu
 from rfops.cli.step import Time, all_reduce_us
-from rfops.cli.step.models import ALL_REDUCE, Part
+from rfops.cli.step.models import ALL_REDUCE, Component
 from rfops.dispatch import cost
 from rfops.dispatch.op import Op, ops
 from rfops.dispatch.problem import Problem, call_on
@@ -21,19 +21,21 @@ _LAUNCH_US = 2.0  # what timing mode takes for a launch that does nothing
 _COLD = frozenset(("w", "w_scale", "w1", "w2", "w1_scale", "w2_scale", "kv", "router_weight"))
 
 
-def of(components: Sequence[Part], arch: str, gpu: str | None, tp: int) -> Iterator[Time]:
+def estimates(
+    components: Sequence[Component], arch: str, gpu: str | None, tp: int
+) -> Iterator[Time]:
     """Each part's time; equal calls are timed once."""
-    known: dict[str, Time] = {}
+    time_of: dict[str, Time] = {}
     for component in components:
         if not component.op:
             yield _of_bytes(component, arch, tp)
             continue
         key = f"{component.op} {component.shape}"
-        known[key] = known.get(key) or _of_op(component, gpu)
-        yield dataclasses.replace(known[key], part=component)
+        time_of[key] = time_of.get(key) or _of_op(component, gpu)
+        yield dataclasses.replace(time_of[key], component=component)
 
 
-def _of_bytes(component: Part, arch: str, tp: int) -> Time:
+def _of_bytes(component: Component, arch: str, tp: int) -> Time:
     if component.name == ALL_REDUCE:
         us = all_reduce_us(component.size, tp)
         return Time(component, us, us, "", "published", component.size, 0.0)
@@ -43,18 +45,18 @@ def _of_bytes(component: Part, arch: str, tp: int) -> Time:
     return Time(component, us, us, "no op", "bytes", component.size, floor_us)
 
 
-def _of_op(component: Part, gpu: str | None) -> Time:
+def _of_op(component: Component, gpu: str | None) -> Time:
     op = ops()[component.op]
     problem = Problem(op, call_on(op, component.shape, torch.device("cpu")), is_light=True)
     c = problem.call
     kernel = op.decide(c, None, None)[0].name
     written = {arg.name for arg in op.declaration.tensors if arg.written}
     cold = sum(t.nbytes for name in (_COLD - written) & {*c.inputs} for t in c.given(name))
-    share = min(1.0, cold / op.traffic(c))
+    cold_fraction = min(1.0, cold / op.traffic(c))
     alone_us = _timed(op, problem, gpu, is_cold=True)
-    warm_us = _timed(op, problem, gpu, is_cold=False) if share < 1 else alone_us
+    warm_us = _timed(op, problem, gpu, is_cold=False) if cold_fraction < 1 else alone_us
     roofline = cost.floor(op, c)
-    us = min(alone_us, warm_us + share * (alone_us - warm_us))
+    us = min(alone_us, warm_us + cold_fraction * (alone_us - warm_us))
     return Time(component, us, alone_us, kernel, "estimated", roofline.bytes, roofline.us)
 
 
@@ -73,14 +75,14 @@ def draw(title: str, times: Sequence[Time], layers: Mapping[str, int]) -> Any:
     figure, axes = pyplot.subplots(figsize=(9, 1.6 + 0.28 * len(times)), layout="constrained")
     colors = {block: f"C{number}" for number, block in enumerate(layers)}
     for bar_idx, time in enumerate(times):
-        color = colors[time.part.block]
+        color = colors[time.component.block]
         hatch = "" if time.kind == "estimated" else "//"
         axes.barh(bar_idx, time.us, color=color, hatch=hatch, edgecolor="white", height=0.8)
         axes.text(time.us, bar_idx, f" {time.us:.3g}", va="center", fontsize=8)
     for block, count in layers.items():
         axes.barh(0, 0, color=colors[block], label=f"{count} x {block}")
     axes.barh(0, 0, color="0.8", hatch="//", edgecolor="white", label="no kernel of rfops")
-    axes.set_yticks(range(len(times)), [time.part.name for time in times], fontsize=8)
+    axes.set_yticks(range(len(times)), [time.component.name for time in times], fontsize=8)
     axes.invert_yaxis()
     axes.set_xlim(left=0)
     axes.margins(x=0.1)

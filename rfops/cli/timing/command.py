@@ -161,7 +161,7 @@ def record_of(row: Row) -> Record:
     record = {
         "key": row.key,
         "op": row.op,
-        "part": row.part,
+        "part": row.gpu_model,
         "kernel": row.kernel,
         "shape": row.shape,
         "split_k": row.split_k,

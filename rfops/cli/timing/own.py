@@ -40,6 +40,6 @@ def predicted(row: Row) -> dict[str, Any]:
         problem = Problem(op, call_on(op, given_of(row.shape), torch.device("cpu")))
         parsed = op.parse_config(op.kernels[kernel], config)
         launch = problem.launch_by(problem.prepare(kernel, parsed))
-        launches = modelled(launch, row.part, True, "profiler")
+        launches = modelled(launch, row.gpu_model, True, "profiler")
     sums = {key: sum(launch[key] for launch in launches) for key in ("us", "low", "high")}
     return {**sums, "bound": launches[0]["bound"], "clock_ghz": launches[0]["clock_ghz"]}

@@ -88,7 +88,7 @@ def timed(row: Row, launch: Launch, code: bytes) -> dict[str, Any]:
     module, function = runtime.load(code, row.kernel, row.gpu)
     start = functools.partial(_start, runtime, function, launch)
     try:
-        estimate = modelled(start, row.part, launch.cold, launch.kind, launch.waits)[-1]
+        estimate = modelled(start, row.gpu_model, launch.cold, launch.kind, launch.waits)[-1]
     finally:
         runtime.call("hipModuleUnload", module)
     matrix_us = estimate.pop("matrix_clk") / HIGHEST_GHZ[row.gpu] / 1e3

@@ -41,7 +41,7 @@ class Row:
     doubt: str = ""  # why its time is not one to be held against
 
     @property
-    def part(self) -> str:
+    def gpu_model(self) -> str:
         """The GPU model that the row's GPU and number of CUs stand for."""
         return PARTS[self.gpu, self.cu]
 

@@ -95,14 +95,14 @@ def launch(row: Row, new: New) -> Launch:
 Sizes = Mapping[str, int]
 
 
-def _of(
+def _launch(
     values: Mapping[str, int], grid: tuple[int, int, int], block: tuple[int, int, int]
 ) -> Launch:
     return Launch(" ".join(values), values, grid, block=block, slot=8, cold=False, kind="event")
 
 
 def _elements(count: int, values: Mapping[str, int]) -> Launch:
-    return _of(values, (ceil_div(count, THREADS), 1, 1), (THREADS, 1, 1))
+    return _launch(values, (ceil_div(count, THREADS), 1, 1), (THREADS, 1, 1))
 
 
 def _map(
@@ -121,7 +121,7 @@ def _map(
 def _softmax(s: Sizes, new: New) -> Launch:
     size = s["rows"] * s["cols"] * F32
     values = {"out": new(size), "in": new(size), "columns": s["cols"]}
-    return _of(values, (s["rows"], 1, 1), (THREADS, 1, 1))
+    return _launch(values, (s["rows"], 1, 1), (THREADS, 1, 1))
 
 
 def _layernorm(s: Sizes, new: New) -> Launch:
@@ -133,7 +133,7 @@ def _layernorm(s: Sizes, new: New) -> Launch:
         "beta": new(row),
         "columns": s["hidden"],
     }
-    return _of(values, (s["rows"], 1, 1), (THREADS, 1, 1))
+    return _launch(values, (s["rows"], 1, 1), (THREADS, 1, 1))
 
 
 def _rope(s: Sizes, new: New) -> Launch:
@@ -163,13 +163,13 @@ def _gemm(s: Sizes, new: New) -> Launch:
         "alpha": bits(1.0),
         "beta": bits(0.0),
     }
-    return _of(values, (ceil_div(n, TILE), ceil_div(m, TILE), 1), (TILE, TILE, 1))
+    return _launch(values, (ceil_div(n, TILE), ceil_div(m, TILE), 1), (TILE, TILE, 1))
 
 
 def _transpose(s: Sizes, new: New) -> Launch:
     n, tiles = s["N"], s["N"] // (4 * TILE)
     values = {"out": new(n * n * F32), "in": new(n * n * F32), "quads": n // 4, "tiles": tiles}
-    return _of(values, (tiles, tiles, 1), (TILE, TILE, 1))
+    return _launch(values, (tiles, tiles, 1), (TILE, TILE, 1))
 
 
 def bits(value: float) -> int:

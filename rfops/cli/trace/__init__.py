@@ -39,7 +39,7 @@ def run(options: argparse.Namespace) -> int:
         drawing.check()
     trace = read.trace(options.file)
     if options.range:
-        trace = trace.between(*(1e3 * ms for ms in options.range))
+        trace = trace.window(*(1e3 * ms for ms in options.range))
     reports = gaps.reports(trace)
     for report in reports:
         if options.json:

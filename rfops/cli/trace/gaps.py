@@ -86,8 +86,8 @@ class Gap(msgspec.Struct):
 
     start: float
     end: float
-    before: Activity
-    after: Activity
+    previous: Activity
+    following: Activity
 
     @property
     def us(self) -> float:
@@ -187,7 +187,7 @@ def _report(trace: Trace, device: str, activities: list[Activity], host: Host) -
     for gap in gaps:
         cause = cause_of(gap, host)
         causes[cause].add(gap.us)
-        launch = host.launch(gap.after)
+        launch = host.launch(gap.following)
         if cause == "host" and launch:
             for name, us in host.doing(launch.thread, gap.start, min(gap.end, launch.end)).items():
                 waited_us[name] += us
@@ -210,10 +210,10 @@ def _report(trace: Trace, device: str, activities: list[Activity], host: Host) -
 def cause_of(gap: Gap, host: Host) -> str:
     """Return why the GPU was idle: within a graph, for the host's launch, or in the queue after
     it."""
-    launch = host.launch(gap.after)
+    launch = host.launch(gap.following)
     if launch is None:
         return "unknown"
-    if gap.before.correlation == gap.after.correlation:
+    if gap.previous.correlation == gap.following.correlation:
         return "graph"
     return "host" if launch.end > gap.start else "queue"
 
@@ -237,7 +237,7 @@ def _graph(gaps: list[Gap], host: Host) -> Graph:
         if cause == "graph":
             inside_us.append(gap.us)
             continue
-        previous_launch, next_launch = host.launch(gap.before), host.launch(gap.after)
+        previous_launch, next_launch = host.launch(gap.previous), host.launch(gap.following)
         name = (
             host.blocker(previous_launch, next_launch)
             if previous_launch and next_launch

@@ -29,7 +29,7 @@ def draw(trace: Trace, reports: list[Report]) -> Any:
     )
     for (stream_axes, share_axes), report in zip(axes, reports, strict=True):
         _lanes(stream_axes, trace, report)
-        _shares(share_axes, report)
+        _draw_shares(share_axes, report)
     return figure
 
 
@@ -73,7 +73,7 @@ def _pieces(
     return segments
 
 
-def _shares(axes: Any, report: Report) -> None:
+def _draw_shares(axes: Any, report: Report) -> None:
     rows = [(short(row.name, 36), row.us, f"C{index}") for index, row in enumerate(report.kernels)]
     rows = [*rows[:COLOURS], ("(idle)", report.idle, "0.85")][::-1]
     axes.barh(range(len(rows)), [us / 1e3 for _, us, _ in rows], color=[c for _, _, c in rows])

@@ -54,7 +54,7 @@ class Trace(msgspec.Struct):
     calls: list[HostCall]
     left_out: int = 0  # records without a time
 
-    def between(self, start: float, end: float) -> Trace:
+    def window(self, start: float, end: float) -> Trace:
         """What starts in these us, counted from the GPU's first activity. Raises TraceError."""
         zero = min((a.start for a in self.activities), default=0.0)
         selected = [a for a in self.activities if start <= a.start - zero < end]

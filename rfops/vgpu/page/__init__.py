@@ -15,7 +15,7 @@ from pathlib import Path
 
 from rfops.vgpu.page import launch, roofline
 from rfops.vgpu.page.elements import Column, table
-from rfops.vgpu.report import Kernel, Report, many, readable
+from rfops.vgpu.report import Kernel, Report, plural, readable
 
 MAX_PAGE_SLICES = 60_000  # of all timelines
 _FOLDER = Path(__file__).parent
@@ -60,8 +60,8 @@ def _head(report: Report) -> str:
     launches = sum(kernel.launches for kernel in report.kernels.values())
     us = sum(kernel.us for kernel in report.kernels.values())
     return (
-        f"{many(launches, 'launch')}, {us:.2f} us. Estimated by the virtual GPU's timing mode, not "
-        "measured; intervals say how far off it may be."
+        f"{plural(launches, 'launch')}, {us:.2f} us. Estimated by the virtual GPU's timing mode, "
+        "not measured; intervals say how far off it may be."
     )
 
 
@@ -87,15 +87,15 @@ def _kernels(report: Report) -> str:
     return f'<h3 id="kernels">Kernels</h3>\n{table(columns, rows)}'
 
 
-def _kernel_cells(k: Kernel, share: float, link: int | None) -> Sequence[str]:
+def _kernel_cells(k: Kernel, fraction: float, link: int | None) -> Sequence[str]:
     name = escape(readable(k.name))
     return (
         f"{k.us:.2f}",
         f"{k.low:.2f} to {k.high:.2f}",
-        f"{share:.1%}",
+        f"{fraction:.1%}",
         str(k.launches),
         name if link is None else f'<a href="#launch{link}">{name}</a>',
-        escape(k.part),
+        escape(k.gpu_model),
         k.bounds.most_common(1)[0][0] if k.bounds else "-",
         _reasons(k.stalls),
     )

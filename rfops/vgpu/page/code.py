@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rfops.vgpu.page.elements import Column, bar, heading
-from rfops.vgpu.source import file_of, line_of, own_place, places
+from rfops.vgpu.source import file_of, line_of, locations, own_location
 from rfops.vgpu.timed import TimedLaunch
 from rfops.vgpu.timed_text import readable, sorted_stalls
 
 NUM_HOT = 5  # instructions that are marked
 _CONTEXT = 2  # source lines shown around those with instructions
-Place = tuple[str, int]  # file and line
+Location = tuple[str, int]  # file and line
 
 
 class Line(NamedTuple):
@@ -36,23 +36,25 @@ class Line(NamedTuple):
 class Site(NamedTuple):
     """A line of the kernel's own file with a line that is inlined there."""
 
-    own: Line
+    outer: Line
     inner: Line
     clk: int
 
     @property
-    def place(self) -> str:
-        own, inner = (f"{Path(line.file).name}:{line.number}" for line in (self.own, self.inner))
-        return own if self.own[:2] == self.inner[:2] else f"{own} in {inner}"
+    def location(self) -> str:
+        outer, inner = (
+            f"{Path(line.file).name}:{line.number}" for line in (self.outer, self.inner)
+        )
+        return outer if self.outer[:2] == self.inner[:2] else f"{outer} in {inner}"
 
 
 def row_id(launch: int, offset: int) -> str:
     return f"i{launch}-{offset:x}"
 
 
-def line_ids(launch: int, lines: Sequence[Line]) -> dict[Place, str]:
+def line_ids(launch: int, lines: Sequence[Line]) -> dict[Location, str]:
     """Of each line an id in the page."""
-    return {(line.file, line.number): f"s{launch}-{at}" for at, line in enumerate(lines)}
+    return {(line.file, line.number): f"s{launch}-{index}" for index, line in enumerate(lines)}
 
 
 def with_code(text: str) -> str:
@@ -62,35 +64,39 @@ def with_code(text: str) -> str:
 
 def lines_of(launch: TimedLaunch) -> list[Line]:
     """By file and number; empty without debug lines."""
-    own: Counter[Place] = Counter()
-    inclusive: Counter[Place] = Counter()
+    own_clk: Counter[Location] = Counter()
+    inclusive: Counter[Location] = Counter()
     for row in launch.pcs:
         clk = sum(row["stalls"].values())
         chain = _chain(row, launch.kernel)
-        for place in dict.fromkeys(chain):
-            inclusive[place] += clk
+        for location in dict.fromkeys(chain):
+            inclusive[location] += clk
         if chain:
-            own[chain[0]] += clk
-    return [Line(*place, own[place], inclusive[place]) for place in sorted(inclusive)]
+            own_clk[chain[0]] += clk
+    return [
+        Line(*location, own_clk[location], inclusive[location]) for location in sorted(inclusive)
+    ]
 
 
 def hottest_sites(launch: TimedLaunch, count: int) -> list[Site]:
     """Where waves wait longest: lines of the kernel's own file, with what is inlined there."""
-    clk: Counter[tuple[Place, Place]] = Counter()
+    clk: Counter[tuple[Location, Location]] = Counter()
     for row in launch.pcs:
-        own = _place(own_place(row, launch.kernel))
-        if own is not None:
+        outer = _location(own_location(row, launch.kernel))
+        if outer is not None:
             inner = _chain(row, launch.kernel)[0]
-            clk[own, inner] += sum(row["stalls"].values())
-    return [Site(Line(*own), Line(*inner), n) for (own, inner), n in clk.most_common(count) if n]
+            clk[outer, inner] += sum(row["stalls"].values())
+    return [
+        Site(Line(*outer), Line(*inner), n) for (outer, inner), n in clk.most_common(count) if n
+    ]
 
 
-def _chain(row: dict[str, Any], kernel: str) -> list[Place]:
-    """The places of an instruction, the innermost first."""
-    return [p for text in places(row, kernel) if (p := _place(text)) is not None]
+def _chain(row: dict[str, Any], kernel: str) -> list[Location]:
+    """The lines of an instruction, the innermost first."""
+    return [p for text in locations(row, kernel) if (p := _location(text)) is not None]
 
 
-def _place(text: str) -> Place | None:
+def _location(text: str) -> Location | None:
     return (file_of(text), line_of(text)) if line_of(text) else None
 
 
@@ -107,7 +113,7 @@ def panes(number: int, launch: TimedLaunch) -> str:
 # ---------------------------------------------------------------- instructions
 
 
-def _instructions(number: int, launch: TimedLaunch, ids: Mapping[Place, str]) -> str:
+def _instructions(number: int, launch: TimedLaunch, ids: Mapping[Location, str]) -> str:
     pcs = launch.pcs
     total = sum(sum(row["stalls"].values()) for row in pcs) or 1
     top = sorted(pcs, key=lambda row: -sum(row["stalls"].values()))[:NUM_HOT]
@@ -134,17 +140,19 @@ def _instruction(
     row: dict[str, Any],
     total: int,
     is_hot: bool,
-    ids: Mapping[Place, str],
+    ids: Mapping[Location, str],
 ) -> str:
     clk = sum(row["stalls"].values())
-    chain = " ".join(ids[place] for place in dict.fromkeys(_chain(row, launch.kernel)))
+    chain = " ".join(ids[location] for location in dict.fromkeys(_chain(row, launch.kernel)))
     line = f' data-line="{chain}"' if chain else ""
     mark = ' class="hot"' if is_hot else ""
-    share = f'<td class=n style="{bar(clk / total)}">{clk / total:.1%}</td>' if clk else "<td></td>"
+    fraction = (
+        f'<td class=n style="{bar(clk / total)}">{clk / total:.1%}</td>' if clk else "<td></td>"
+    )
     reasons = ", ".join(f"{name} {n}" for name, n in sorted_stalls(row["stalls"]))
     return (
         f'<tr id="{row_id(number, row["offset"])}"{mark}{line}><td class=n>{row["offset"]:#x}</td>'
-        f"<td class=n>{row['issued']}</td><td class=n>{clk or ''}</td>{share}"
+        f"<td class=n>{row['issued']}</td><td class=n>{clk or ''}</td>{fraction}"
         f"<td>{escape(readable(row['text']))}</td><td>{escape(reasons)}</td></tr>"
     )
 
@@ -152,7 +160,7 @@ def _instruction(
 # ---------------------------------------------------------------- source
 
 
-def _source(lines: list[Line], ids: Mapping[Place, str]) -> str:
+def _source(lines: list[Line], ids: Mapping[Location, str]) -> str:
     total = sum(line.clk for line in lines) or 1
     by_file: dict[str, list[Line]] = defaultdict(list)
     for line in lines:
@@ -160,7 +168,9 @@ def _source(lines: list[Line], ids: Mapping[Place, str]) -> str:
     hottest_first = sorted(
         by_file.items(), key=lambda item: -max(line.inclusive_clk for line in item[1])
     )
-    rows = "\n".join(row for file, own in hottest_first for row in _file(file, own, total, ids))
+    rows = "\n".join(
+        row for file, file_lines in hottest_first for row in _file(file, file_lines, total, ids)
+    )
     columns = (
         Column("line", is_number=True, is_sortable=False),
         Column("clk waited", is_number=True, is_sortable=False),
@@ -173,7 +183,7 @@ def _source(lines: list[Line], ids: Mapping[Place, str]) -> str:
     )
 
 
-def _file(file: str, lines: list[Line], total: int, ids: Mapping[Place, str]) -> Iterator[str]:
+def _file(file: str, lines: list[Line], total: int, ids: Mapping[Location, str]) -> Iterator[str]:
     yield f'<tr class="file"><td colspan="4">{escape(file)}</td></tr>'
     by_number = {line.number: line for line in lines}
     previous = 0
@@ -186,11 +196,11 @@ def _file(file: str, lines: list[Line], total: int, ids: Mapping[Place, str]) ->
         if line is None:
             yield f"<tr><td class=n>{n}</td><td></td><td></td><td>{text}</td></tr>"
             continue
-        share = line.inclusive_clk / total
-        percent = f"{share:.1%}" if line.inclusive_clk else ""
+        fraction = line.inclusive_clk / total
+        percent = f"{fraction:.1%}" if line.inclusive_clk else ""
         yield (
             f'<tr id="{ids[file, n]}"><td class=n>{n}</td><td class=n>{line.clk or ""}'
-            f'</td><td class=n style="{bar(share)}">{percent}</td><td>{text}</td></tr>'
+            f'</td><td class=n style="{bar(fraction)}">{percent}</td><td>{text}</td></tr>'
         )
 
 

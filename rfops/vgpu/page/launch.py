@@ -36,18 +36,18 @@ MEANING = {
 
 def section(number: int, followed: Followed, max_slices: int, *, is_open: bool) -> str:
     """All about a launch, folded unless `is_open`."""
-    launch, counted = followed.time, followed.counted
+    launch, counters = followed.time, followed.counters
     grid, block = ("x".join(map(str, launch.figures[name])) for name in ("grid", "block"))
-    parts = [
+    elements = [
         f"<summary><h2>{number}. {escape(readable(launch.kernel))}</h2></summary>",
         f'<p class="soft">{escape(launch.part)} ({escape(launch.arch)}), grid {grid} of {block}; '
         f"taken from {escape(timed_text.sampled(launch.sampled))}</p>",
-        _facts(launch, counted),
-        _advice(number, launch, counted),
+        _facts(launch, counters),
+        _advice(number, launch, counters),
         _hottest_lines(number, launch),
-        f"<h3>Memory, of the whole launch</h3>\n{_memory(launch, counted)}",
+        f"<h3>Memory, of the whole launch</h3>\n{_memory(launch, counters)}",
         f"<h3>How busy its units are</h3>\n{_busy(launch)}",
-        f"<h3>What it executes</h3>\n{_instructions(counted)}" if counted else "",
+        f"<h3>What it executes</h3>\n{_instructions(counters)}" if counters else "",
         f"<h3>What its waves wait for</h3>\n{_stalls(launch)}",
         f"<h3>Timeline of a compute unit</h3>\n{timeline.timeline(launch, max_slices)}",
         f'<h3>Code</h3>\n<p class="soft">Counts are of waves '
@@ -57,7 +57,7 @@ def section(number: int, followed: Followed, max_slices: int, *, is_open: bool) 
     opened = " open" if is_open else ""
     return (
         f'<details class="launch" id="launch{number}"{opened}>\n'
-        + "\n".join(part for part in parts if part)
+        + "\n".join(element for element in elements if element)
         + "\n</details>"
     )
 
@@ -65,15 +65,15 @@ def section(number: int, followed: Followed, max_slices: int, *, is_open: bool) 
 # ---------------------------------------------------------------- summary
 
 
-def _facts(launch: TimedLaunch, counted: Mapping[str, Any] | None) -> str:
+def _facts(launch: TimedLaunch, counters: Mapping[str, Any] | None) -> str:
     cells = (
         f"<div><b>{escape(big)}</b><span>{escape(small)}</span></div>"
-        for big, small in _facts_of(launch, counted)
+        for big, small in _facts_of(launch, counters)
     )
     return f'<div class="facts">{"".join(cells)}</div>'
 
 
-def _facts_of(launch: TimedLaunch, counted: Mapping[str, Any] | None) -> Iterator[tuple[str, str]]:
+def _facts_of(launch: TimedLaunch, counters: Mapping[str, Any] | None) -> Iterator[tuple[str, str]]:
     f = launch.figures
     caches = "cold" if f["cold"] else "warm"
     yield f"{f['us']:.2f} us", f"{f['low']:.2f} to {f['high']:.2f} us; {caches} caches"
@@ -83,8 +83,8 @@ def _facts_of(launch: TimedLaunch, counted: Mapping[str, Any] | None) -> Iterato
         f"busiest: {busiest} {f['busy'][busiest]:.0%}; the launch itself {f['floor_us']:.2f} us",
     )
     read, written = figures.hbm_bytes(launch)
-    if counted:  # replayed are whole lines of each XCD
-        written = figures.LINE_BYTES * counted["global_write"]["lines_64B"]
+    if counters:  # replayed are whole lines of each XCD
+        written = figures.LINE_BYTES * counters["global_write"]["lines_64B"]
     hbm = figures.traffic(launch)[-1]
     yield (
         f"HBM {figures.rate_text(hbm.tb_s)}",
@@ -92,19 +92,20 @@ def _facts_of(launch: TimedLaunch, counted: Mapping[str, Any] | None) -> Iterato
         f"{figures.bytes_text(written)} written",
     )
     yield f"{f['clock_ghz']:.2f} GHz", f"clock that power allows; {f['clocks']:.0f} clk"
-    if counted:
-        if flops := figures.flops(counted):
+    if counters:
+        if flops := figures.flops(counters):
             tflops = flops / figures.body_us(launch) / 1e6
             yield f"{tflops:.3g} TFLOPS", "without the launch itself"
         yield (
-            f"{counted['waves_per_simd']:g} of {MAX_WAVES} waves a SIMD",
-            f"occupancy, limited by {figures.occupancy_limit(counted)}; "
+            f"{counters['waves_per_simd']:g} of {MAX_WAVES} waves a SIMD",
+            f"occupancy, limited by {figures.occupancy_limit(counters)}; "
             f"{f['waves_in_flight_per_cu']:.1f} in flight a CU",
         )
         yield (
-            f"{counted['vgpr']} VGPRs",
-            f"{counted['agpr']} AGPRs, {counted['sgpr']} SGPRs, {counted['vgpr_spills']} spilled; "
-            f"{counted['lds_bytes_per_workgroup']} B of LDS a workgroup",
+            f"{counters['vgpr']} VGPRs",
+            f"{counters['agpr']} AGPRs, {counters['sgpr']} SGPRs, "
+            f"{counters['vgpr_spills']} spilled; {counters['lds_bytes_per_workgroup']} B of LDS a "
+            "workgroup",
         )
     else:
         yield (
@@ -113,9 +114,9 @@ def _facts_of(launch: TimedLaunch, counted: Mapping[str, Any] | None) -> Iterato
         )
 
 
-def _advice(number: int, launch: TimedLaunch, counted: Mapping[str, Any] | None) -> str:
+def _advice(number: int, launch: TimedLaunch, counters: Mapping[str, Any] | None) -> str:
     items = []
-    for item in advice.advise(launch, counted):
+    for item in advice.advise(launch, counters):
         text = code.with_code(escape(item.text))
         if item.offset is not None:
             text += f' <a href="#{code.row_id(number, item.offset)}">To the instruction.</a>'
@@ -133,8 +134,8 @@ def _hottest_lines(number: int, launch: TimedLaunch) -> str:
     ids = code.line_ids(number, code.lines_of(launch))
     items = (
         f"<li>{site.clk / total:.0%} "
-        f'<a href="#{ids[site.own.file, site.own.number]}">{escape(site.place)}</a> '
-        f"<code>{escape(site.own.text.strip())}</code></li>"
+        f'<a href="#{ids[site.outer.file, site.outer.number]}">{escape(site.location)}</a> '
+        f"<code>{escape(site.outer.text.strip())}</code></li>"
         for site in sites
     )
     return f"<h3>Where its waves wait</h3>\n<ul>{''.join(items)}</ul>"
@@ -143,25 +144,25 @@ def _hottest_lines(number: int, launch: TimedLaunch) -> str:
 # ---------------------------------------------------------------- memory, units
 
 
-def _memory(launch: TimedLaunch, counted: Mapping[str, Any] | None) -> str:
+def _memory(launch: TimedLaunch, counters: Mapping[str, Any] | None) -> str:
     """CU, L1, L2, Infinity Cache and HBM side by side; what goes from each to the one before."""
-    levels = {t.level: t for t in figures.traffic(launch, counted)}
+    levels = {t.level: t for t in figures.traffic(launch, counters)}
     busy = launch.busy
     units = {"L1": "vmem", "L2": "l2", "Infinity Cache": "fabric", "HBM": "hbm"}
     lds = levels.get("LDS")
-    inside = ""
+    lds_box = ""
     if lds is not None:
-        share = lds.peak_share
+        fraction = lds.peak_share
         conflicts = launch.lds_conflict_cycles * figures.scale(launch)
-        inside = (
+        lds_box = (
             f'<div class="lds"><b>LDS</b><span>{figures.bytes_text(lds.bytes)}, '
-            f"{figures.rate_text(lds.tb_s)}</span><span>{share:.0%} of the peak; "
-            f"{conflicts:.0f} cycles of bank conflicts</span>{meter(share)}</div>"
+            f"{figures.rate_text(lds.tb_s)}</span><span>{fraction:.0%} of the peak; "
+            f"{conflicts:.0f} cycles of bank conflicts</span>{meter(fraction)}</div>"
         )
     drawn = [
         '<div class="level"><b>Compute units</b>'
         f"<span>{launch.waves_in_flight_per_cu:.1f} waves in flight each</span>"
-        f"<span>vector {busy['valu']:.0%}, matrix {busy['mfma']:.0%} busy</span>{inside}</div>"
+        f"<span>vector {busy['valu']:.0%}, matrix {busy['mfma']:.0%} busy</span>{lds_box}</div>"
     ]
     for name, unit in units.items():
         level = levels.get(name)
@@ -198,14 +199,14 @@ def _busy(launch: TimedLaunch) -> str:
     return table(columns, rows)
 
 
-def _instructions(counted: Mapping[str, Any]) -> str:
+def _instructions(counters: Mapping[str, Any]) -> str:
     """Instructions by class, and the ten most frequent."""
-    total = counted["wave_instructions"] or 1
-    classes = sorted(counted["classes"].items(), key=lambda item: -item[1])
+    total = counters["wave_instructions"] or 1
+    classes = sorted(counters["classes"].items(), key=lambda item: -item[1])
     key = "".join(
         f"<span>{swatch(name)}{escape(name)} {n / total:.1%}</span>" for name, n in classes
     )
-    top = sorted(counted["instructions"].items(), key=lambda item: -item[1])[:10]
+    top = sorted(counters["instructions"].items(), key=lambda item: -item[1])[:10]
     rows = [
         (str(n), f"{n / total:.1%}", f'<td style="{bar(n / total)}">{escape(name)}</td>')
         for name, n in top
@@ -243,11 +244,11 @@ def _stalls(launch: TimedLaunch) -> str:
     return f"{_stack(launch.stalls)}\n{table(columns, rows)}"
 
 
-def _stack(shares: Mapping[str, int]) -> str:
-    total = sum(shares.values()) or 1
+def _stack(counts: Mapping[str, int]) -> str:
+    total = sum(counts.values()) or 1
     pieces = "".join(
         f'<i style="width: {100 * n / total:.2f}%; background: {color(name)}" '
         f'title="{escape(name)} {n / total:.1%}"></i>'
-        for name, n in sorted(shares.items(), key=lambda item: -item[1])
+        for name, n in sorted(counts.items(), key=lambda item: -item[1])
     )
     return f'<div class="stack">{pieces}</div>'

@@ -40,17 +40,17 @@ class Axes(NamedTuple):
     top: float
 
     def x(self, ai: float) -> float:
-        inside = min(max(ai, _AI[0]), _AI[1])
-        return _X + _W * math.log(inside / _AI[0]) / math.log(_AI[1] / _AI[0])
+        clamped = min(max(ai, _AI[0]), _AI[1])
+        return _X + _W * math.log(clamped / _AI[0]) / math.log(_AI[1] / _AI[0])
 
     def y(self, tflops: float) -> float:
-        inside = min(max(tflops, self.bottom), self.top)
-        return _Y + _H * (1 - math.log(inside / self.bottom) / math.log(self.top / self.bottom))
+        clamped = min(max(tflops, self.bottom), self.top)
+        return _Y + _H * (1 - math.log(clamped / self.bottom) / math.log(self.top / self.bottom))
 
 
 def roofline(launches: Sequence[Followed]) -> str:
     """Of all launches that have flops; what memory the others reach, as text."""
-    numbered = [(number, one) for number, one in enumerate(launches, 1) if one.counted]
+    numbered = [(number, one) for number, one in enumerate(launches, 1) if one.counters]
     if not numbered:
         return ""
     points = [p for number, one in numbered if (p := _point_of(number, one)) is not None]
@@ -63,20 +63,20 @@ def roofline(launches: Sequence[Followed]) -> str:
 
 
 def _point_of(number: int, followed: Followed) -> Point | None:
-    counted = followed.counted or {}
-    flops = figures.flops(counted)
-    levels = {t.level: t.bytes for t in figures.traffic(followed.time, counted)}
-    moved = {"HBM": figures.counted_bytes(counted)}
+    counters = followed.counters or {}
+    flops = figures.flops(counters)
+    levels = {t.level: t.bytes for t in figures.traffic(followed.time, counters)}
+    moved = {"HBM": figures.counted_bytes(counters)}
     moved |= {name: levels[name] for name in ("L2", "LDS") if levels.get(name)}
     return Point(number, followed, flops, moved) if flops and moved["HBM"] else None
 
 
 def _rate(number: int, followed: Followed) -> str:
-    counted = followed.counted or {}
+    counters = followed.counters or {}
     us = figures.body_us(followed.time)
-    flops = figures.flops(counted)
+    flops = figures.flops(counters)
     tflops = f"{flops / us / 1e6:.2f} TFLOPS, " if flops else ""
-    rate = figures.rate_text(figures.counted_bytes(counted) / us / 1e6)
+    rate = figures.rate_text(figures.counted_bytes(counters) / us / 1e6)
     return (
         f"<li>{number}. {escape(readable(followed.time.kernel))}: {tflops}{rate} of lines read and "
         "written once, the launch itself left out</li>"
@@ -124,19 +124,19 @@ def _flat_roofs(axes: Axes, roofs: dict[str, float], steepest: float) -> Iterato
 
 
 def _memory_roof(axes: Axes, name: str, tb_s: float, kind: str, peak: float) -> Iterator[str]:
-    first, last = max(_AI[0], axes.bottom / tb_s), min(peak / tb_s, _AI[1])
+    ai_begin, ai_end = max(_AI[0], axes.bottom / tb_s), min(peak / tb_s, _AI[1])
     yield (
-        f'<path class="{kind}" d="M{axes.x(first):.1f} {axes.y(first * tb_s):.1f}'
-        f'L{axes.x(last):.1f} {axes.y(last * tb_s):.1f}"/>'
+        f'<path class="{kind}" d="M{axes.x(ai_begin):.1f} {axes.y(ai_begin * tb_s):.1f}'
+        f'L{axes.x(ai_end):.1f} {axes.y(ai_end * tb_s):.1f}"/>'
     )
     if not name:
         return
-    ai = first * (last / first) ** 0.35
+    ai = ai_begin * (ai_end / ai_begin) ** 0.35
     x, y = axes.x(ai), axes.y(ai * tb_s)
     slope = math.degrees(
         math.atan2(
-            axes.y(last * tb_s) - axes.y(first * tb_s),
-            axes.x(last) - axes.x(first),
+            axes.y(ai_end * tb_s) - axes.y(ai_begin * tb_s),
+            axes.x(ai_end) - axes.x(ai_begin),
         )
     )
     yield (
@@ -161,9 +161,9 @@ def _drawn(axes: Axes, point: Point) -> Iterator[str]:
     )
     for level, moved in point.bytes.items():
         if level != "HBM":
-            other = axes.x(point.flops / moved)
+            x_level = axes.x(point.flops / moved)
             yield (
-                f'<path d="M{other - 4:.1f} {y_body - 4:.1f}h8v8h-8z" fill="{_COLORS[level]}">'
+                f'<path d="M{x_level - 4:.1f} {y_body - 4:.1f}h8v8h-8z" fill="{_COLORS[level]}">'
                 f"<title>{point.number}. at {level}</title></path>"
             )
     yield f'<text x="{x + 9:.1f}" y="{y_body + 4:.1f}">{point.number}</text>'

@@ -20,17 +20,17 @@ def timeline(launch: TimedLaunch, max_slices: int = MAX_SLICES) -> str:
     """What the CU of XCD 0 that is done last does: a row a slot of a SIMD, a row a unit."""
     if not launch.figures.get("events"):
         return "<p>Not followed: another launch like it was.</p>"
-    found = data(launch, min(max_slices, MAX_SLICES))
+    content = data(launch, min(max_slices, MAX_SLICES))
     total_us = launch.us - launch.floor_us
-    left_out = f"; {found['left_out']} more slices are left out" if found["left_out"] else ""
+    left_out = f"; {content['left_out']} more slices are left out" if content["left_out"] else ""
     return (
-        f'<p class="soft">CU {launch.events_cu} of XCD 0: {found["end"] / 1e3:.2f} us from the '
+        f'<p class="soft">CU {launch.events_cu} of XCD 0: {content["end"] / 1e3:.2f} us from the '
         f"first issue on, of {total_us:.2f}{left_out}. A row per wave slot: what is issued, by "
         "unit, and what it waits for, paler. Wheel or + and - zoom, dragging moves, a double click "
         "shows all; point at a piece to read it.</p>"
         f'<p class="key">{_key(launch)}</p><div class="timeline">'
         '<canvas tabindex="0" role="img" aria-label="Timeline"></canvas><output></output>'
-        f'<script type="application/json">{_json(found)}</script></div>'
+        f'<script type="application/json">{_json(content)}</script></div>'
     )
 
 
@@ -49,7 +49,7 @@ def data(launch: TimedLaunch, max_slices: int) -> dict[str, Any]:
     threads = sorted(
         {(e["pid"], e["tid"]) for e in slices}, key=lambda thread: (thread[0] % 10 == 1, thread)
     )
-    rows = {thread: at for at, thread in enumerate(threads)}
+    rows = {thread: index for index, thread in enumerate(threads)}
     kinds: dict[tuple[str, float], int] = {("", 1.0): 0}  # the wave itself, behind all
     texts: dict[str, int] = {}
     packed = []
