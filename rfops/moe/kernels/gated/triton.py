@@ -129,6 +129,8 @@ def run(
         return out
     layouts = c.w_layout != "raw", c.values.get("scale_layout", "raw") != "raw"
     form = "fp8_fnuz" if stored.form == "fp8" and c.w1_dtype == FNUZ else stored.form
+    if form.startswith("mx") and not c.arch.startswith("gfx"):
+        form += "_native"  # triton_product.py
     types = x.dtype, topk_ids.dtype
     kind = c.arch, c.device, tuple(c.sizes.items()), types, layouts
     launches = _launches(form, *kind, epilogue, config)

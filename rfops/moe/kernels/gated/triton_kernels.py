@@ -11,6 +11,7 @@ biases and activation are fp32; h and y are rounded once.
 |---|---|---|
 | 16-bit | bf16 or f16 | of the same type |
 | mxfp4, mxfp8 | values in bf16, as mx/triton_product.py takes them | bytes and e8m0 scales |
+| mxfp4_native, mxfp8_native | the same for a GPU that multiplies bf16 | the same |
 | fp8, fp8_fnuz | bytes with a scale for 1 x 128 | bytes with a scale for 128 x 128 |
 
 Rows and columns past an edge read others instead and are not stored; the start of an expert and of
@@ -95,11 +96,12 @@ def _product(
         of_expert = w_scale + first // GROUP * (k // GROUP)
         total = _product_fp8(x, x_scale, row, w + first * k, of_expert, at_n, k, FNUZ, SHUFFLED)
     else:
-        FP4: tl.constexpr = FORM == "mxfp4"
+        FP4: tl.constexpr = FORM == "mxfp4" or FORM == "mxfp4_native"
+        NATIVE: tl.constexpr = FORM == "mxfp4_native" or FORM == "mxfp8_native"
         of_expert = w_scale + first * scale_columns(k, SHUFFLED_SCALES)
         own = w + first * (k // 2 if FP4 else k)
         total = mx_product(
-            x, row, k, own, of_expert, at_n, k, BLOCK_K, FP4, SHUFFLED, SHUFFLED_SCALES
+            x, row, k, own, of_expert, at_n, k, BLOCK_K, FP4, SHUFFLED, SHUFFLED_SCALES, NATIVE
         )
     return total
 

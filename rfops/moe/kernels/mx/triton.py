@@ -60,6 +60,7 @@ class _Launches:
             "FP4": fmt is MXFP4,
             "SHUFFLED": c.w_layout != RAW,
             "SHUFFLED_SCALES": c.scale_layout != RAW,
+            "NATIVE": not c.arch.startswith("gfx"),
         }
         gate_up, down = (
             BoundTriton(_KERNELS, name, c.device, constants, 4, 2) for name in ("gate_up", "down")

@@ -36,6 +36,7 @@ def gate_up(
     FP4: tl.constexpr,
     SHUFFLED: tl.constexpr,
     SHUFFLED_SCALES: tl.constexpr,
+    NATIVE: tl.constexpr,
 ):
     """h: [slots, n]; w: [E, 2n, k]; sizes: num_ids, n, k, top_k."""
     num_ids, n, k, top_k = sizes
@@ -47,8 +48,12 @@ def gate_up(
     own, read = own_columns(column, n, BLOCK_N)
     w += expert * 2 * n * (k // 2 if FP4 else k)
     w_scale += expert * 2 * n * scale_columns(k, SHUFFLED_SCALES)
-    g = mx_product(x, row, x_m, w, w_scale, read, k, BLOCK_K, FP4, SHUFFLED, SHUFFLED_SCALES)
-    u = mx_product(x, row, x_m, w, w_scale, n + read, k, BLOCK_K, FP4, SHUFFLED, SHUFFLED_SCALES)
+    g = mx_product(
+        x, row, x_m, w, w_scale, read, k, BLOCK_K, FP4, SHUFFLED, SHUFFLED_SCALES, NATIVE
+    )
+    u = mx_product(
+        x, row, x_m, w, w_scale, n + read, k, BLOCK_K, FP4, SHUFFLED, SHUFFLED_SCALES, NATIVE
+    )
     store_slots(h, g, u, slot, own, n)
 
 
@@ -68,6 +73,7 @@ def down(
     FP4: tl.constexpr,
     SHUFFLED: tl.constexpr,
     SHUFFLED_SCALES: tl.constexpr,
+    NATIVE: tl.constexpr,
 ):
     """y: [ids, n]; h: [slots, k]; w: [E, n, k]; sizes: num_ids, n, k."""
     num_ids, n, k = sizes
@@ -78,5 +84,7 @@ def down(
     own, read = own_columns(column, n, BLOCK_N)
     w += expert * n * (k // 2 if FP4 else k)
     w_scale += expert * n * scale_columns(k, SHUFFLED_SCALES)
-    total = mx_product(h, slot, k, w, w_scale, read, k, BLOCK_K, FP4, SHUFFLED, SHUFFLED_SCALES)
+    total = mx_product(
+        h, slot, k, w, w_scale, read, k, BLOCK_K, FP4, SHUFFLED, SHUFFLED_SCALES, NATIVE
+    )
     store_ids(y, total, id, own, num_ids, n)
