@@ -20,6 +20,8 @@ from pathlib import Path
 from support.devices import ARCHS
 from support.quick import QUICK, quick_cases
 
+# What needs the engines' wheels runs whole where they are; elsewhere skips would be measured.
+_WHOLE = ("op_tests/engines/", "op_tests/plugins/conformance/", "op_tests/plugins/test_engines.py")
 _HEAD = """\
 # Functions of which only some cases run by default, and which: written by choose_quick.py.
 # The other cases are sweeps.
@@ -54,6 +56,8 @@ def main() -> None:
             functions[function][case.removesuffix("]")] = seconds
     quick = quick_cases()
     for function, cases in functions.items():
+        if function.startswith(_WHOLE):
+            continue
         kept = chosen(cases, args.seconds, args.most)
         if len(kept) < len(cases):
             quick[function] = kept
