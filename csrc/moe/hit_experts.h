@@ -31,16 +31,16 @@ __device__ inline void find_hit_experts(u32* hits, const Id* ids, u32 count, u32
   for (u32 i = 0; i < kWords; ++i) total += static_cast<u32>(__builtin_popcount(bits[i]));
 #pragma unroll
   for (u32 e = thread; e < kMaxExperts; e += kThreads) {
-    u32 rank = 0, own = 0;
+    u32 rank = 0, expert_word = 0;
 #pragma unroll
     for (u32 i = 0; i < kWords; ++i) {
       const u32 word = bits[i], below = (1u << e % kBits) - 1;
-      if (i == e / kBits) own = word;
+      if (i == e / kBits) expert_word = word;
       rank += static_cast<u32>(__builtin_popcount(i < e / kBits    ? word
                                                   : i == e / kBits ? word & below
                                                                    : 0));
     }
-    if (own >> e % kBits & 1) hits[1 + shared + rank] = e;
+    if (expert_word >> e % kBits & 1) hits[1 + shared + rank] = e;
   }
   for (u32 i = thread; i < shared; i += kThreads) hits[1 + i] = routed + i;
   if (thread == 0) hits[0] = shared + total;

@@ -97,10 +97,10 @@ moe_fp8_stream_up_tile(Input* __restrict__ h,            // [M, kTopK + shared, 
   const u32 row_bytes = k * u32{sizeof(Input)};
   const Buffer x_buffer = make_buffer(x, m * row_bytes);
   const u32 token = lane % kTileRows;
-  const u32 place =
+  const u32 choice =
       is_shared ? (token < m ? kTopK + expert - routed : ~0u) : choices.first(0, expert);
   constexpr u32 kRowMask = (1u << kTileRows) - 1;
-  const u32 hit_rows = static_cast<u32>(__builtin_amdgcn_ballot_w64(place != ~0u)) & kRowMask;
+  const u32 hit_rows = static_cast<u32>(__builtin_amdgcn_ballot_w64(choice != ~0u)) & kRowMask;
 
   F32x4 sums[kSums] = {};
   const Order order((LdsBytes*)memory, wave * kWaveBytes, lane);
@@ -155,11 +155,11 @@ moe_fp8_stream_up_tile(Input* __restrict__ h,            // [M, kTopK + shared, 
   workgroup_barrier();
   using Partials = LdsPartials<F32x4, kWaves, kWaveBytes / sizeof(F32x4)>;
   const auto& partials = reinterpret_cast<const Partials&>(memory);
-  if (wave != 0 || place == ~0u) return;
+  if (wave != 0 || choice == ~0u) return;
   const F32x4 gate = partials.sum(lane), up = partials.sum(kWaveSize + lane);
   OutVec out;
 #pragma unroll
   for (u32 e = 0; e < 4; ++e) out[e] = static_cast<Input>(silu(gate[e]) * up[e]);
-  const u64 row = u64{token} * (kTopK + shared) + place;
+  const u64 row = u64{token} * (kTopK + shared) + choice;
   *reinterpret_cast<OutVec*>(h + row * n + n0 + lane / kTileRows * 4) = out;
 }

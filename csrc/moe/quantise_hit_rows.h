@@ -32,7 +32,7 @@ class HitRows {
 
   // Loads the first rows: kBlocks blocks of 128 from `block` on, zeros from block `end` on.
   __device__ void load(u32 block, u32 end) {
-    left_ = rows_;
+    remaining_ = rows_;
     load_more(block, end);
   }
   // Quantises all rows, of which it loads those beyond the first; returns the lane's fragments and
@@ -46,9 +46,9 @@ class HitRows {
       for (;;) {
 #pragma unroll
         for (u32 r = 0; r < kRowsAtOnce; ++r) {
-          if (left_ != 0) {
-            const u32 row = static_cast<u32>(__builtin_ctz(left_));
-            left_ &= left_ - 1;
+          if (remaining_ != 0) {
+            const u32 row = static_cast<u32>(__builtin_ctz(remaining_));
+            remaining_ &= remaining_ - 1;
             const f32 scale = store_row(lds, row, loaded_[r]);
 #pragma unroll
             for (u32 b = 0; b < kBlocks; ++b) {
@@ -58,7 +58,7 @@ class HitRows {
             }
           }
         }
-        if (left_ == 0) break;
+        if (remaining_ == 0) break;
         load_more(block, end);
       }
     }
@@ -81,13 +81,13 @@ class HitRows {
   __device__ void load_more(u32 block, u32 end) {
     const u32 lane = lane_id(), bytes = u32{sizeof(Input)};
     const bool in_bounds = block + lane / kLanesPerBlock < end;
-    u32 left = left_;
+    u32 remaining = remaining_;
 #pragma unroll
     for (u32 r = 0; r < kRowsAtOnce; ++r) {
-      const u32 row = left != 0 ? static_cast<u32>(__builtin_ctz(left)) : 0;
-      const u32 offset = left != 0 && in_bounds ? lane * kVecBytes : kOutOfBounds;
+      const u32 row = remaining != 0 ? static_cast<u32>(__builtin_ctz(remaining)) : 0;
+      const u32 offset = remaining != 0 && in_bounds ? lane * kVecBytes : kOutOfBounds;
       loaded_[r] = buffer_load_b128(buffer_, offset, row * row_bytes_ + block * kTileK * bytes);
-      left &= left - 1;
+      remaining &= remaining - 1;
     }
   }
   // Stores the lane's payloads of a row; returns the scale of its block.
@@ -115,7 +115,7 @@ class HitRows {
   }
 
   Buffer buffer_;
-  u32 row_bytes_, rows_, left_ = 0;
+  u32 row_bytes_, rows_, remaining_ = 0;
   U32x4 loaded_[kRowsAtOnce];
 };
 

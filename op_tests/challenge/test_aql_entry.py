@@ -16,26 +16,13 @@ from rfops.challenge.inline import uses_hsa
 from rfops.challenge.problem import case_of
 from rfops.challenge.submit import generate
 from rfops.jit import settings, vgpu_hsa_folder
-from support.entries import CASE, judged, judged_cases
+from support.entries import CASE, fp8_mm, judged, judged_cases
 from support.vgpu import hsa as h
 from support.vgpu.hip import compile_hip
 
-_KERNEL = """
-using u8 = unsigned char;
-extern "C" __attribute__((global)) void mm(const u8* a, const u8* b, const float* sa,
-                                           const float* sb, float* wide, int m, int n, int k) {
-  const int at = __builtin_amdgcn_workgroup_id_x() * 64 + __builtin_amdgcn_workitem_id_x();
-  if (at >= m * n) return;
-  const int row = at / n, col = at % n;
-  float sum = 0;
-  for (int i = 0; i < k; ++i) {
-    const int block = i / 128;
-    const float scale = sa[block * m + row] * sb[block * ((n + 127) / 128) + col / 128];
-    sum += scale * __builtin_amdgcn_cvt_f32_fp8(a[i * m + row], 0) *
-           __builtin_amdgcn_cvt_f32_fp8(b[i * n + col], 0);
-  }
-  wide[at] = sum;
-}
+_KERNEL = (
+    fp8_mm("0")
+    + """
 extern "C" __attribute__((global)) void narrow(const float* wide, unsigned short* c, int count) {
   const int at = __builtin_amdgcn_workgroup_id_x() * 64 + __builtin_amdgcn_workitem_id_x();
   if (at >= count) return;
@@ -43,6 +30,7 @@ extern "C" __attribute__((global)) void narrow(const float* wide, unsigned short
   c[at] = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
 }
 """
+)
 
 # Two packets and one ring for both: the second waits for the first by its barrier bit. The sums lie
 # in memory of the HSA runtime's.

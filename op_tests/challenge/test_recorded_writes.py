@@ -18,7 +18,7 @@ from rfops.challenge import problem
 from rfops.challenge.channel import Record
 from rfops.challenge.recorder import Recorder
 from rfops.jit import settings, vgpu_hsa_folder
-from support.entries import CASE, judged
+from support.entries import CASE, fp8_mm, judged
 from support.vgpu import hsa as h
 from support.vgpu.hip import Hip, compile_hip
 
@@ -105,22 +105,9 @@ def test_copies_of_the_hsa_runtime(code: bytes, recorder: Recorder) -> None:
     queue.destroy()
 
 
-_KERNEL = """
-using u8 = unsigned char;
-extern "C" __attribute__((global)) void mm(const u8* a, const u8* b, const float* sa,
-                                           const float* sb, float* wide, int m, int n, int k) {
-  const int at = __builtin_amdgcn_workgroup_id_x() * 64 + __builtin_amdgcn_workitem_id_x();
-  if (at >= m * n) return;
-  const int row = at / n, col = at % n;
-  float sum = wide[at];
-  for (int i = 0; i < k; ++i) {
-    const int block = i / 128;
-    const float scale = sa[block * m + row] * sb[block * ((n + 127) / 128) + col / 128];
-    sum += scale * __builtin_amdgcn_cvt_f32_fp8(a[i * m + row], 0) *
-           __builtin_amdgcn_cvt_f32_fp8(b[i * n + col], 0);
-  }
-  wide[at] = sum;
-}
+_KERNEL = (
+    fp8_mm("wide[at]")
+    + """
 extern "C" __attribute__((global)) void narrow(const float* wide, const float* factor,
                                                unsigned short* c, int count) {
   const int at = __builtin_amdgcn_workgroup_id_x() * 64 + __builtin_amdgcn_workitem_id_x();
@@ -129,6 +116,7 @@ extern "C" __attribute__((global)) void narrow(const float* wide, const float* f
   c[at] = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
 }
 """
+)
 # The sums are filled with zeros a second time, between two launches, and a factor is copied there.
 _ENTRY = """
 import base64, ctypes, struct

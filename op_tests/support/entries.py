@@ -114,3 +114,30 @@ def is_walled() -> bool:
     except sandbox.WallsMissing:
         return False
     return True
+
+
+_FP8_MM = """
+using u8 = unsigned char;
+extern "C" __attribute__((global)) void mm(const u8* a, const u8* b, const float* sa,
+                                           const float* sb, float* wide, int m, int n, int k) {
+  const int at = __builtin_amdgcn_workgroup_id_x() * 64 + __builtin_amdgcn_workitem_id_x();
+  if (at >= m * n) return;
+  const int row = at / n, col = at % n;
+  float sum = START;
+  for (int i = 0; i < k; ++i) {
+    const int block = i / 128;
+    const float scale = sa[block * m + row] * sb[block * ((n + 127) / 128) + col / 128];
+    sum += scale * __builtin_amdgcn_cvt_f32_fp8(a[i * m + row], 0) *
+           __builtin_amdgcn_cvt_f32_fp8(b[i * n + col], 0);
+  }
+  wide[at] = sum;
+}
+"""
+
+
+def fp8_mm(start: str) -> str:
+    """HIP source of `mm`, by no header: wide[at] = start + the element of fp8-mm's product.
+
+    start : what the sum begins with, in terms of `wide` and `at`.
+    """
+    return _FP8_MM.replace("START", start)
