@@ -8,7 +8,7 @@ from pathlib import Path
 
 from .. import settings
 
-# Peak of one compiler process: clang on a kernel 0.1 to 0.3 GB, g++ -O3 on the virtual GPU 0.6 GB.
+# Peak of one compiler process: clang on a kernel 0.1 to 0.3 GB, g++ -O3 on the virtual GPU 0.4 GB.
 JOB_BYTES = 1 << 30
 # What compilers print, in lower case, when it is the machine that lacks something.
 DISK_WORDS = ("no space left on device", "nospaceleft", "disk quota exceeded")

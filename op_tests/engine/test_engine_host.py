@@ -7,6 +7,7 @@ import json
 import logging
 import shlex
 import signal
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,9 @@ import pytest
 
 import rfops
 from rfops.jit.build import cpu, ninja
-from rfops.jit.build.host import build_host
+from rfops.jit.build.host import build_host, host_unit
 from rfops.jit.build.spec import load_config, module_spec
-from rfops.jit.build.toolchain import host_toolchain
+from rfops.jit.build.toolchain import Toolchain, host_candidates, host_toolchain
 from rfops.jit.cache.files import cache_root
 from rfops.jit.cache.shelf import Artifact
 from support import process
@@ -102,6 +103,20 @@ def test_sources_that_are_compiled_as_one(folder: Path, compiled: Callable[[], l
         compiled()
 
 
+@pytest.mark.sweep
+@pytest.mark.parametrize("compiler", ["zig", "c++"])
+@pytest.mark.parametrize("module", ["vgpu", "vgpu_hsa", "launcher"])
+def test_sources_compile(compiler: str, module: str, tmp_path: Path) -> None:
+    """By either compiler, of which a machine may have one."""
+    found = {name: argv for name, argv, _ in host_candidates() if argv is not None}
+    unit = host_unit(module_spec(module), Toolchain(compiler, found[compiler], ""))
+    *objects, _ = unit.commands  # the last one links
+    for command in objects:
+        argv = [*unit.argv(command), "-fsyntax-only"]
+        done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+
+
 def test_sources_of_alike_names(folder: Path, compiled: Callable[[], list[str]]) -> None:
     """`lib/one.cpp` and `lib_one.cpp`, folder or not: two objects."""
     (folder / "lib_one.cpp").write_text('extern "C" int three() { return 3; }\n')
@@ -154,7 +169,7 @@ BUILD_AND_DIE = """
 import os, signal, sys
 from pathlib import Path
 from rfops.jit.build import ninja
-from rfops.jit.build.host import build_host
+from rfops.jit.build.host import build_host, host_unit
 from rfops.jit.build.spec import module_spec
 def show(self, status):
     if status.startswith("[3/"):

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from . import process
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
@@ -24,6 +26,11 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(_Costs(Path(config.option.costs).resolve()))
 
 
+def _seconds() -> float:
+    """The CPU time of this process so far, of its children and of the forks it has asked for."""
+    return sum(os.times()[:4]) + process.seconds_of_forks
+
+
 class _Costs:
     """The hooks that measure, in each process; lines of several processes are appended whole."""
 
@@ -32,11 +39,11 @@ class _Costs:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self) -> None:
-        self.begin = sum(os.times()[:4])
+        self.begin = _seconds()
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_teardown(self, item: pytest.Item) -> Iterator[None]:
         yield
-        seconds = sum(os.times()[:4]) - self.begin
+        seconds = _seconds() - self.begin
         with self.file.open("a") as lines:
             lines.write(json.dumps([item.nodeid, round(seconds, 3)]) + "\n")

@@ -24,6 +24,8 @@ SERVER = Path(__file__).with_name("python_server.py")
 # Read when the interpreter or a library starts, so a fork would not see them.
 AT_START = ("PYTHON", "LD_", "MALLOC_", "GLIBC_", "OMP_", "GOMP_", "MKL_", "OPENBLAS_", "TORCH_")
 
+seconds_of_forks = 0.0  # the CPU time of those that have ended, and of what they waited for
+
 
 @cache
 def _server() -> tuple[socket.socket, dict[str, str]]:
@@ -100,16 +102,19 @@ def run(
 
 def _wait(ours: socket.socket, argv: Sequence[str], timeout: float) -> int:
     """The status of the process at the other end, by subprocess's convention."""
-    process = _number(ours)
+    global seconds_of_forks
+    (process,) = _numbers(ours, 1)
     ours.settimeout(timeout)
     try:
-        return os.waitstatus_to_exitcode(_number(ours))
+        status, milliseconds = _numbers(ours, 2)
     except TimeoutError:
         os.kill(process, signal.SIGKILL)
         raise subprocess.TimeoutExpired(argv, timeout) from None
+    seconds_of_forks += milliseconds / 1e3
+    return os.waitstatus_to_exitcode(status)
 
 
-def _number(ours: socket.socket) -> int:
-    numbers = array.array("i", ours.recv(4))
-    assert len(numbers) == 1, "the server of Python processes has ended"
-    return numbers[0]
+def _numbers(ours: socket.socket, count: int) -> list[int]:
+    numbers = array.array("i", ours.recv(4 * count))
+    assert len(numbers) == count, "the server of Python processes has ended"
+    return numbers.tolist()

@@ -158,8 +158,8 @@ u32 inverse_select(const BufferFormat& format, u32 memory, u32 components) {
   return 0;
 }
 
-void load_lane(const BufferFormat& format, const u8* src, const FormatOp& op, u32* out,
-               u32 stride) {
+void load_element(const BufferFormat& format, const u8* src, const FormatOp& op, u32* out,
+                  u32 stride) {
   u32 memory[4] = {};
   u32 bit = 0;
   for (u32 c = 0; c < 4 && format.widths[c]; bit += format.widths[c++]) {
@@ -179,8 +179,8 @@ void load_lane(const BufferFormat& format, const u8* src, const FormatOp& op, u3
   }
 }
 
-void store_lane(const BufferFormat& format, u8* dst, const FormatOp& op, const u32* src,
-                u32 stride) {
+void store_element(const BufferFormat& format, u8* dst, const FormatOp& op, const u32* src,
+                   u32 stride) {
   u32 value[4];
   for (u32 c = 0; c < op.components; ++c) {
     const u32 shift = op.high || c % 2 ? 16 : 0;
@@ -212,7 +212,7 @@ void buffer_load_format(Wave& wave, const Inst& inst, const FormatOp& op) {
     const bool inside = access.mask() >> lane & 1;
     const u8* src = inside ? reinterpret_cast<const u8*>(access.addresses()[lane]) : nullptr;
     u32 out[4] = {};
-    load_lane(format, src, op, out, 1);
+    load_element(format, src, op, out, 1);
     std::memcpy(result.lanes[lane], out, sizeof(out));
     addresses.lane[lane] = host_address(result.lanes[lane]);
     for (u32 d = 0; d < dwords && !inst.lds; ++d) rows[d * kLanes + lane] = out[d];
@@ -228,7 +228,7 @@ void buffer_store_format(Wave& wave, const Inst& inst, const FormatOp& op) {
   BufferAccess access(wave, inst, resource, format.bytes, Granule::kElement, true, true);
   const u32* rows = wave.va(inst.data0);
   for_lanes(access.mask(), [&](u32 lane) {
-    store_lane(format, reinterpret_cast<u8*>(access.addresses()[lane]), op, rows + lane, kLanes);
+    store_element(format, reinterpret_cast<u8*>(access.addresses()[lane]), op, rows + lane, kLanes);
   });
   access.write_back();
 }

@@ -358,7 +358,7 @@ f64 trig_preop(f64 x, u32 segment) {
 
 // -------------------------------------------------------------------------------- table
 
-constexpr Type kU = Type::kB32;
+constexpr Type kB32 = Type::kB32;
 #define SPECIAL(number, name, exec, dst, s0, s1, s2, traits) \
   {number, name, exec, dst, {s0, s1, s2}, kVector | traits}
 #define HALF3(number, name, flops, ...) \
@@ -459,9 +459,9 @@ constexpr OpInfo kVop3[] = {
     SAD(484, "v_msad_u8", i64{msad_u8(a, b, 0)} + c),
     OP3_T(485, "v_qsad_pk_u16_u8", u64, u64, u32, u64, Category::kQuarter, quad_sad<sad_u8>(a, b, c)),
     OP3_T(486, "v_mqsad_pk_u16_u8", u64, u64, u32, u64, Category::kQuarter, quad_sad<msad_u8>(a, b, c)),
-    SPECIAL(487, "v_mqsad_u32_u8", v_mqsad_u32_u8, Type::kB128, Type::kB64, kU, Type::kB128, Category::kQuarter),
-    SPECIAL(488, "v_mad_u64_u32", (v_mad_wide<u32, u64>), Type::kB64, kU, kU, Type::kB64, kCarryOut | Category::kQuarter | Spread::kTowardsHigh),
-    SPECIAL(489, "v_mad_i64_i32", (v_mad_wide<i32, i64>), Type::kB64, kU, kU, Type::kB64, kCarryOut | Category::kQuarter | Spread::kTowardsHigh),
+    SPECIAL(487, "v_mqsad_u32_u8", v_mqsad_u32_u8, Type::kB128, Type::kB64, kB32, Type::kB128, Category::kQuarter),
+    SPECIAL(488, "v_mad_u64_u32", (v_mad_wide<u32, u64>), Type::kB64, kB32, kB32, Type::kB64, kCarryOut | Category::kQuarter | Spread::kTowardsHigh),
+    SPECIAL(489, "v_mad_i64_i32", (v_mad_wide<i32, i64>), Type::kB64, kB32, kB32, Type::kB64, kCarryOut | Category::kQuarter | Spread::kTowardsHigh),
     OP3_T(490, "v_mad_legacy_f16", f16, f16, f16, f16, kFlops2, half_to_float(float_to_half(a * b)) + c),
     INT_SAT(491, "v_mad_legacy_u16", u16, u16, u16, 3, kNoTraits, a * b + c),
     INT_SAT(492, "v_mad_legacy_i16", i16, i16, i16, 3, kNoTraits, a * b + c),
@@ -502,11 +502,11 @@ constexpr OpInfo kVop3[] = {
     OP2_T(646, "v_mul_hi_u32", u32, u32, u32, Category::kQuarter, static_cast<u32>(u64{a} * b >> 32)),
     OP2_T(647, "v_mul_hi_i32", u32, i32, i32, Category::kQuarter, static_cast<u32>(static_cast<u64>(i64{a} * b) >> 32)),
     OP2(648, "v_ldexp_f32", f32, f32, i32, std::scalbn(a, b)),
-    {649, "v_readlane_b32", v_readlane, kU, {kU, kU, Type::kNone}, Category::kValu | kScalarDst | Spread::kReadLane},
-    {650, "v_writelane_b32", v_writelane, kU, {kU, kU, Type::kNone}, Category::kValu | kReadsDst | Spread::kWriteLane},
+    {649, "v_readlane_b32", v_readlane, kB32, {kB32, kB32, Type::kNone}, Category::kValu | kScalarDst | Spread::kReadLane},
+    {650, "v_writelane_b32", v_writelane, kB32, {kB32, kB32, Type::kNone}, Category::kValu | kReadsDst | Spread::kWriteLane},
     OP2(651, "v_bcnt_u32_b32", u32, u32, u32, static_cast<u32>(std::popcount(a)) + b),
-    {652, "v_mbcnt_lo_u32_b32", v_mbcnt<false>, kU, {kU, kU, Type::kNone}, kVector},
-    {653, "v_mbcnt_hi_u32_b32", v_mbcnt<true>, kU, {kU, kU, Type::kNone}, kVector},
+    {652, "v_mbcnt_lo_u32_b32", v_mbcnt<false>, kB32, {kB32, kB32, Type::kNone}, kVector},
+    {653, "v_mbcnt_hi_u32_b32", v_mbcnt<true>, kB32, {kB32, kB32, Type::kNone}, kVector},
     OP2_T(655, "v_lshlrev_b64", u64, u32, u64, Spread::kTowardsHigh, b << (a & 63)),
     OP2_T(656, "v_lshrrev_b64", u64, u32, u64, Spread::kTowardsLow, b >> (a & 63)),
     OP2_T(657, "v_ashrrev_i64", i64, u32, i64, Spread::kTowardsLow, b >> (a & 63)),
@@ -514,7 +514,7 @@ constexpr OpInfo kVop3[] = {
     OP2(659, "v_bfm_b32", u32, u32, u32, ((1u << (a & 31)) - 1) << (b & 31)),
     OP2(660, "v_cvt_pknorm_i16_f32", u32, f32, f32, pack16(norm16<i16>(f64{a}), norm16<i16>(f64{b}))),
     OP2(661, "v_cvt_pknorm_u16_f32", u32, f32, f32, pack16(norm16<u16>(a), norm16<u16>(b))),
-    SPECIAL(662, "v_cvt_pkrtz_f16_f32", v_cvt_pkrtz_f16_f32, kU, Type::kF32, Type::kF32, Type::kNone, kNoTraits),
+    SPECIAL(662, "v_cvt_pkrtz_f16_f32", v_cvt_pkrtz_f16_f32, kB32, Type::kF32, Type::kF32, Type::kNone, kNoTraits),
     OP2(663, "v_cvt_pk_u16_u32", u32, u32, u32, pack16(clamp16<u16>(a), clamp16<u16>(b))),
     OP2(664, "v_cvt_pk_i16_i32", u32, i32, i32, pack16(clamp16<i16>(a), clamp16<i16>(b))),
     OP2(665, "v_cvt_pknorm_i16_f16", u32, f16, f16, pack16(norm16<i16>(a), norm16<i16>(b))),
@@ -523,7 +523,7 @@ constexpr OpInfo kVop3[] = {
     INT_SAT(669, "v_sub_i32", i32, i32, i32, 2, Spread::kCancels, a - b),
     INT_SAT(670, "v_add_i16", i16, i16, i16, 2, kKeepHigh, a + b),
     INT_SAT(671, "v_sub_i16", i16, i16, i16, 2, kKeepHigh, a - b),
-    SPECIAL(672, "v_pack_b32_f16", v_pack_b32_f16, kU, Type::kF16, Type::kF16, Type::kNone, kNoTraits),
+    SPECIAL(672, "v_pack_b32_f16", v_pack_b32_f16, kB32, Type::kF16, Type::kF16, Type::kNone, kNoTraits),
     OP2_T(673, "v_mul_legacy_f32", f32, f32, f32, kFlops1, a == 0 || b == 0 ? 0.0f : a * b),
     EXTREME(680, "v_minimum3_f32", f32, 3, kOnGfx950, float_minimum(float_minimum(a, b), c)),
     EXTREME(681, "v_maximum3_f32", f32, 3, kOnGfx950, float_maximum(float_maximum(a, b), c)),

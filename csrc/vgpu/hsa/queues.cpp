@@ -152,8 +152,8 @@ class QueueProcessor {
     raise_observed(amd_->read_index);
     u64 index = observed_;
     while (index <= last && index < amd_->write_index) {
-      const Packet& packet = packets_[index & (amd_->queue.size - 1)];
-      const u16 header = std::atomic_ref<const u16>(packet.barrier.header);
+      Packet& packet = packets_[index & (amd_->queue.size - 1)];
+      const u16 header = std::atomic_ref<u16>(packet.barrier.header);
       if ((header & 0xff) == kPacketInvalid) return;  // its producer is still writing it
       if (!observed_.compare_exchange_strong(index, index + 1)) continue;
       Launch launch;

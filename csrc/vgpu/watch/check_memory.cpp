@@ -12,8 +12,8 @@ namespace vgpu {
 namespace {
 
 constexpr u64 kPage = 4096;
-constexpr u64 kMaxDistance = u64{1} << 30;  // larger distances are not reported
-constexpr u64 kMaxTable = 16 << 10;         // maximum size of a pointer table, in bytes
+constexpr u64 kMaxReportedDistance = u64{1} << 30;  // larger distances are not reported
+constexpr u64 kMaxTable = 16 << 10;                 // maximum size of a pointer table, in bytes
 constexpr u64 kLowestPointer = 1 << 16, kHighestPointer = u64{1} << 47;
 
 // Host memory registered with rfops_vgpu_register, one entry per call.
@@ -305,7 +305,7 @@ std::string MemoryCheck::describe_address(u64 address, u32 bytes) const {
   }
   const u64 above_distance = low ? address - low->end() : ~u64{0};
   const u64 below_distance = high ? high->base - address : ~u64{0};
-  if (above_distance > kMaxDistance && below_distance > kMaxDistance)
+  if (above_distance > kMaxReportedDistance && below_distance > kMaxReportedDistance)
     return "far from all known memory";
   if (low && above_distance <= below_distance)
     return std::to_string(above_distance) + " bytes after the end of " + name(*low);
