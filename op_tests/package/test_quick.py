@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
-from choose_quick import chosen
+from choose_quick import chosen, chosen_of_all, read_costs
 
 from support import quick
 
@@ -23,6 +25,19 @@ from support import quick
 )
 def test_the_cheapest_are_kept(costs: dict[str, float], kept: list[str]) -> None:
     assert chosen(costs, seconds=1.0, most=2.0) == kept
+
+
+def test_a_file_keeps_one_case() -> None:
+    costs = {"f.py::a": {"": 5.0}, "f.py::b": {"x": 4.0, "y": 3.0}, "g.py::a": {"": 1.0}}
+    kept = chosen_of_all({**costs, "g.py::b": {"": 3.0}}, seconds=1.0, most=2.0)
+    assert kept == {"f.py::a": [], "f.py::b": ["y"], "g.py::a": [""], "g.py::b": []}
+
+
+def test_a_case_pays_for_what_it_once_built(tmp_path: Path) -> None:
+    files = [tmp_path / "first.jsonl", tmp_path / "second.jsonl"]
+    files[0].write_text('["f.py::a[x]", 3.0]\n["f.py::b", 0.1]\n')
+    files[1].write_text('["f.py::a[x]", 0.2]\n["f.py::b", 0.3]\n["f.py::a[y]", 0.1]\n')
+    assert read_costs(files) == {"f.py::a": {"x": 3.0, "y": 0.1}, "f.py::b": {"": 0.3}}
 
 
 class _Item:
