@@ -81,26 +81,26 @@ struct Weights {
 }  // namespace
 
 extern "C" __global__ void __attribute__((amdgpu_flat_work_group_size(kThreads, kThreads)))
-mla_absorb_cache_write(const Input* __restrict__ q_nope,  // [T, heads, kNope]
-                       const void* __restrict__ k_up,     // [heads, kLatent, kNope]
-                       u32 num_product_groups, u32 num_tokens, u32 q_nope_token, u32 q_nope_head,
-                       u32 k_up_head, u32 k_up_row, u32 num_kv_c_groups, u32 num_k_pe_groups,
-                       u32 num_slots, u32 kv_c_row,
-                       const f32* __restrict__ k_up_scale,  // [heads, kLatent / 128, kScaleColumns]
-                       const SlotIdx* __restrict__ slot_indices,  // [num_slots]
-                       const Position* __restrict__ positions,    // [T]
-                       const Input* __restrict__ kv_c,            // [T, kLatent]
-                       const Norm* __restrict__ kv_norm,          // [kLatent]
-                       const Input* __restrict__ k_pe,            // [T, kRotary]
-                       const Input* __restrict__ q_pe,            // [T, heads, kRotary]
-                       f32 eps, u32 k_pe_row, const f32* __restrict__ kv_scale,
-                       void* __restrict__ kv, u32 num_cache_slots, u32 page, u32 page_stride,
-                       u32 slot_stride, const Angle* __restrict__ cos_sin,
-                       const Angle* __restrict__ sin, u32 angle_row, u32 num_positions,
-                       u32 sin_offset,        // of row 0 of the sines, from `sin` on
-                       void* __restrict__ q,  // [T, heads, kLatent + kRotary]
-                       u32 q_pe_token, u32 q_pe_head, u32 q_token, u32 q_head,
-                       const f32* __restrict__ q_scale) {
+mla_absorb_cache_write(
+    // What rows of kv_c need comes first, since they take the longest.
+    u32 num_product_groups, u32 num_kv_c_groups, u32 num_tokens, u32 num_slots,
+    const Input* __restrict__ kv_c,            // [T, kLatent]
+    const Norm* __restrict__ kv_norm,          // [kLatent]
+    const SlotIdx* __restrict__ slot_indices,  // [num_slots]
+    const f32* __restrict__ kv_scale, u32 kv_c_row, u32 num_k_pe_groups, void* __restrict__ kv,
+    u32 num_cache_slots, u32 page, u32 page_stride, u32 slot_stride, f32 eps,
+    const Input* __restrict__ q_nope,    // [T, heads, kNope]
+    const void* __restrict__ k_up,       // [heads, kLatent, kNope]
+    const f32* __restrict__ k_up_scale,  // [heads, kLatent / 128, kScaleColumns]
+    void* __restrict__ q,                // [T, heads, kLatent + kRotary]
+    u32 q_nope_token, u32 q_nope_head, u32 k_up_head, u32 k_up_row, u32 q_token, u32 q_head,
+    const f32* __restrict__ q_scale,
+    const Position* __restrict__ positions,  // [T]
+    const Input* __restrict__ k_pe,          // [T, kRotary]
+    const Input* __restrict__ q_pe,          // [T, heads, kRotary]
+    u32 k_pe_row, u32 q_pe_token, u32 q_pe_head, const Angle* __restrict__ cos_sin,
+    const Angle* __restrict__ sin, u32 angle_row, u32 num_positions,
+    u32 sin_offset) {  // of row 0 of the sines, from `sin` on
   u32 group = workgroup_id_x();
   const u32 lane = lane_id();
   if (group < num_product_groups) {
@@ -127,6 +127,7 @@ mla_absorb_cache_write(const Input* __restrict__ q_nope,  // [T, heads, kNope]
 #pragma unroll
       for (u32 s = 0; s < kSteps; ++s)
         x[s] = *reinterpret_cast<const U32x4*>(row + k0 + s * kStepK);
+      sched_barrier();  // all loads come before the first is waited for
       F32x4 sum = {};
 #pragma unroll
       for (u32 b = 0; b < kScaleColumns; ++b) {
@@ -164,7 +165,10 @@ mla_absorb_cache_write(const Input* __restrict__ q_nope,  // [T, heads, kNope]
     UnitWeights<Norm, kVec> weights;
     if constexpr (kNorm) weights.load(kv_norm, unit);
     const f32 factor = inverse_scale<kCacheFp8>(kv_scale);
-    if constexpr (kNorm) elements.normalise<kLatentUnits>(weights, eps);
+    if constexpr (kNorm) {
+      weights.keep();
+      elements.normalise<kLatentUnits>(weights, eps);
+    }
     if (own >= num_tokens || !cache.contains(slot_idx)) return;
     elements.store_as<kCacheFp8>(kv, cache.offset(slot_idx), unit, false, factor);
     return;
@@ -172,8 +176,8 @@ mla_absorb_cache_write(const Input* __restrict__ q_nope,  // [T, heads, kNope]
   group -= num_kv_c_groups;
 
   UnitAngles<Angle, kVec> angles;
-  const auto load_angles = [&](u32 token, u32 unit) {
-    const u64 row = angle_row_offset(positions[token], num_positions, angle_row);
+  const auto load_angles = [&](Position position, u32 unit) {
+    const u64 row = angle_row_offset(position, num_positions, angle_row);
     angles.load(cos_sin + row, sin + (row + sin_offset), unit);
   };
   if (group < num_k_pe_groups) {
@@ -182,8 +186,9 @@ mla_absorb_cache_write(const Input* __restrict__ q_nope,  // [T, heads, kNope]
     if (token >= num_tokens) return;
     const Index64 slot_idx = slot_of(token);
     Unit elements(k_pe + u64{token} * k_pe_row, unit, !kInterleaved);
-    load_angles(token, unit);
-    const f32 factor = inverse_scale<kCacheFp8>(kv_scale);
+    const Position position = positions[token];
+    const f32 factor = inverse_scale<kCacheFp8>(kv_scale);  // while positions are on their way
+    load_angles(position, unit);
     if (!cache.contains(slot_idx)) return;
     elements.rotate<kInterleaved>(angles);
     elements.store_as<kCacheFp8>(kv, cache.offset(slot_idx) + kLatent, unit, !kInterleaved, factor);
@@ -194,8 +199,9 @@ mla_absorb_cache_write(const Input* __restrict__ q_nope,  // [T, heads, kNope]
   const HeadUnit<kHeads, kRotaryUnits> head_unit(group * kThreads + thread_id());
   if (head_unit.token >= num_tokens) return;
   Unit elements(q_pe + head_unit.row(q_pe_token, q_pe_head), head_unit.unit, !kInterleaved);
-  load_angles(head_unit.token, head_unit.unit);
+  const Position position = positions[head_unit.token];
   const f32 factor = inverse_scale<kQueryFp8>(q_scale);
+  load_angles(position, head_unit.unit);
   elements.rotate<kInterleaved>(angles);
   elements.store_as<kQueryFp8>(q, head_unit.row(q_token, q_head) + kLatent, head_unit.unit,
                                !kInterleaved, factor);

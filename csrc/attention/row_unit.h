@@ -93,6 +93,8 @@ struct UnitWeights {
     vec0 = reinterpret_cast<const RowVec<Weight, kVec>*>(row)[2 * unit];
     vec1 = reinterpret_cast<const RowVec<Weight, kVec>*>(row)[2 * unit + 1];
   }
+  // Waits for them here: the compiler would load them where they are used, behind a reduction.
+  __device__ void keep() { force_vgpr(vec0), force_vgpr(vec1); }
 };
 
 // kRotary: elements of a row that rotate.
