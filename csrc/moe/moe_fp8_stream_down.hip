@@ -46,7 +46,7 @@ constexpr u32 kSpan = Order::kTiles;  // neighbouring blocks that are loaded tog
 static_assert(kSteps % kSpan == 0, "a whole number of loads");
 constexpr u32 kStored = kColumns % 4 == 0 ? 4 : 2;  // neighbours that are stored together
 using OutVec = Input __attribute__((ext_vector_type(kStored)));
-using RawRows = HitRows<Input, 2, 2>;
+using RawRows = HitRows<Input, 2, 1>;
 
 constexpr u32 kRowMask = (1u << kTileRows) - 1;
 constexpr u32 larger(u32 a, u32 b) { return a > b ? a : b; }

@@ -90,7 +90,7 @@ class Hip(Kernel):
 
     def defines(self, c: Call, config: Any) -> Mapping[str, Any]:
         # Half as many reads of x, where there are workgroups enough.
-        n_tiles = 2 if ceil(c.N, 2 * TILE) * 4 >= 3 * (c.cu_num or 1) else 1
+        n_tiles = 2 if ceil(c.N, 2 * TILE) * 3 >= 2 * (c.cu_num or 1) else 1
         return {
             "IN": IN_TYPES[c.x_dtype],
             "OUT": IN_TYPES[c.dtype],
