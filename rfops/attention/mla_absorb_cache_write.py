@@ -402,7 +402,8 @@ def mla_absorb_cache_write(
     sin : [positions, R / 2] of cos_sin's dtype, or None.
     kv_scale : one float32 for an FP8 cache: what it is to be multiplied by.
     k_up_scale : [heads, L/128, D/128] float32 for k_up in FP8.
-    kv_norm : [L], the weight of kv_c's norm, or None where kv_c is normalised already.
+    kv_norm : [L] bfloat16, float16 or float32, the weight of kv_c's norm; None where kv_c is
+        normalised already.
     q_scale : one float32 for q in FP8: what it is to be multiplied by.
     eps : of the norm.
     interleaved : whether a pair is two neighbours, not an element of each half.
