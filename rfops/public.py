@@ -8,6 +8,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rfops import vgpu
     from rfops.attention.kv_cache_write import kv_cache_write, kv_cache_write_ref
+    from rfops.attention.mla_absorb_cache_write import (
+        mla_absorb_cache_write,
+        mla_absorb_cache_write_ref,
+    )
     from rfops.attention.mla_cache_write import (
         mla_cache_write,
         mla_cache_write_ref,
@@ -31,6 +35,7 @@ if TYPE_CHECKING:
     from rfops.gemm.a16wfp4 import gemm_a16wfp4, gemm_a16wfp4_ref
     from rfops.gemm.afp4wfp4 import gemm_afp4wfp4, gemm_afp4wfp4_ref
     from rfops.gemm.batched_a16w16 import batched_gemm_a16w16, batched_gemm_a16w16_ref
+    from rfops.gemm.linear_fp8 import linear_fp8_blockscale, linear_fp8_blockscale_ref
     from rfops.gemm.mxfp8 import gemm_mxfp8, gemm_mxfp8_ref
     from rfops.moe.align_block_size import moe_align_block_size
     from rfops.moe.fused_moe import fused_moe, fused_moe_ref, moe_layer
@@ -57,6 +62,7 @@ if TYPE_CHECKING:
 MODULES: dict[str, tuple[str, ...]] = {
     "vgpu": (),
     "attention.kv_cache_write": ("kv_cache_write", "kv_cache_write_ref"),
+    "attention.mla_absorb_cache_write": ("mla_absorb_cache_write", "mla_absorb_cache_write_ref"),
     "attention.mla_cache_write": (
         "mla_cache_write",
         "mla_cache_write_ref",
@@ -77,6 +83,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "gemm.a16wfp4": ("gemm_a16wfp4", "gemm_a16wfp4_ref"),
     "gemm.afp4wfp4": ("gemm_afp4wfp4", "gemm_afp4wfp4_ref"),
     "gemm.batched_a16w16": ("batched_gemm_a16w16", "batched_gemm_a16w16_ref"),
+    "gemm.linear_fp8": ("linear_fp8_blockscale", "linear_fp8_blockscale_ref"),
     "gemm.mxfp8": ("gemm_mxfp8", "gemm_mxfp8_ref"),
     "moe.align_block_size": ("moe_align_block_size",),
     "moe.fused_moe": ("fused_moe", "fused_moe_ref", "moe_layer"),
@@ -131,6 +138,10 @@ __all__ = [
     "grouped_topk_ref",
     "kv_cache_write",
     "kv_cache_write_ref",
+    "linear_fp8_blockscale",
+    "linear_fp8_blockscale_ref",
+    "mla_absorb_cache_write",
+    "mla_absorb_cache_write_ref",
     "mla_cache_write",
     "mla_cache_write_ref",
     "mla_decode",

@@ -79,13 +79,17 @@ mla_cache_write(u32 num_key_groups, u32 num_q_pe_groups, u32 num_tokens, u32 num
     if (token >= num_tokens) return;
     // Every load that needs no other comes first, because a lone token is bound by latency.
     const Index64 slot_idx = token < num_slots ? static_cast<Index64>(slot_indices[token]) : -1;
-    const Position position = kRotates ? positions[token] : 0;
+    Position position = kRotates ? positions[token] : 0;
     const bool is_pe = unit_of_token < kRotaryUnits, in_halves = kHalves && is_pe;
     const u32 unit = is_pe ? unit_of_token : unit_of_token - kRotaryUnits;
     const u64 row = u64{token} * (is_pe ? k_pe_row : kv_c_row);
     Unit elements((is_pe ? k_pe : kv_c) + row, unit, in_halves);
+    // Angles wait for the position alone, and for no scale: the compiler would load the position
+    // where it is used (one token, in place, MI355X, cold caches, estimated: 3.68 us, 3.39 so).
+    const f32 scale = kCacheFp8 ? *kv_scale : 1.0f;
+    if constexpr (kRotates) force_vgpr(position);
+    const f32 factor = 1.0f / scale;
     if (kRotates && is_pe) load_angles(position, unit);
-    const f32 factor = inverse_scale<kCacheFp8>(kv_scale);
     if (kRotates && is_pe) {
       elements.rotate<kInterleaved>(angles);
       if constexpr (kKeyOut) elements.store(k_pe_out + u64{token} * k_pe_out_row, unit, in_halves);

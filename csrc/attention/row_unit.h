@@ -84,6 +84,19 @@ struct UnitAngles {
   }
 };
 
+// Weights of a norm of one unit that is copied.
+template <class Weight, u32 kVec>
+struct UnitWeights {
+  RowVec<Weight, kVec> vec0, vec1;
+
+  __device__ void load(const Weight* row, u32 unit) {
+    vec0 = reinterpret_cast<const RowVec<Weight, kVec>*>(row)[2 * unit];
+    vec1 = reinterpret_cast<const RowVec<Weight, kVec>*>(row)[2 * unit + 1];
+  }
+  // Waits for them here: the compiler would load them where they are used, behind a reduction.
+  __device__ void keep() { force_vgpr(vec0), force_vgpr(vec1); }
+};
+
 // kRotary: elements of a row that rotate.
 template <class Input, u32 kVec, u32 kRotary>
 class RowUnit {
@@ -104,6 +117,25 @@ class RowUnit {
     const Vec turned_high = narrow(__builtin_elementwise_fma(high, cos, low * sin));
     vec0_ = kInterleaved ? merged<false>(turned_low, turned_high) : turned_low;
     vec1_ = kInterleaved ? merged<true>(turned_low, turned_high) : turned_high;
+  }
+
+  // Replaces the row, of which kLanes neighbouring lanes have a unit each, by it over its root mean
+  // square, times the weights. Requires: all lanes active.
+  template <u32 kLanes, class Weight>
+  __device__ void normalise(const UnitWeights<Weight, kVec>& weights, f32 eps) {
+    const Floats low = __builtin_convertvector(vec0_, Floats);
+    const Floats high = __builtin_convertvector(vec1_, Floats);
+    f32 sum = 0.0f;
+#pragma unroll
+    for (u32 i = 0; i < kVec; ++i) {
+      sum = __builtin_fmaf(low[i], low[i], sum);
+      sum = __builtin_fmaf(high[i], high[i], sum);
+    }
+    constexpr f32 kInverse = 1.0f / (kLanes * 2 * kVec);
+    const f32 factor =
+        __builtin_amdgcn_rsqf(__builtin_fmaf(sum_over_lanes<kLanes>(sum), kInverse, eps));
+    vec0_ = narrow(low * factor * __builtin_convertvector(weights.vec0, Floats));
+    vec1_ = narrow(high * factor * __builtin_convertvector(weights.vec1, Floats));
   }
 
   __device__ void store(Input* row, u32 unit, bool in_halves) const {

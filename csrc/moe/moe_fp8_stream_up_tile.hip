@@ -38,8 +38,7 @@ constexpr u32 kSums = 2;  // gate and up
 constexpr u32 kSpan = 4;  // blocks of K, and cache lines of a row, that a wave loads together
 using Order = WaveOrder<kSpan>;
 using WeightRows = WaveTileLoader<RFOPS_SHUFFLED, kSpan>;
-using XRows = HitRows<Input>;
-static_assert(XRows::kBlocks == kSpan);
+using XRows = HitRows<Input, kSpan>;
 constexpr u32 kLoads = kSpan / WeightRows::kTiles;
 static_assert(kLoads * WeightRows::kTiles == kSpan, "a whole number of loads");
 using OutVec = Input __attribute__((ext_vector_type(4)));
@@ -69,13 +68,14 @@ __device__ inline u32 expert_of(u32 slot, const LaneChoices<kTopK, 1, Id>& choic
 
 extern "C" __global__ void __attribute__((amdgpu_flat_work_group_size(kThreads, kThreads),
                                           amdgpu_waves_per_eu(2)))
-moe_fp8_stream_up_tile(Input* __restrict__ h,            // [M, kTopK + shared, N]
-                       u32* __restrict__ hits,           // [1 + E]: how many experts, which
-                       const Input* __restrict__ x,      // [M, K]
+moe_fp8_stream_up_tile(const Id* __restrict__ topk_ids,  // [M, kTopK]
+                       u32 m, u32 routed, u32 shared, u32 n, u32 k,
                        const u8* __restrict__ w,         // [E, 2 N, K], gate and then up
+                       const Input* __restrict__ x,      // [M, K]
                        const f32* __restrict__ w_scale,  // [E, 2 N/128, K/128]
-                       const Id* __restrict__ topk_ids,  // [M, kTopK]
-                       u32 m, u32 routed, u32 shared, u32 n, u32 k) {
+                       Input* __restrict__ h,            // [M, kTopK + shared, N]
+                       u32* __restrict__ hits)           // [1 + E]: how many experts, which
+{
   const u32 n0 = workgroup_id_x() * kTileRows, slot = workgroup_id_y();
   const u32 wave = wave_id(), lane = lane_id(), blocks = k / kTileK, choices_of_all = m * kTopK;
   if (slot == shared + (choices_of_all < routed ? choices_of_all : routed)) {
@@ -108,7 +108,7 @@ moe_fp8_stream_up_tile(Input* __restrict__ h,            // [M, kTopK + shared, 
     Fragment gate[kSpan], up[kSpan];
     f32 gate_scale[kSpan], up_scale[kSpan];
     // x first: it comes from L2 and is quantised before the weights are there.
-    XRows x_rows(x_buffer, row_bytes, hit_rows);
+    XRows x_rows(x_buffer, token * row_bytes, hit_rows);
     x_rows.load(begin, blocks);
 #pragma unroll
     for (u32 l = 0; l < kLoads; ++l) {

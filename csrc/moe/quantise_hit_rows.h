@@ -1,13 +1,14 @@
 // MFMA operands of FP8 from rows of 16-bit elements, of which a wave needs few: those of the tokens
 // that chose its expert. The wave quantises them itself (rfops/number/fp8_blockscale.h).
 //
-// Layout. A load brings four blocks of 128 of one row, 8 elements per lane and 16 lanes per block.
-// Payloads pass through an LDS tile per block (rfops/tile/lds_swizzle.h) to the lanes of the row;
-// all other lanes have zeros. LDS serves the accesses of one wave in order, so no barrier is
-// needed.
+// Layout. A load brings kBlocks blocks of 128, of as many rows as a wave has lanes for: 8 elements
+// per lane and 16 lanes per block. Payloads pass through an LDS tile per block
+// (rfops/tile/lds_swizzle.h) to the lanes of the row; all other lanes have zeros. LDS serves the
+// accesses of one wave in order, so no barrier is needed.
 #pragma once
 
 #include "rfops/chip/buffer.h"
+#include "rfops/chip/sync.h"
 #include "rfops/number/fp8_blockscale.h"
 #include "rfops/tile/lds_swizzle.h"
 #include "rfops/wave/mx_block_amax.h"
@@ -15,25 +16,27 @@
 
 namespace rfops {
 
-// Quantises rows of one operand tile of 16 rows. Payloads and scales equal those of
-// quant_fp8_blockscale bit for bit. Requires: all lanes active.
-template <class Input>
+// Quantises rows of one operand tile of 16 rows, kNumBlocks neighbouring blocks of K at a time.
+// Payloads and scales equal those of quant_fp8_blockscale bit for bit. Requires: all lanes active.
+template <class Input, u32 kNumBlocks, u32 kLoadsAtOnce = 4>
 class HitRows {
  public:
-  static constexpr u32 kBlocks = 4;  // neighbouring ones along K that are quantised together
+  static constexpr u32 kBlocks = kNumBlocks;
   // A tile of 128-byte rows begins at another half of 64 banks than the tile before.
   static constexpr u32 kTileStride = kLdsTile + (kLdsBanks == 64 ? kRowBytes : 0);
   static constexpr u32 kBytes = kBlocks * kTileStride;  // of LDS, which no other wave uses
 
-  // `rows` has a bit for each of the first 16 rows of the buffer that is needed; they are
-  // `row_bytes` apart.
-  __device__ HitRows(const Buffer& buffer, u32 row_bytes, u32 rows)
-      : buffer_(buffer), row_bytes_(row_bytes), rows_(rows) {}
+  __device__ HitRows() {}
+  // `rows` has a bit for each of the 16 rows that is needed; lane l has the byte offset in the
+  // buffer of row l % 16.
+  __device__ HitRows(const Buffer& buffer, u32 row_offset, u32 rows)
+      : buffer_(buffer), row_offset_(row_offset), rows_(rows) {}
 
   // Loads the first rows: kBlocks blocks of 128 from `block` on, zeros from block `end` on.
   __device__ void load(u32 block, u32 end) {
     remaining_ = rows_;
     load_more(block, end);
+    between_lanes();  // or the compiler moves the loads to their use, behind later ones
   }
   // Quantises all rows, of which it loads those beyond the first; returns the lane's fragments and
   // the scales of its row.
@@ -42,25 +45,31 @@ class HitRows {
     const u32 lane = lane_id(), lane_row = lane % kTileRows;
 #pragma unroll
     for (u32 b = 0; b < kBlocks; ++b) scales[b] = 0.0f;
-    if (rows_ != 0) {
-      for (;;) {
+    const auto store_loaded = [&] {
 #pragma unroll
-        for (u32 r = 0; r < kRowsAtOnce; ++r) {
-          if (remaining_ != 0) {
-            const u32 row = static_cast<u32>(__builtin_ctz(remaining_));
-            remaining_ &= remaining_ - 1;
-            const f32 scale = store_row(lds, row, loaded_[r]);
+      for (u32 i = 0; i < kLoadsAtOnce; ++i) {
+        if (remaining_ == 0) return;
+        const LoadRows rows(remaining_);
+        const f32 scale = store_rows(lds, rows, loaded_[i]);
 #pragma unroll
-            for (u32 b = 0; b < kBlocks; ++b) {
-              const f32 of_block = __builtin_bit_cast(
-                  f32, readlane(__builtin_bit_cast(u32, scale), b * kLanesPerBlock));
-              scales[b] = lane_row == row ? of_block : scales[b];
-            }
+        for (u32 r = 0; r < kRowsPerLoad; ++r) {
+#pragma unroll
+          for (u32 b = 0; b < kBlocks; ++b) {
+            const u32 scale_lane = (r * kBlocks + b) * kLanesPerBlock;
+            const f32 of_block =
+                __builtin_bit_cast(f32, readlane(__builtin_bit_cast(u32, scale), scale_lane));
+            scales[b] = lane_row == rows.index[r] ? of_block : scales[b];
           }
         }
-        if (remaining_ == 0) break;
-        load_more(block, end);
       }
+    };
+    // The first rows wait for their own loads alone; the loop leaves none of its own in flight, so
+    // that the compiler does not wait for all where paths meet.
+    store_loaded();
+    while (remaining_ != 0) {
+      load_more(block, end);
+      wait_vmcnt<0>();
+      store_loaded();
     }
     between_lanes();
     const LdsFragmentOffsets offsets = lds_fragment_offsets(lane);
@@ -75,23 +84,56 @@ class HitRows {
 
  private:
   static constexpr u32 kElemsPerLane = 8, kLanesPerBlock = kTileK / kElemsPerLane;
-  static constexpr u32 kRowsAtOnce = 4;
-  static_assert(kBlocks * kLanesPerBlock == kWaveSize, "a load covers the blocks of a row");
+  static constexpr u32 kLanesPerRow = kBlocks * kLanesPerBlock;
+  static constexpr u32 kRowsPerLoad = kWaveSize / kLanesPerRow;
+  static_assert(kBlocks == 2 || kBlocks == 4, "lanes of a bank conflict have rows of their own");
+
+  // The rows of one load, which are taken from `remaining`; kNone where there are no more.
+  struct LoadRows {
+    static constexpr u32 kNone = ~0u;
+    u32 index[kRowsPerLoad];
+
+    __device__ explicit LoadRows(u32& remaining) {
+#pragma unroll
+      for (u32 r = 0; r < kRowsPerLoad; ++r) {
+        index[r] = remaining != 0 ? static_cast<u32>(__builtin_ctz(remaining)) : kNone;
+        remaining &= remaining - 1;
+      }
+    }
+    // Returns the row of a lane.
+    __device__ u32 of(u32 lane) const {
+      u32 row = index[0];
+#pragma unroll
+      for (u32 r = 1; r < kRowsPerLoad; ++r) row = lane / kLanesPerRow == r ? index[r] : row;
+      return row;
+    }
+  };
 
   __device__ void load_more(u32 block, u32 end) {
     const u32 lane = lane_id(), bytes = u32{sizeof(Input)};
-    const bool in_bounds = block + lane / kLanesPerBlock < end;
+    const u32 lane_block = lane % kLanesPerRow / kLanesPerBlock;
+    const bool in_bounds = block + lane_block < end;
     u32 remaining = remaining_;
 #pragma unroll
-    for (u32 r = 0; r < kRowsAtOnce; ++r) {
-      const u32 row = remaining != 0 ? static_cast<u32>(__builtin_ctz(remaining)) : 0;
-      const u32 offset = remaining != 0 && in_bounds ? lane * kVecBytes : kOutOfBounds;
-      loaded_[r] = buffer_load_b128(buffer_, offset, row * row_bytes_ + block * kTileK * bytes);
-      remaining &= remaining - 1;
+    for (u32 i = 0; i < kLoadsAtOnce; ++i) {
+      const LoadRows rows(remaining);
+      u32 offset = lane % kLanesPerRow * kVecBytes;
+      offset = rows.of(lane) != LoadRows::kNone && in_bounds ? offset : kOutOfBounds;
+      u32 row_offset = 0;
+      if constexpr (kRowsPerLoad == 1) {
+        row_offset = readlane(row_offset_, rows.index[0] % kWaveSize);
+      } else {
+#pragma unroll
+        for (u32 r = 0; r < kRowsPerLoad; ++r) {
+          const u32 own = readlane(row_offset_, rows.index[r] % kWaveSize);
+          offset += lane / kLanesPerRow == r ? own : 0;
+        }
+      }
+      loaded_[i] = buffer_load_b128(buffer_, offset, row_offset + block * kTileK * bytes);
     }
   }
-  // Stores the lane's payloads of a row; returns the scale of its block.
-  __device__ static f32 store_row(LdsBytes* lds, u32 row, U32x4 loaded) {
+  // Stores the lane's payloads of its row; returns the scale of its block.
+  __device__ static f32 store_rows(LdsBytes* lds, const LoadRows& rows, U32x4 loaded) {
     Eight<Input> elems;
 #pragma unroll
     for (u32 i = 0; i < elems.kWords; ++i) elems.words[i] = loaded[i];
@@ -103,9 +145,12 @@ class HitRows {
       return block.convert(elems.element(i), elems.element(i + 1), elems.element(i + 2),
                            elems.element(i + 3));
     };
-    const u32 lane = lane_id(), chunk = lane % kLanesPerBlock / 2;
-    const u32 offset = lane / kLanesPerBlock * kTileStride + lds_offset(row, chunk) + lane % 2 * 8;
-    *reinterpret_cast<RFOPS_LDS U32x2*>(lds + offset) = U32x2{payloads(0), payloads(4)};
+    const u32 lane = lane_id(), row = rows.of(lane), chunk = lane % kLanesPerBlock / 2;
+    const u32 lane_block = lane % kLanesPerRow / kLanesPerBlock;
+    const u32 offset = lane_block * kTileStride + lds_offset(row, chunk) + lane % 2 * 8;
+    const U32x2 codes = {payloads(0), payloads(4)};
+    if (kRowsPerLoad == 1 || row != LoadRows::kNone)
+      *reinterpret_cast<RFOPS_LDS U32x2*>(lds + offset) = codes;
     return block.scale();
   }
   // Keeps the order of this wave's LDS accesses: the compiler assumes that lanes are independent.
@@ -115,8 +160,8 @@ class HitRows {
   }
 
   Buffer buffer_;
-  u32 row_bytes_, rows_, remaining_ = 0;
-  U32x4 loaded_[kRowsAtOnce];
+  u32 row_offset_, rows_, remaining_ = 0;
+  U32x4 loaded_[kLoadsAtOnce];
 };
 
 }  // namespace rfops

@@ -10,8 +10,10 @@ import torch
 
 import rfops
 from rfops.attention import kv_cache_write as kv
+from rfops.attention import mla_absorb_cache_write as absorb
 from rfops.attention import mla_cache_write as mla
 from rfops.attention.kv_cache_write import kv_cache_write
+from rfops.attention.mla_absorb_cache_write import mla_absorb_cache_write
 from rfops.attention.mla_cache_write import (
     mla_cache_write,
     mla_rope_cache_write,
@@ -21,6 +23,8 @@ from rfops.attention.rope import rope
 from rfops.attention.rotary import rope_cos_sin
 from rfops.dispatch.declare import fp8_of
 from rfops.dispatch.problem import Problem, poison
+from rfops.quantization.fp8_blockscale import reference as quantise
+from rfops.rowwise.rms_norm import rms_norm_ref
 
 BF16, F16 = torch.bfloat16, torch.float16
 SCALE = torch.tensor([0.02])
@@ -168,6 +172,137 @@ def test_mla_rope_concat_cache_write(
     assert_same(again, expected_q)
 
 
+def assert_near(actual: torch.Tensor, exact: torch.Tensor, sums: torch.Tensor) -> None:
+    """Rounded to bf16, after fp32 sums of products whose magnitudes add up to `sums`."""
+    excess = (actual.double() - exact).abs() - (2**-8 * exact.abs() + 2**-20 * sums)
+    worst = int(excess.argmax())
+    got, want = float(actual.flatten()[worst]), float(exact.flatten()[worst])
+    assert float(excess.max()) <= 0, f"element {worst} is {got}, expected {want}"
+
+
+def absorbed(t: Tokens, width: int, arch: str, weight: str) -> dict[str, Any]:
+    """Heads of `width` + 64 as q_b writes them, rows of q_a, kv_a, k_pe, and weights."""
+    tokens, heads, latent = len(t.kv_c), t.q_pe.shape[1], t.kv_c.shape[1]
+    q = random(tokens, heads, width + 64, seed=4)
+    a = random(tokens, 32 + t.width, seed=5)
+    w, scale = random(heads * latent, width, seed=6), None
+    if weight == "fp8":
+        w, scale = quantise(w, 128, False, fp8_of(arch))
+        scale = scale.view(heads, latent // 128, -1)
+    return {
+        "q_nope": q[..., :width],
+        "q_pe": q[..., width:],
+        "k_pe": a[:, 32 + latent :],
+        "kv_c": a[:, 32 : 32 + latent],
+        "k_up": w.view(heads, latent, width),
+        "k_up_scale": scale,
+        "kv_norm": random(latent, seed=7).float(),
+    }
+
+
+@pytest.mark.thin(3)
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("weight", ["bf16", "fp8"])
+@pytest.mark.parametrize(
+    ("tokens", "width", "latent"), [(1, 128, 512), (9, 128, 512), (17, 32, 128), (33, 160, 1024)]
+)
+def test_mla_absorb_cache_write(
+    tokens: int, width: int, latent: int, weight: str, interleaved: bool, arch: str
+) -> None:
+    """The product within its rounding, the norm too; what is rotated has the bits of rope; FP8 has
+    those of what is written otherwise."""
+    t = Tokens(tokens, latent=latent)
+    given = absorbed(t, width, arch, "bf16" if width % 128 else weight)
+    t.q_pe, t.k_pe, t.kv_c = given["q_pe"], given["k_pe"].clone(), given["kv_c"]
+    kept = {name: x.clone() for name, x in given.items() if x is not None}
+    q_pe, k = t.rotated(interleaved)
+    common = {"positions": t.positions, "slots": t.slots, "cos_sin": t.cos_sin}
+    common |= {"interleaved": interleaved, **given}
+    cache, out = t.cache(), poison(torch.empty(tokens, 3, t.width, dtype=BF16))
+    with rfops.vgpu.check() as c:
+        made = mla_absorb_cache_write(kv=cache, q=out, **common)
+    assert not c.findings, "\n".join(map(str, c.findings))
+    assert made is out
+    w = given["k_up"].double()
+    if given["k_up_scale"] is not None:
+        w = w * given["k_up_scale"].double().repeat_interleave(128, 1).repeat_interleave(128, 2)
+    x = given["q_nope"].double().transpose(0, 1)
+    exact, sums = (x @ w.mT).transpose(0, 1), (x.abs() @ w.abs().mT).transpose(0, 1)
+    assert_near(out[..., :latent], exact, sums)
+    assert_same(out[..., latent:], q_pe)
+    y = rms_norm_ref(given["kv_c"].double(), given["kv_norm"].double())
+    cached = t.slots >= 0
+    rows = cache.view(-1, t.width)[t.slots[cached]]
+    assert_near(rows[:, :latent], y.double()[cached], torch.zeros(()))
+    both = torch.cat((rows[:, :latent], k[cached]), -1)
+    assert_same(cache, filled(t.cache(), both, t.slots[cached]))
+    for name, x in kept.items():
+        assert_same(given[name], x)
+
+    fp8, scale = fp8_of(arch), torch.tensor([0.03])
+    narrow = t.cache(fp8)
+    common |= {"kv_scale": SCALE, "q_scale": scale}
+    q = mla_absorb_cache_write(kv=narrow, q=poison(torch.empty(out.shape).to(fp8)), **common)
+    assert_same(q, converted(out, fp8, scale))
+    assert_same(narrow, filled(t.cache(fp8), converted(rows, fp8), t.slots[cached]))
+    plain = t.cache()
+    mla_absorb_cache_write(kv=plain, **(common | {"kv_norm": None}))
+    rows = torch.cat((given["kv_c"], k), -1)
+    assert_same(plain, filled(t.cache(), rows, t.slots))
+
+
+@pytest.mark.requires_gfx950
+def test_what_absorbs_by_other_kernels() -> None:
+    """Many tokens, and weights that lie the other way, by several launches, near the one's result;
+    no token at all."""
+    for tokens, route in ((66, "ops"), (5, "ops"), (5, "hip"), (0, "hip")):
+        t = Tokens(tokens)
+        t.slots = torch.arange(tokens) % 48
+        t.slots[48:] = -1
+        given = absorbed(t, 128, "gfx950", "bf16")
+        own = given
+        if route == "ops" and tokens == 5:
+            own = given | {"k_up": given["k_up"].mT.contiguous().mT}
+        common = {"positions": t.positions, "slots": t.slots, "cos_sin": t.cos_sin}
+        cache = t.cache()
+        q = mla_absorb_cache_write(kv=cache, **common, **own)
+        with rfops.vgpu.profile() as profiled:
+            mla_absorb_cache_write(kv=t.cache(), **common, **own)
+        names = [launch.kernel for launch in profiled.launches]
+        assert (names == ["mla_absorb_cache_write"]) == (route == "hip" and tokens > 0), names
+        assert q.shape == (tokens, 3, 576)
+        x, w = given["q_nope"].double().transpose(0, 1), given["k_up"].double()
+        exact, sums = (x @ w.mT).transpose(0, 1), (x.abs() @ w.abs().mT).transpose(0, 1)
+        if tokens:
+            assert_near(q[..., :512], exact, sums)
+            y = rms_norm_ref(given["kv_c"].double(), given["kv_norm"].double()).double()
+            cached = t.slots >= 0
+            rows = cache.view(-1, 576)[t.slots[cached]]
+            assert_near(rows[:, :512], y[cached], torch.zeros(()))
+
+
+@pytest.mark.requires_gfx950
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"k_up": torch.zeros(3, 512, 128)}, "k_up must be bfloat16"),
+        ({"k_up": torch.zeros(3, 512, 128).half()}, "k_up must be bfloat16, as q_nope is, or FP8"),
+        ({"k_up": torch.zeros(3, 512, 64, dtype=BF16)}, "k_up must be "),
+        ({"k_up_scale": torch.ones(3, 4, 1)}, "k_up_scale must be a tensor for k_up in FP8"),
+        ({"kv_norm": torch.ones(64)}, "kv_norm must be "),
+        ({"q_nope": torch.zeros(2, 3, 128).half()}, "q_nope must be bfloat16, as kv_c is"),
+        ({"kv": torch.zeros(3, 16, 575, dtype=BF16)}, "kv must be of rows of L . R = 576"),
+    ],
+)
+def test_refusals_of_absorbed(given: dict[str, Any], message: str) -> None:
+    t = Tokens(2)
+    arguments = absorbed(t, 128, "gfx950", "bf16")
+    arguments |= {"positions": t.positions, "kv": t.cache(), "slots": t.slots}
+    arguments |= {"cos_sin": t.cos_sin}
+    with pytest.raises(ValueError, match=f"^mla_absorb_cache_write: {message}"):
+        mla_absorb_cache_write(**(arguments | given))
+
+
 @pytest.mark.parametrize("cache_dtype", CACHES)
 @pytest.mark.parametrize("shape", [(1, 1, 128), (9, 2, 128), (5, 3, 64)])
 def test_kv_cache_write(shape: tuple[int, int, int], cache_dtype: str, arch: str) -> None:
@@ -273,7 +408,7 @@ def test_fp8_saturates_and_keeps_what_is_no_number() -> None:
     assert row[:3].tolist() == [448.0, -448.0, 448.0] and row[3].isnan()
 
 
-OPS = [mla.OP, mla.IN_PLACE_OP, mla.CONCAT_OP, kv.OP]
+OPS = [mla.OP, mla.IN_PLACE_OP, mla.CONCAT_OP, kv.OP, absorb.OP]
 
 
 @pytest.mark.requires_gfx950
@@ -384,13 +519,16 @@ def test_refusals_of_key_and_value(given: dict[str, Any], message: str) -> None:
 @pytest.mark.requires_gfx950
 def test_registers() -> None:
     """No scratch and no spills, of each thing that is written."""
+    kernels = {
+        kv.OP: kv.kv_cache_write_kernel,
+        absorb.OP: absorb.mla_absorb_cache_write_kernel,
+    }
     for op in OPS:
         sizes = {"H": 16} if "H" in op.declaration.sizes else {}
         sizes |= {"G": 8} if "G" in op.declaration.sizes else {}
         fp8: dict[str, Any] = {} if op is kv.OP else {"kv_dtype": "fp8"}
         c = op.call_of(T=4, **sizes, **fp8)
         defines = op.kernels["hip"].defines(c, None)
-        kernel = kv.kv_cache_write_kernel if op is kv.OP else mla.mla_cache_write_kernel
-        bound = kernel.bind(c.device, defines, "gfx950")
+        bound = kernels.get(op, mla.mla_cache_write_kernel).bind(c.device, defines, "gfx950")
         spilled = [bound.resources[n] for n in ("scratch", "vgpr_spills", "sgpr_spills")]
         assert spilled == [0, 0, 0], op.name

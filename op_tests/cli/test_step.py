@@ -37,10 +37,12 @@ def test_weights_of_a_layer() -> None:
     model, total = MODELS["deepseek-v3"], 0.0
     for part in model.components(Setup(1, 1, 1)):
         s = part.shape
-        if part.op in ("gemm_a8w8_blockscale", "gemm_a16w16"):
+        if part.op in ("gemm_a8w8_blockscale", "linear_fp8_blockscale", "gemm_a16w16"):
             count = s["N"] * s["K"]
         elif part.op == "batched_gemm_a16w16":
             count = s["B"] * s["N"] * s["K"]
+        elif part.op == "mla_absorb_cache_write":
+            count = s["H"] * s["L"] * s["D"]
         elif part.op == "fused_moe_fp8":
             count = 3 * s["E"] * s["D"] * s["I"]
         else:

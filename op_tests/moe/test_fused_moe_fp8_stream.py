@@ -10,6 +10,7 @@ import torch
 import rfops.vgpu
 from rfops.dispatch.problem import call_on
 from rfops.moe.fused_moe_fp8 import OP
+from rfops.moe.kernels.fp8 import stream
 from rfops.quantization.shuffle import shuffle_weight
 from support.moe_fp8_problems import assert_correct, random_problem, run
 
@@ -51,6 +52,25 @@ def test_rows_beyond_those_loaded_first(arch: str) -> None:
         ids[5] = 6  # twice in one token, and in no other
         p = p.with_(topk_ids=ids)
         assert_correct(run("stream", p), p)
+
+
+@pytest.mark.parametrize("columns", [8, 10, 14])
+def test_h_quantised_in_the_last_launch(
+    columns: int, arch: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bits are those of the quantiser's launch and of 16 columns a workgroup: by one block and
+    by two, of a lone row of an expert and of all 16, and across blocks of columns."""
+    for m, d, i in ((16, 640, 128), (5, 384, 256)):
+        p = random_problem(arch, m, d, i, 7, 2, num_shared=1)
+        for width, quantises in ((columns, True), (16, False)):
+            monkeypatch.setattr(OP, "plans", OP.plans.new_table())
+            monkeypatch.setattr(stream, "_columns", lambda _c, width=width: width)
+            monkeypatch.setattr(stream, "_quantises_h", lambda _c, own=quantises: own)
+            got = run("stream", p)
+            if quantises:
+                first = got
+                assert_correct(got, p)
+        assert torch.equal(got, first)
 
 
 def test_the_same_in_any_order(arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,19 +120,21 @@ def test_ids_and_values_that_are_none(arch: str) -> None:
     assert_correct(out.index_fill(0, own, 0), clean)
 
 
-def test_what_it_launches(arch: str) -> None:
-    """Three launches without scratch, spills or bank conflicts; each chosen weight is read once."""
-    p = random_problem(arch, 4, 1024, 256, 8, 2)
+@pytest.mark.parametrize(("i", "names"), [(256, []), (384, ["quant_fp8_blockscale"])])
+def test_what_it_launches(i: int, names: list[str], arch: str) -> None:
+    """Two launches, or three where `down` does not quantise h, without scratch, spills or bank
+    conflicts; each chosen weight is read once."""
+    p = random_problem(arch, 4, 1024, i, 8, 2)
     with rfops.vgpu.profile() as profiled:
         run("stream", p)
     launches = profiled.launches
-    names = ["moe_fp8_stream_up_tile", "quant_fp8_blockscale"]
-    assert [launch.kernel for launch in launches] == [*names, "moe_fp8_stream_down"]
+    expected = ["moe_fp8_stream_up_tile", *names, "moe_fp8_stream_down"]
+    assert [launch.kernel for launch in launches] == expected
     for launch in launches:
         assert launch.vgpr_spills == launch.sgpr_spills == launch.scratch_bytes_per_lane == 0
         assert launch.lds_conflict_cycles == 0
     hit = len(p.topk_ids.unique())
-    for launch, size in ((launches[0], 2 * 256 * 1024), (launches[2], 256 * 1024)):
+    for launch, size in ((launches[0], 2 * i * 1024), (launches[-1], i * 1024)):
         lines = launch.figures["global_read"]["lines_64B"]
         assert 64 * lines == pytest.approx(hit * size, rel=0.35), launch.kernel
 
@@ -153,7 +175,7 @@ def test_which_calls_take_it(arch: str) -> None:
 
 
 def test_a_layer_of_few_tokens(arch: str) -> None:
-    """The router's choice in two launches, and its experts in three or four; then more tokens, and
+    """The router's choice in two launches, and its experts in two or four; then more tokens, and
     fewer again."""
     p = random_problem(arch, 40, 256, 128, 6, 2, num_shared=1)
     generator = torch.Generator().manual_seed(7)
@@ -166,7 +188,7 @@ def test_a_layer_of_few_tokens(arch: str) -> None:
         third, count = {
             20: ("moe_fp8_stream_prepare", 6),
             40: ("moe_fp8_prepare", 6),
-            3: ("moe_fp8_stream_up_tile", 5),
+            3: ("moe_fp8_stream_up_tile", 4),
         }[m]
         assert names[:3] == ["a16w16_stream", "moe_topk", third] and len(names) == count
         weights, ids = rfops.moe_router(own.x, router, 2)

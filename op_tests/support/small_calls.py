@@ -141,6 +141,14 @@ SIZES: dict[str, dict[str, dict[str, Any]]] = {
         "fp8": {"T": 5, "H": 3, "L": 32, "R": 16, "page": 3, "dtype": "fp8", "kv_dtype": "fp8"},
         "one": {**_TINY, "H": 1},
     },
+    "linear_fp8_blockscale": {"few": {"M": 3, "N": 160, "K": 256},
+                              "many": {"M": 17, "N": 48, "K": 128}},
+    "mla_absorb_cache_write": {
+        "few": {"T": 5, "H": 3, "L": 128, "R": 16, "D": 32, "page": 3, "kv_norm": True},
+        "fp8": {"T": 5, "H": 3, "L": 128, "R": 16, "D": 128, "page": 3, "k_up_dtype": "fp8",
+                "k_up_scale": True, "dtype": "fp8", "kv_dtype": "fp8"},
+        "one": {"T": 1, "H": 1, "L": 2, "R": 2, "D": 2, "page": 1},
+    },
     "kv_cache_write": {"few": {"T": 5, "G": 2, "D": 32, "page": 3},
                        "one": {"T": 1, "G": 1, "D": 2, "page": 1}},
     "mla_layer_decode_fp8": {

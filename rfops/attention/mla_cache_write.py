@@ -14,7 +14,7 @@ to its dtype, so that the fused ops have the bits of rope and mla_cache_write on
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -402,11 +402,11 @@ class Torch(Kernel):
 
     name = "torch"
 
-    def __init__(self, reference: Any) -> None:
-        self.reference = reference
+    def __init__(self, reference: Any, values: Sequence[str] = ("interleaved", "dtype")) -> None:
+        self.reference, self.values = reference, values
 
     def variant(self, c: Call, config: Any) -> RunOf:
-        values = [c.values[n] for n in ("interleaved", "dtype") if n in c.values]
+        values = [c.values[n] for n in self.values if n in c.values]
 
         def run(result: Any, *tensors: torch.Tensor | None) -> None:
             q = self.reference(*tensors, *values)
@@ -419,7 +419,9 @@ class Torch(Kernel):
 # ---------------------------------------------------------------- the ops
 
 
-class _Write(Op):
+class Write(Op):
+    """A write of rows of the latent cache, and what is computed beside it."""
+
     def is_empty(self, c: Call) -> bool:
         return bool(c.T == 0)
 
@@ -534,7 +536,7 @@ _COMMON: dict[str, Any] = {
     "max_bytes": None,
     "hints": {"kv": "view bytes as float8"},
 }
-OP = _Write(
+OP = Write(
     "mla_cache_write",
     """
     kv_c: bf16|f16[T, L] strided
@@ -548,21 +550,21 @@ OP = _Write(
     shapes={"models": grid("T", [(1,), (16,), (16384,)], kv_dtype=(torch.bfloat16, "fp8"))},
     **{**_COMMON, "coarse": {"T": 0, "S": 0, "N": 0}},
 )
-_CACHE_AND_ANGLES = """
+CACHE_AND_ANGLES = """
     kv: bf16|f16|e4m3|e4m3fnuz[N, page, W] strided inout
     slots: i64|i32[S]
     cos_sin: bf16|f16|f32[P, C] strided
     sin: bf16|f16|f32[P, C]? strided
     kv_scale: f32[*1]?
 """
-IN_PLACE_OP = _Write(
+IN_PLACE_OP = Write(
     "mla_rope_cache_write",
     f"""
     positions: i64|i32[*T]
     q_pe: bf16|f16[T, H, R] strided inout
     k_pe: bf16|f16[T, R] strided inout
     kv_c: bf16|f16[T, L] strided
-    {_CACHE_AND_ANGLES}
+    {CACHE_AND_ANGLES}
     interleaved: bool
     """,
     kernels=(Hip("kInPlace"), Torch(mla_rope_cache_write_ref)),
@@ -571,7 +573,7 @@ IN_PLACE_OP = _Write(
     **_COMMON,
 )
 IN_PLACE_OP.sums = _in_place_sums
-CONCAT_OP = _Write(
+CONCAT_OP = Write(
     "mla_rope_concat_cache_write",
     f"""
     positions: i64|i32[*T]
@@ -579,7 +581,7 @@ CONCAT_OP = _Write(
     q_pe: bf16|f16[T, H, R] strided
     k_pe: bf16|f16[T, R] strided
     kv_c: bf16|f16[T, L] strided
-    {_CACHE_AND_ANGLES}
+    {CACHE_AND_ANGLES}
     q_scale: f32[*1]?
     k_pe_out: bf16|f16[T, R]? strided inout
     interleaved: bool

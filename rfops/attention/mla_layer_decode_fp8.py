@@ -7,10 +7,10 @@ and kv_a, weights in FP8 with scales of 128 x 128, a paged cache, YaRN in table 
     out             = attention(q_nope k_up^T | rope(q_pe), kv) v_up^T o^T
 
 Steps are calls of rfops' ops, each by the kernel that its op chooses: quant_fp8_blockscale,
-gemm_a8w8_blockscale, rms_norm_quant, gemm_a8w8_blockscale, rms_norm, batched_gemm_a16w8_blockscale,
-mla_rope_concat_cache_write, mla_decode, batched_gemm_a16w8_blockscale, quant_fp8_blockscale,
-gemm_a8w8_blockscale. What lies between them is bfloat16. `mla_layer_decode` has the form of the
-challenge of 2025: bf16 weights, no norms, a cache of its own for each sequence.
+gemm_a8w8_blockscale, rms_norm_quant, gemm_a8w8_blockscale, mla_absorb_cache_write, mla_decode,
+batched_gemm_a16w8_blockscale, linear_fp8_blockscale. What lies between them is bfloat16.
+`mla_layer_decode` has the form of the challenge of 2025: bf16 weights, no norms, a cache of its own
+for each sequence.
 """
 
 from __future__ import annotations
@@ -31,14 +31,15 @@ from rfops.gemm.a8w8_blockscale import OP as GEMM
 from rfops.gemm.a8w8_blockscale import gemm_a8w8_blockscale_ref
 from rfops.gemm.a16w8_blockscale import OP as BATCHED
 from rfops.gemm.a16w8_blockscale import batched_gemm_a16w8_blockscale_ref
+from rfops.gemm.linear_fp8 import OP as LINEAR
 from rfops.quantization.fp8_blockscale import BLOCK
 from rfops.quantization.fp8_blockscale import OP as QUANT
 from rfops.quantization.fp8_blockscale import reference as quantise
 from rfops.rowwise.rms_norm import EPS, rms_norm_ref
-from rfops.rowwise.rms_norm import OP as NORM
 from rfops.rowwise.rms_norm_quant import OP as NORM_QUANT
 
-from .mla_cache_write import CONCAT_OP, mla_rope_concat_cache_write_ref
+from .mla_absorb_cache_write import OP as ABSORB
+from .mla_cache_write import mla_rope_concat_cache_write_ref
 from .mla_decode import OP as DECODE
 from .mla_decode import mla_decode_ref
 from .mla_layer_parts import CACHE_ROW, LATENT, NOPE, ROPE, SM_SCALE, V
@@ -81,13 +82,9 @@ def _workspace(c: Call) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
         "q_a": ((c.B, c.R), fp8),
         "q_a_scale": ((c.B, c.R // BLOCK), F32),
         "heads": ((c.B, c.H, NOPE + ROPE), BF16),
-        "kv_c": ((c.B, LATENT), BF16),
-        "q_nope": ((c.H, c.B, LATENT), BF16),
         "q": ((c.B, c.H, CACHE_ROW), BF16),
         "latent": ((c.B, c.H, LATENT), BF16),
         "value": ((c.B, c.V), BF16),
-        "value_q": ((c.B, c.V), fp8),
-        "value_scale": ((c.B, c.V // BLOCK), F32),
     }
 
 
@@ -121,23 +118,13 @@ def _steps(c: Call, shaped: Mapping[str, tuple[tuple[int, ...], torch.dtype]]) -
         "x": ("a", lambda a: a[:, : c.R]),
         "weight": "q_norm",
     }
-    norm_kv: dict[str, Source] = {
-        "out": "kv_c",
-        "x": ("a", lambda a: a[:, c.R : c.R + LATENT]),
-        "weight": "kv_norm",
-    }
-    absorb: dict[str, Source] = {
-        "out": "q_nope",
-        "x": ("heads", lambda q: q[..., :NOPE].transpose(0, 1)),
-        "w": "k_up",
-        "w_scale": "k_up_scale",
-    }
     write: dict[str, Source] = {
         "q": "q",
-        "q_nope": ("q_nope", lambda q: q.transpose(0, 1)),
+        "q_nope": ("heads", lambda q: q[..., :NOPE]),
         "q_pe": ("heads", lambda q: q[..., NOPE:]),
+        "kv_c": ("a", lambda a: a[:, c.R : c.R + LATENT]),
         "k_pe": ("a", lambda a: a[:, c.R + LATENT :]),
-        **{n: n for n in ("positions", "kv_c", "kv", "slots", "cos_sin")},
+        **{n: n for n in ("positions", "k_up", "k_up_scale", "kv_norm", "kv", "slots", "cos_sin")},
     }
     decode: dict[str, Source] = {
         "out": "latent",
@@ -153,6 +140,7 @@ def _steps(c: Call, shaped: Mapping[str, tuple[tuple[int, ...], torch.dtype]]) -
         "w": "v_up",
         "w_scale": "v_up_scale",
     }
+    last: dict[str, Source] = {"out": "out", "x": "value", "w": "o", "w_scale": "o_scale"}
     paged = {"N": c.P, "page": c.page, "T": c.B, "H": heads}
     table = {"B": c.B, "S": c.B * c.W, "P": c.P, "page": c.page, "H": heads, "T": c.B}
     return [
@@ -160,13 +148,10 @@ def _steps(c: Call, shaped: Mapping[str, tuple[tuple[int, ...], torch.dtype]]) -
         linear("a", "x_q", "x_scale", "qkv_a", c.A, c.D),
         step(NORM_QUANT, norm_q, K=c.R, quant="fp8_group", **rows),
         linear("heads", "q_a", "q_a_scale", "q_b", c.Q, c.R),
-        step(NORM, norm_kv, K=LATENT, **rows),
-        step(BATCHED, absorb, B=heads, M=c.B, N=LATENT, K=NOPE, dtype=BF16),
-        step(CONCAT_OP, write, P=c.C, dtype=BF16, interleaved=c.interleaved, **paged),
+        step(ABSORB, write, P=c.C, dtype=BF16, interleaved=c.interleaved, eps=c.eps, **paged),
         step(DECODE, decode, ends=c.B, W=c.W, sm_scale=c.sm_scale, is_table=True, **table),
         step(BATCHED, value, B=heads, M=c.B, N=V, K=LATENT, dtype=BF16),
-        quantised("value_q", "value_scale", "value", c.V),
-        linear("out", "value_q", "value_scale", "o", c.D, c.V),
+        step(LINEAR, last, M=c.B, N=c.D, K=c.V, dtype=BF16),
     ]
 
 

@@ -46,9 +46,9 @@ ALL_REDUCE = "all-reduce"
 
 
 def _linear(block: str, name: str, m: int, n: int, k: int) -> Iterator[Component]:
-    """Activations quantised, then multiplied."""
-    yield Component(block, f"{name}: quantise", "quant_fp8_blockscale", {"M": m, "K": k})
-    yield _product(block, name, m, n, k)
+    """Activations quantised and multiplied."""
+    shape = {"M": m, "N": n, "K": k}
+    yield Component(block, f"{name}, quantised", "linear_fp8_blockscale", shape)
 
 
 def _product(block: str, name: str, m: int, n: int, k: int) -> Component:
@@ -78,10 +78,10 @@ def _deepseek(
         yield _product(block, "q_a, kv_a", m, q_rank + rank + rope, d)
         yield _norm_quant(block, "norm of q_a, quantise", m, q_rank)
         yield _product(block, "q_b", m, num_heads * (nope + rope), q_rank)
-        yield _norm(block, "norm of kv_a", m, rank)
-        yield _absorbed("into the latent space", num_heads, m, rank, nope)
-        shape = {"T": m, "H": num_heads, "kv_dtype": "fp8", "interleaved": True}
-        yield Component(block, "rope, cache write", "mla_rope_concat_cache_write", shape)
+        shape = {"T": m, "H": num_heads, "L": rank, "D": nope, "kv_dtype": "fp8"}
+        shape |= {"interleaved": True, "kv_norm": True}
+        name = "into the latent space, norm of kv_a, rope, cache write"
+        yield Component(block, name, "mla_absorb_cache_write", shape)
         shape = {"B": m, "H": num_heads, "S": m * p.context, "kv_dtype": "fp8"}
         yield Component(block, "latent attention", "mla_decode", shape)
         yield _absorbed("out of the latent space", num_heads, m, value, rank)

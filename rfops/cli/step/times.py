@@ -18,7 +18,9 @@ from rfops.jit.arch import ARCH_SPECS
 
 _LAUNCH_US = 2.0  # what timing mode takes for a launch that does nothing
 # Inputs that no launch of the step writes before: weights, and the cache where it is read.
-_COLD = frozenset(("w", "w_scale", "w1", "w2", "w1_scale", "w2_scale", "kv", "router_weight"))
+_COLD = frozenset(
+    ("w", "w_scale", "w1", "w2", "w1_scale", "w2_scale", "kv", "router_weight", "k_up")
+)
 
 
 def estimates(

@@ -127,17 +127,17 @@ def moe_fp8_stream_up_kernel(
     variants=lambda _arch: [{"IN": "bf16", "ID": "i32", "TOP_K": 8, "SHUFFLED": 0}],
 )
 def moe_fp8_stream_up_tile_kernel(
-    h: Tensor,
-    hits: Tensor,
-    x: Tensor,
-    w: Tensor,
-    w_scale: Tensor,
     topk_ids: Tensor,
     m: u32,
     routed: u32,
     shared: u32,
     n: u32,
     k: u32,
+    w: Tensor,
+    x: Tensor,
+    w_scale: Tensor,
+    h: Tensor,
+    hits: Tensor,
 ) -> None:
     """csrc/moe/moe_fp8_stream_up_tile.hip: the shapes stand there."""
 
@@ -145,21 +145,21 @@ def moe_fp8_stream_up_tile_kernel(
 @compile_ops(
     "moe_fp8_stream_down",
     kernel="moe_fp8_stream_down",
-    variants=lambda _arch: [_stream_defines(STEPS=1, LINES=1, COLUMN_TILES=2)],
+    variants=lambda _arch: [_stream_defines(STEPS=2, LINES=2, COLUMNS=14, RAW=1)],
 )
 def moe_fp8_stream_down_kernel(
-    out: Tensor,
-    h: Tensor,
-    h_scale: Tensor,
-    w: Tensor,
-    w_scale: Tensor,
-    topk_ids: Tensor,
-    topk_weights: Tensor,
     hits: Tensor,
     m: u32,
     routed: u32,
     shared: u32,
+    topk_ids: Tensor,
+    topk_weights: Tensor,
+    w: Tensor,
     n: u32,
     k: u32,
+    h: Tensor,
+    w_scale: Tensor,
+    h_scale: Tensor | None,
+    out: Tensor,
 ) -> None:
     """csrc/moe/moe_fp8_stream_down.hip: the shapes stand there."""

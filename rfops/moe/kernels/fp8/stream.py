@@ -1,10 +1,11 @@
-"""fused_moe with FP8 weights for few tokens by HIP: three launches, four above 16 tokens.
+"""fused_moe with FP8 weights for few tokens by HIP: four launches, up to 16 tokens three, or two
+where experts are short.
 
 (router   each token's experts, two launches            rfops/moe/router.py)
 prepare   which experts, and each token quantised once  csrc/moe/moe_fp8_stream_prepare.hip
 up        gate, up and SiLU of the chosen experts       csrc/moe/moe_fp8_stream_up.hip
 up        up to 16 tokens: these two in one launch      csrc/moe/moe_fp8_stream_up_tile.hip
-quantise  h                                             csrc/quantization/quant_fp8_blockscale.hip
+quantise  h, where `down` does not                      csrc/quantization/quant_fp8_blockscale.hip
 down      down of them, and the weighted sum            csrc/moe/moe_fp8_stream_down.hip
 """
 
@@ -36,10 +37,11 @@ MAX_TOKENS = 32
 TILE = 16  # tokens, and columns of the first launch's workgroups
 LANES = 16  # that quantise a block
 UP_TILE_THREADS = 256
-# Of `up` and of `down`: blocks of K that a wave has in flight, cache lines of a load, tiles of 16
-# columns of a workgroup; the quickest of those that were timed at ten shapes.
+# Of `up` and of `down`: blocks of K that a wave has in flight, cache lines of a load; the quickest
+# of those that were timed at ten shapes.
 UP_STEPS, UP_LINES = 2, 2
-DOWN_STEPS, DOWN_LINES, COLUMN_TILES = 3, 1, 1
+DOWN_STEPS, DOWN_LINES = 3, 1
+RAW_LINES = 2  # of a load of `down` where it quantises h
 FEW_BLOCKS = 2  # of K of `down`: with so few a wave has one in flight
 # Choices of a lane's tokens, which `down` keeps in registers with their weights: with more, three
 # blocks in flight spill.
@@ -97,7 +99,7 @@ class HipFp8Stream(HipMoe):
         return run_steps(
             c.device,
             self.arguments,
-            [*routes, *first, _quantise(c), _down(c)],
+            [*routes, *first, *([] if _quantises_h(c) else [_quantise(c)]), _down(c)],
             arch=c.arch,
             workspace={**_workspace(c), **of_router},
             outer=bool(routes),
@@ -112,6 +114,19 @@ class HipFp8Stream(HipMoe):
 def _shared_defines(c: Call) -> dict[str, Any]:
     own = {"TILES": ceil(c.M, TILE), "SHUFFLED": int(c.w_layout != "raw")}
     return {"IN": IN_TYPES[c.x_dtype], **id_defines(c), **own}
+
+
+def _quantises_h(c: Call) -> bool:
+    """Whether `down` quantises h itself, for each of its workgroups again: of few tokens of short
+    experts that is quicker than a launch."""
+    return bool(c.M <= TILE and c.I <= FEW_BLOCKS * BLOCK)
+
+
+def _columns(c: Call) -> int:
+    """Columns of a workgroup of `down`: the CU that has most of them has as few as can be."""
+    if c.w_layout != "raw":
+        return TILE
+    return min(range(TILE, 6, -2), key=lambda columns: ceil(ceil(c.D, columns), c.cu_num) * columns)
 
 
 def _slots(c: Call) -> int:
@@ -175,14 +190,17 @@ def _down(c: Call) -> Step:
     is_many = ceil(c.M, TILE) * c.K > MANY_CHOICES
     in_flight = DOWN_STEPS_OF_MANY if is_many else DOWN_STEPS
     in_flight = 1 if c.I <= FEW_BLOCKS * BLOCK else in_flight
-    own = {"STEPS": in_flight, "LINES": DOWN_LINES, "COLUMN_TILES": COLUMN_TILES}
-    arguments = {"h": "h_q", "w": "w2", "w_scale": "w2_scale"}
+    own = {"STEPS": in_flight, "LINES": DOWN_LINES, "COLUMNS": _columns(c), "RAW": 0}
+    arguments: dict[str, Any] = {"h": "h_q", "w": "w2", "w_scale": "w2_scale"}
     arguments |= {"topk_weights": chosen(c)["weights"]}
+    if _quantises_h(c):
+        own |= {"STEPS": FEW_BLOCKS, "LINES": RAW_LINES, "RAW": 1}
+        arguments |= {"h": "h", "h_scale": None}
     return Step(
         moe_fp8_stream_down_kernel,
         {**_shared_defines(c), **own},
         THREADS,
-        c.D // (COLUMN_TILES * TILE),
+        ceil(c.D, own["COLUMNS"]),
         {**arguments, **_sizes(c, c.D, c.I)},
     )
 
