@@ -19,6 +19,7 @@ from rfops.dispatch.op import Op, ops
 from rfops.dispatch.problem import grid
 from rfops.dispatch.time_model import Constants, TimedKernel
 from rfops.jit import ConfigError
+from rfops.jit.launch import launcher
 
 E4M3 = torch.float8_e4m3fn
 MODELED = sorted(name for name, op in ops().items() if op.time_model)
@@ -367,6 +368,85 @@ def test_a_choice_is_that_of_each_term_by_itself(name: str) -> None:
                 best, choice = span.start + int(plain[span].argmin()), ranked[kernel]
                 is_same = v.members[best][1] == choice.config
                 assert is_same or abs(choice.us - plain[best]) <= 1e-12 * plain[best], str(c)
+
+
+def bests(name: str, calls: list[Call]) -> list[Any]:
+    """What new decisions find: the best variant of each kernel."""
+    _, model = model_of(name)
+    model.use(None)
+    ranked = [model.rank(c) for c in calls]
+    return [[(*choice[:2], choice.us) for choice in one.values()] for one in ranked]
+
+
+@pytest.mark.parametrize("name", MODELED)
+def test_the_native_launcher_ranks_as_numpy_does(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same variants; times that differ by the last bits of 2^correction alone."""
+    op, _ = model_of(name)
+    calls = [
+        op.call_of(arch, **given)
+        for arch in ("gfx942", "gfx950")
+        for given in tune_model.calls(op, 12, seed=4)
+    ]
+    assert launcher.native() is not None or launcher.build(), "RFOPS_LOG=debug says why"
+    native = bests(name, calls)
+    monkeypatch.setattr(launcher, "_native", None)
+    for one, other in zip(native, bests(name, calls), strict=True):
+        assert [choice[:2] for choice in one] == [choice[:2] for choice in other]
+        assert [us for *_, us in one] == pytest.approx([us for *_, us in other], rel=1e-14)
+
+
+ROWS, BOUNDS = np.ones((2 + 1 + 1 + 1, 3)), (np.full((1, 3), -1.0), np.full((1, 3), 4.0))
+RANKED = ROWS, np.ones((5, 3)), *BOUNDS, None, 3, 2, 0.38, (("a", 0), ("b", 2))
+
+
+def ranked(**others: Any) -> Any:
+    """By the native function, of two factors, a log of 1, and weights of 1 but for `others`."""
+    names = "rows weights low high excluded variants factors most parts".split()
+    native = launcher.native() or (launcher.build() and launcher.native())
+    return native.rank(*(dict(zip(names, RANKED, strict=True)) | others).values())
+
+
+def test_of_equal_predictions_the_first_is_taken_and_what_is_excluded_is_not() -> None:
+    us = pytest.approx(2 * 2**0.38)  # 1 + 1 for the factors; a correction of 3 is taken as 0.38
+    assert ranked() == [(us, "a", 0), (us, "b", 2)]
+    mask = np.array([True, False, True])
+    assert ranked(excluded=mask) == [(us, "a", 1), (np.inf, "b", 2)]
+    slow = np.ones((5, 3))
+    slow[0, 0], slow[0, 1] = 9.0, 8.0
+    slower = pytest.approx(9 * 2**0.38)
+    assert ranked(weights=slow) == [(us, "b", 2), (slower, "a", 1)]
+    without = {"rows": ROWS[:2], "weights": ROWS[:2], "low": BOUNDS[0][:0], "high": BOUNDS[0][:0]}
+    assert ranked(**without) == [(2.0, "a", 0), (2.0, "b", 2)]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"rows": np.ones((4, 3))}, "rows must have 15 elements of 8 bytes, got 12 of 8"),
+        ({"weights": np.ones((5, 3), dtype=np.float32)}, "weights must have 15 elements of 8"),
+        ({"low": np.ones((2, 3))}, "rows must have 24 elements"),
+        ({"high": np.ones((2, 3))}, "high must have 3 elements"),
+        ({"excluded": np.zeros(2, dtype=bool)}, "excluded must have 3 elements of 1 bytes"),
+        ({"variants": 2}, "rows must have 10 elements"),
+        ({"factors": 3}, "rows must have 18 elements"),
+        ({"parts": (("a", 0), ("b", 3))}, "must begin at growing indices of variants"),
+        ({"parts": (("a", 1), ("b", 1))}, "must begin at growing indices of variants"),
+        ({"parts": (("a",),)}, "pairs of a kernel and an index"),
+    ],
+)
+def test_a_ranking_of_other_sizes_is_refused(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ranked(**wrong)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"rows": ROWS.T}, {"rows": 1.0}, {"variants": -1}, {"most": "a"}, {"parts": []}]
+)
+def test_a_ranking_of_other_things_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises((TypeError, ValueError, OverflowError, BufferError)):
+        ranked(**wrong)
 
 
 def test_calls_with_angles_have_a_ranking_of_their_own() -> None:

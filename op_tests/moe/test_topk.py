@@ -13,7 +13,7 @@ import rfops.vgpu
 from rfops.moe import grouped_topk as grouped_module
 from rfops.moe import topk_softmax as softmax_module
 from rfops.moe.grouped_topk import grouped_topk, grouped_topk_ref
-from rfops.moe.kernels.topk.kernels import moe_topk_kernel
+from rfops.moe.kernels.topk.kernels import FEW_TOKENS, choosing_defines, moe_topk_kernel
 from rfops.moe.topk_softmax import topk_softmax, topk_softmax_ref
 
 ARCHS = ("gfx942", "gfx950")
@@ -275,6 +275,24 @@ def test_other_sizes_of_a_family(device: torch.device) -> None:
         assert_chosen(topk_softmax(logits.to(device), k), exact_softmax(logits, k, False))
 
 
+def test_workgroups_of_a_family_are_those_of_each_number_of_tokens(device: torch.device) -> None:
+    """A token has a workgroup, beyond `FEW_TOKENS` a wave of four, whichever was first; where it
+    has many experts, a workgroup always."""
+    for e, sizes in ((96, (FEW_TOKENS, FEW_TOKENS + 1, 3)), (70, (259, 5))):
+        for m in sizes:
+            logits = random_logits(m, e)
+            assert_chosen(topk_softmax(logits.to(device), 3), exact_softmax(logits, 3, False))
+    threads = {
+        (m, e): int(choosing_defines({"M": m, "E": e, "K": 8})["THREADS"])
+        for m in (FEW_TOKENS, FEW_TOKENS + 1)
+        for e in (16, 384, 512)
+    }
+    assert threads == {
+        **{(FEW_TOKENS, 16): 256, (FEW_TOKENS, 384): 64, (FEW_TOKENS, 512): 64},
+        **{(FEW_TOKENS + 1, 16): 256, (FEW_TOKENS + 1, 384): 256, (FEW_TOKENS + 1, 512): 64},
+    }
+
+
 def test_writes_its_results_alone(device: torch.device) -> None:
     logits = random_logits(37, 33).to(device)
     for k in (1, 5):
@@ -325,10 +343,11 @@ def test_resources(device: torch.device) -> None:
         (softmax_module.OP, {"E": 1024, "K": 16}),
         (softmax_module.OP, {"E": 32, "K": 4, "round_scores": True}),
         (grouped_module.OP, {"E": 256, "K": 8, "num_groups": 8, "topk_groups": 4, "bias": 1}),
+        (grouped_module.OP, {"M": 300, "E": 384, "K": 8, "bias": 1}),
         (grouped_module.OP, {"E": 512, "K": 16, "num_groups": 32, "topk_groups": 9, "bias": 1}),
     ):
         kernel = op.kernels["hip"]
-        c = op.call_of("gfx950", M=4, **sizes)
+        c = op.call_of("gfx950", **{"M": 4, **sizes})
         resources = moe_topk_kernel.bind(device, kernel.defines(c, None)).resources
         assert resources["vgpr_spills"] == resources["sgpr_spills"] == resources["scratch"] == 0
         assert resources["waves_per_simd"] >= 4

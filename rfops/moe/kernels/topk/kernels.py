@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,13 +25,21 @@ from rfops.jit.arch import WAVE
 
 from .choosing import IN_TYPES, SCORINGS, choice_options, choose, refuses_choosing
 
-THREADS = 256
+THREADS = 256  # of a workgroup
+# Tokens up to which each that has a wave has a workgroup too, and experts of a lane from which on
+# it has one always. Timing mode, MI355X, 256 experts: 64 tokens take 3.75 us, by workgroups of four
+# 3.79; 2,048 take 4.99, by four 4.62. 1,024 experts: 300 tokens take 5.88, by four 6.77.
+FEW_TOKENS, MANY_EXPERTS = 256, 8
 EXPERTS_PER_LANE = 4  # where a wave has lanes enough
 MAX_PART = 16  # lanes of a token that has no wave of its own: DPP moves values among these
 
 
 @compile_ops(
-    "moe_topk", kernel="moe_topk", variants=lambda _arch: [choosing_defines({"E": 256, "K": 8})]
+    "moe_topk",
+    kernel="moe_topk",
+    variants=lambda _arch: [
+        choosing_defines({"M": m, "E": 256, "K": 8}) for m in (FEW_TOKENS, FEW_TOKENS + 1)
+    ],
 )
 def moe_topk_kernel(
     weights: torch.Tensor,
@@ -50,18 +59,25 @@ def pow2_ceil(n: int) -> int:
     return 1 << (n - 1).bit_length()
 
 
+def threads_of(lanes: int, experts_per_lane: int, tokens: int) -> int:
+    """Of a workgroup, where a token has so many lanes."""
+    is_alone = tokens <= FEW_TOKENS or experts_per_lane >= MANY_EXPERTS
+    return WAVE if lanes == WAVE and is_alone else THREADS
+
+
 def choosing_defines(call: Mapping[str, Any]) -> dict[str, int | str]:
     """Return the defines for a call's sizes and values by name; absent ones take defaults."""
     groups = call.get("num_groups", 1)
     lanes = max(pow2_ceil(ceil(call["E"], EXPERTS_PER_LANE)), pow2_ceil(call["K"]))
     lanes = WAVE if groups > 1 or lanes > MAX_PART else lanes
+    each = ceil(call["E"] // groups, lanes // pow2_ceil(groups))
     bias = call.get("bias_dtype")
     return {
         "IN": IN_TYPES[call.get("logits_dtype", torch.float32)],
         "BIAS": IN_TYPES[bias or torch.float32],
-        "THREADS": WAVE if lanes == WAVE else THREADS,
+        "THREADS": threads_of(lanes, each, call.get("M", 1)),
         "LANES": lanes,
-        "EACH": ceil(call["E"] // groups, lanes // pow2_ceil(groups)),
+        "EACH": each,
         "TOP_K": call["K"],
         "GROUPS": groups,
         "GROUPS_TAKEN": call.get("topk_groups", 1),
@@ -112,15 +128,21 @@ class Hip(Kernel):
 
     def variant(self, c: Call, config: Any) -> RunOf:
         defines = self.defines(c, config)
-        bound = moe_topk_kernel.bind(c.device, defines, c.arch)
-        launch = bound.prepare((int(defines["THREADS"]), 1, 1), self.arguments)
-        tokens = int(defines["THREADS"]) // int(defines["LANES"])
+        lanes, each = int(defines["LANES"]), int(defines["EACH"])
         scale = float(c.values.get("scale", 1.0))
+
+        @functools.cache
+        def launch_of(threads: int) -> Any:
+            bound = moe_topk_kernel.bind(c.device, {**defines, "THREADS": threads}, c.arch)
+            return bound.prepare((threads, 1, 1), self.arguments)
+
+        launch_of(int(defines["THREADS"]))  # a call's own is built with its plan
 
         def run_of(m: int, experts: int, *_k: int) -> Run:
             row_stride, column_stride = matrix_strides(c, "logits", experts)
-            run = launch(
-                (ceil(m, tokens), 1, 1),
+            threads = threads_of(lanes, each, m)
+            run = launch_of(threads)(
+                (ceil(m, threads // lanes), 1, 1),
                 m=m,
                 experts=experts,
                 row_stride=row_stride,
