@@ -10,7 +10,7 @@ import torch
 
 import rfops
 from rfops.attention.mla_decode import OP, mla_decode, mla_decode_ref
-from rfops.attention.mla_decode_flow import LEAST, FlowConfig
+from rfops.attention.mla_decode_flow import MIN_TOKENS, FlowConfig
 from rfops.attention.mla_terms import D_V
 from rfops.dispatch.compare import assert_within, tolerance
 from rfops.jit.launch import hip
@@ -182,7 +182,7 @@ def test_weights_that_kernels_lose(arch: str) -> None:
     q, kv = torch.zeros(1, 16, 576, dtype=BF16), torch.zeros(2, 1, 1, 576, dtype=BF16)
     q[..., -1], kv[1, ..., -1], kv[1, ..., 0] = 1.0, -87.5, 4.0  # a weight of 2^-126.2
     ends, pages = (torch.tensor([0, 2], dtype=torch.int32), torch.arange(2, dtype=torch.int32))
-    got = rfops.mla_decode(q, kv, ends, pages, 1.0, config=FlowConfig(1, LEAST))
+    got = rfops.mla_decode(q, kv, ends, pages, 1.0, config=FlowConfig(1, MIN_TOKENS))
     exact = mla_decode_ref(q, kv, ends, pages, 1.0, 1, dtype=torch.float64)
     assert got[0, 0, 0] == 0 and exact[0, 0, 0] > torch.finfo(BF16).smallest_normal
     bound = tolerance(exact, OP.sums(q, kv, ends, pages, 1.0, 1), 2.0**24 * 2.0**-8, BF16)

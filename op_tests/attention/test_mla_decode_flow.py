@@ -13,8 +13,8 @@ import torch
 import rfops
 from rfops.attention import mla_decode_flow
 from rfops.attention.mla_decode import OP
-from rfops.attention.mla_decode_flow import CUT, LEAST, SHORT, FlowConfig
-from rfops.attention.mla_decode_shared import LEAST as LEAST_SHARED
+from rfops.attention.mla_decode_flow import CUT, MIN_TOKENS, SHORT_MIN_TOKENS, FlowConfig
+from rfops.attention.mla_decode_shared import MIN_TOKENS as MIN_TOKENS_SHARED
 from rfops.attention.mla_decode_shared import SharedConfig
 from rfops.attention.mla_terms import D_V
 from rfops.jit.arch import ARCH_SPECS
@@ -62,12 +62,12 @@ def shares(lens: list[int], workers: int, least: int) -> list[list[tuple[int, in
 
 # Sequences that end within workers, ones of many workers, of two levels of the tree; empty ones.
 SPLITS: list[tuple[list[int], int, int]] = [
-    ([300], 1, LEAST),
-    ([300], 7, LEAST),
-    ([0, 700, 3, 0, 200, 0], 5, LEAST),
-    ([1300, 40], 40, LEAST),
-    ([100] * 70, 9, LEAST),
-    ([650, 0, 33, 90], 30, SHORT),
+    ([300], 1, MIN_TOKENS),
+    ([300], 7, MIN_TOKENS),
+    ([0, 700, 3, 0, 200, 0], 5, MIN_TOKENS),
+    ([1300, 40], 40, MIN_TOKENS),
+    ([100] * 70, 9, MIN_TOKENS),
+    ([650, 0, 33, 90], 30, SHORT_MIN_TOKENS),
 ]
 
 
@@ -81,7 +81,7 @@ def test_shared_out(arch: str, lens: list[int], workers: int, least: int, fp8: b
         got = run("flow", p, FlowConfig(workers, least))
     assert_correct(got, p)
     assert not c.findings, "\n".join(str(finding) for finding in c.findings)
-    alone = run("flow", p, FlowConfig(1, LEAST))
+    alone = run("flow", p, FlowConfig(1, MIN_TOKENS))
     assert torch.allclose(got[0].float(), alone[0].float(), rtol=2**-6, atol=4e-3)
     assert torch.allclose(got[1], alone[1], rtol=2e-5)
 
@@ -101,7 +101,7 @@ def test_sequences_in_as_many_parts(
 ) -> None:
     """Of `even` fewer workers may take part; more sequences than workers are shared out as ever."""
     kind, least, heads = (
-        (FlowConfig, LEAST, 4) if name == "flow" else (SharedConfig, LEAST_SHARED, 40)
+        (FlowConfig, MIN_TOKENS, 4) if name == "flow" else (SharedConfig, MIN_TOKENS_SHARED, 40)
     )
     config = kind(workers, least, 1)
     if name == "flow":
@@ -129,7 +129,7 @@ def test_short_parts(arch: str, name: str, fp8: bool) -> None:
     p = problem(form["lens"], arch=arch, fp8=fp8, **{k: v for k, v in form.items() if k != "lens"})
     for workers in (1, 30):
         with rfops.vgpu.check() as c:
-            got = run("flow", p, FlowConfig(workers, LEAST))
+            got = run("flow", p, FlowConfig(workers, MIN_TOKENS))
         assert_correct(got, p)
         assert not c.findings, "\n".join(str(finding) for finding in c.findings)
 
@@ -141,11 +141,11 @@ def test_the_same_bits_again(
 ) -> None:
     """Also where workgroups come in another order: whoever is last adds up in the same one."""
     p = problem([1300, 40, 200], arch=arch, **form)
-    first = run("flow", p, FlowConfig(40, SHORT))  # whose builds test_mla_decode.py has
+    first = run("flow", p, FlowConfig(40, SHORT_MIN_TOKENS))  # whose builds test_mla_decode.py has
     assert_correct(first, p)
     for schedule in ("hardware", "random:1", "random:2"):
         monkeypatch.setenv("RFOPS_VGPU_SCHEDULE", schedule)
-        again = run("flow", p, FlowConfig(40, SHORT))
+        again = run("flow", p, FlowConfig(40, SHORT_MIN_TOKENS))
         assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
 
 
@@ -163,20 +163,22 @@ def test_who_waits_and_who_goes(
     arch: str, waits: str, lens: list[int], workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same bits, whether parts wait for each other, or the last one finds nobody."""
-    parts = [part for own in shares(lens, workers, LEAST) for part in own]
+    parts = [part for own in shares(lens, workers, MIN_TOKENS) for part in own]
     assert len(parts) == workers if len(lens) == 1 else len(parts) > workers
     p = problem(lens, 4, arch=arch, spread=6.0)
     found = []
     for turns, schedule in ((256, "hardware"), *WAITS[waits]):
-        monkeypatch.setattr(mla_decode_flow, "TURNS", turns)
+        monkeypatch.setattr(mla_decode_flow, "MAX_SPINS", turns)
         monkeypatch.setenv("RFOPS_VGPU_SCHEDULE", schedule)
-        found += [run("flow", p, FlowConfig(workers, LEAST)) for _ in range(2)]
+        found += [run("flow", p, FlowConfig(workers, MIN_TOKENS)) for _ in range(2)]
     assert_correct(found[0], p)
     for got in found[1:]:
         assert all(torch.equal(a, b) for a, b in zip(found[0], got, strict=True))
 
 
-@pytest.mark.parametrize(("fp8", "least"), [(False, LEAST), (True, LEAST), (True, SHORT)])
+@pytest.mark.parametrize(
+    ("fp8", "least"), [(False, MIN_TOKENS), (True, MIN_TOKENS), (True, SHORT_MIN_TOKENS)]
+)
 def test_needles_at_the_cuts_of_workers(arch: str, fp8: bool, least: int) -> None:
     """Bit for bit, on both sides of each; the cuts are where this file says."""
     lens, workers = [500, 90, 333], 9
@@ -197,24 +199,24 @@ def test_needles_at_the_cuts_of_workers(arch: str, fp8: bool, least: int) -> Non
 
 def test_two_needles_in_two_workers(arch: str) -> None:
     p = problem([400], arch=arch)
-    parts = shares([400], 6, LEAST)
+    parts = shares([400], 6, MIN_TOKENS)
     key = p.keys(0)[5].clone()
     key[:D_V] = torch.randint(-4, 5, (D_V,)).double()
     for ((_, first, _last),) in parts[1:]:
         two = p.with_(kv=p.kv.clone())
         two.set_row(0, 5, key)
         two.set_row(0, first, key)
-        out, _ = run("flow", needle(two, 0, 5, 4.0), FlowConfig(6, LEAST))
+        out, _ = run("flow", needle(two, 0, 5, 4.0), FlowConfig(6, MIN_TOKENS))
         assert torch.equal(out[0], key[:D_V].to(BF16).expand_as(out[0])), first
 
 
 def test_scratch_that_others_left(arch: str) -> None:
     """Counts are zero again whatever came before, and parts may hold anything."""
     small, large = (problem(lens, arch=arch) for lens in ([200], [1300, 40]))
-    wanted = [run("flow", p, FlowConfig(w, LEAST)) for p, w in ((small, 5), (large, 40))]
+    wanted = [run("flow", p, FlowConfig(w, MIN_TOKENS)) for p, w in ((small, 5), (large, 40))]
     for _ in range(2):
         for p, w, want in ((large, 40, wanted[1]), (small, 5, wanted[0])):
-            got = run("flow", p, FlowConfig(w, LEAST))
+            got = run("flow", p, FlowConfig(w, MIN_TOKENS))
             assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
 
 
@@ -253,7 +255,7 @@ def test_workers_are_even(arch: str, name: str, fp8: bool, figure: Callable[[str
 @pytest.mark.thin(3)
 @pytest.mark.parametrize(
     ("name", "config"),
-    [("flow", FlowConfig(4, LEAST)), ("shared", SharedConfig(4, LEAST_SHARED))],
+    [("flow", FlowConfig(4, MIN_TOKENS)), ("shared", SharedConfig(4, MIN_TOKENS_SHARED))],
 )
 def test_resources_of_ragged_queries(arch: str, name: str, config: FlowConfig) -> None:
     """Nothing is spilled to memory. Flow spills no registers; shared spills SGPRs, to VGPRs."""
@@ -273,7 +275,7 @@ def test_resources(arch: str, fp8: bool, q_fp8: bool, page: int) -> None:
     """No spills, and the cache is read once."""
     p = problem([1024, 777], arch=arch, fp8=fp8, q_fp8=q_fp8, page=page)
     with rfops.vgpu.profile() as profile:
-        run("flow", p, FlowConfig(4, LEAST))
+        run("flow", p, FlowConfig(4, MIN_TOKENS))
     (launch,) = profile.launches
     assert launch.vgpr_spills == launch.sgpr_spills == launch.scratch_bytes_per_lane == 0
     assert launch.lds_conflict_cycles == 0

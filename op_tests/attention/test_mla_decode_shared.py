@@ -11,7 +11,7 @@ import torch
 import rfops
 from rfops.attention import mla_decode_flow
 from rfops.attention.mla_decode import OP
-from rfops.attention.mla_decode_shared import LEAST, SharedConfig
+from rfops.attention.mla_decode_shared import MIN_TOKENS, SharedConfig
 from rfops.attention.mla_terms import D_V
 from rfops.dispatch.heuristic import coarse
 from support.mla_problems import (
@@ -40,7 +40,7 @@ def checked(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The result, which is right, and about which the checks find nothing."""
     with rfops.vgpu.check() as c:
-        got = run("shared", p, SharedConfig(workers, LEAST))
+        got = run("shared", p, SharedConfig(workers, MIN_TOKENS))
     assert_correct(got, p, bound)
     assert not c.findings, "\n".join(str(finding) for finding in c.findings)
     return got
@@ -85,22 +85,22 @@ def test_shared_out(arch: str, lens: list[int], workers: int, monkeypatch: Any) 
     """To the same result whoever does it; to the same bits whoever is last."""
     p = problem(lens, 40, arch=arch)
     got = checked(p, workers)
-    alone = run("shared", p, SharedConfig(1, LEAST))
+    alone = run("shared", p, SharedConfig(1, MIN_TOKENS))
     assert torch.allclose(got[0].float(), alone[0].float(), rtol=2**-6, atol=4e-3)
     assert torch.allclose(got[1], alone[1], rtol=2e-5)
     for schedule in ("random:1", "random:2"):
         monkeypatch.setenv("RFOPS_VGPU_SCHEDULE", schedule)
-        again = run("shared", p, SharedConfig(workers, LEAST))
+        again = run("shared", p, SharedConfig(workers, MIN_TOKENS))
         assert all(torch.equal(a, b) for a, b in zip(got, again, strict=True))
 
 
 # Parts of a sequence whose makers share the result out, by blocks, by quarters of them; of more the
 # last one makes it, after a level of the tree.
 PARTS: list[Any] = [
-    *(([n * LEAST], n) for n in (2, 3, 9, 33)),
+    *(([n * MIN_TOKENS], n) for n in (2, 3, 9, 33)),
     ([700, 40, 2000, 0, 900], 13),  # some go on to the next sequence
     *(
-        pytest.param([n * LEAST], n, marks=pytest.mark.sweep)
+        pytest.param([n * MIN_TOKENS], n, marks=pytest.mark.sweep)
         for n in (4, 5, 7, 8, 16, 17, 32, 39, 40, 41, 64, 65)
     ),
     pytest.param([3000, 100, 5000, 1400], 70, marks=pytest.mark.sweep),
@@ -119,10 +119,10 @@ def test_who_waits_and_who_goes(
     p = problem(lens, 40, arch=arch)
     first = checked(p, workers, 3e-3 if min(n for n in lens if n) >= 1000 else 4e-3)
     for turns, schedule in WAITS[waits]:
-        monkeypatch.setattr(mla_decode_flow, "TURNS", turns)
+        monkeypatch.setattr(mla_decode_flow, "MAX_SPINS", turns)
         monkeypatch.setenv("RFOPS_VGPU_SCHEDULE", schedule)
         for _ in range(2):
-            again = run("shared", p, SharedConfig(workers, LEAST))
+            again = run("shared", p, SharedConfig(workers, MIN_TOKENS))
             assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
 
 
@@ -130,9 +130,9 @@ def test_as_the_other_kernel(arch: str) -> None:
     """A head's result does not depend on the columns beside it, and flow's is the same but for the
     order of sums."""
     p = problem([200, 31], 70, arch=arch)
-    wide, _ = run("shared", p, SharedConfig(1, LEAST))
+    wide, _ = run("shared", p, SharedConfig(1, MIN_TOKENS))
     few = p.with_(q=p.q[:, 8:48].contiguous())
-    assert torch.equal(run("shared", few, SharedConfig(1, LEAST))[0], wide[:, 8:48])
+    assert torch.equal(run("shared", few, SharedConfig(1, MIN_TOKENS))[0], wide[:, 8:48])
     flow, _ = run("flow", p)
     assert torch.allclose(wide.float(), flow.float(), rtol=2**-6, atol=4e-3)
 
@@ -148,7 +148,7 @@ def test_needles(arch: str, form: dict[str, Any]) -> None:
     p = problem([200] * len(CUTS), 40, arch=arch, **form)
     for b, token in enumerate(CUTS):
         p = needle(p, b, token)
-    out, _ = run("shared", p, SharedConfig(8, LEAST))
+    out, _ = run("shared", p, SharedConfig(8, MIN_TOKENS))
     for b, token in enumerate(CUTS):
         value = p.keys(b)[token, :D_V].to(BF16)
         assert torch.equal(out[b], value.expand_as(out[b])), f"token {token}"
@@ -168,9 +168,9 @@ def test_scores_that_rise(arch: str) -> None:
 def test_half_of_the_keys_is_not_enough(arch: str) -> None:
     """What the tests above would see."""
     p = problem([400], 40, arch=arch)
-    got = run("shared", p, SharedConfig(1, LEAST))
+    got = run("shared", p, SharedConfig(1, MIN_TOKENS))
     bounds = torch.tensor([0, 200], dtype=torch.int32)
-    fewer = run("shared", p.with_(kv_indptr=bounds, lens=[200]), SharedConfig(1, LEAST))
+    fewer = run("shared", p.with_(kv_indptr=bounds, lens=[200]), SharedConfig(1, MIN_TOKENS))
     assert_correct(got, p)
     with pytest.raises(AssertionError, match="relative L2"):
         assert_correct((fewer[0], got[1]), p)
@@ -185,7 +185,7 @@ def test_resources(arch: str, fp8: bool) -> None:
     its part of the cache once."""
     p = problem([1024, 777], 128, arch=arch, fp8=fp8)
     with rfops.vgpu.profile() as profile:
-        run("shared", p, SharedConfig(2, LEAST))
+        run("shared", p, SharedConfig(2, MIN_TOKENS))
     (launch,) = profile.launches
     assert launch.vgpr_spills == launch.scratch_bytes_per_lane == 0
     assert launch.lds_conflict_cycles == 0
@@ -198,7 +198,7 @@ def test_a_result_is_scaled_only_where_scores_rise(arch: str) -> None:
     """Not at its first tile: there it is zeros, which matrix instructions have made."""
     p = problem([100], 40, arch=arch)
     with rfops.vgpu.profile() as profile:
-        run("shared", p.with_(sm_scale=0.01), SharedConfig(1, LEAST))
+        run("shared", p.with_(sm_scale=0.01), SharedConfig(1, MIN_TOKENS))
     (launch,) = profile.launches
     written = {name: n for name, n in launch.instructions.items() if "accvgpr_write" in name}
     assert not written, written
@@ -209,9 +209,9 @@ def test_parts_are_left_and_asked_for_once(arch: str) -> None:
     a block of 8 KiB and a wave at once, in whose code no wait is between loads."""
     # kItemCost of csrc/attention/mla_decode_shared.hip
     cost = {"gfx942": 16 * 12, "gfx950": 32 * 28}[arch]
-    p = problem([2 * (cost + LEAST)], 128, arch=arch)
+    p = problem([2 * (cost + MIN_TOKENS)], 128, arch=arch)
     with rfops.vgpu.timing() as t:
-        run("shared", p, SharedConfig(2, LEAST))
+        run("shared", p, SharedConfig(2, MIN_TOKENS))
     pcs = sorted(t.launches[0].pcs, key=lambda pc: pc["offset"])
     blocks = 4 * 4  # of the one that is timed, of four waves, half of eight
 
@@ -266,7 +266,7 @@ def test_a_kernel_that_no_call_chooses_has_a_default(arch: str) -> None:
     """Shared is not chosen for few tokens, and runs where it is asked for by name."""
     c = OP.call_of(arch, B=1, H=128, S=400)
     assert "shared" not in OP.time_model.rank(c) and OP.kernels["shared"].space(c) is None
-    assert OP.kernels["shared"].default(c) == SharedConfig(c.cu_num, LEAST)
+    assert OP.kernels["shared"].default(c) == SharedConfig(c.cu_num, MIN_TOKENS)
     with pytest.raises(ValueError, match="shared: no variant takes B=1"):
         OP.kernels["shared"].default(OP.call_of(arch, B=1, H=16, S=400))
 
@@ -288,6 +288,6 @@ def test_a_cache_beyond_4_gib(arch: str, fp8: bool) -> None:
     far = torch.zeros(rows, 1, 1, 576, dtype=p.kv.dtype)
     far[-len(p.kv) :] = p.kv
     moved = p.with_(kv=far, kv_indices=p.kv_indices + rows - len(p.kv))
-    wanted = run("shared", p, SharedConfig(1, LEAST))
-    for got, want in zip(run("shared", moved, SharedConfig(1, LEAST)), wanted, strict=True):
+    wanted = run("shared", p, SharedConfig(1, MIN_TOKENS))
+    for got, want in zip(run("shared", moved, SharedConfig(1, MIN_TOKENS)), wanted, strict=True):
         assert torch.equal(got, want)

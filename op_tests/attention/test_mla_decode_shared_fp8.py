@@ -11,7 +11,7 @@ import torch
 
 import rfops
 from rfops.attention.mla_decode import OP
-from rfops.attention.mla_decode_shared import LEAST, SharedConfig, SharedFp8Config
+from rfops.attention.mla_decode_shared import MIN_TOKENS, SharedConfig, SharedFp8Config
 from rfops.attention.mla_terms import D_V
 from support.mla_problems import BF16, Problem, exact, needle, problem, run
 
@@ -30,7 +30,7 @@ def fp8_problem(lens: list[int], heads: int, **form: Any) -> Problem:
 
 
 def run_fp8(p: Problem, workers: int) -> tuple[torch.Tensor, torch.Tensor]:
-    return run("shared_fp8", p, SharedFp8Config(workers, LEAST))
+    return run("shared_fp8", p, SharedFp8Config(workers, MIN_TOKENS))
 
 
 def relative_errors(got: torch.Tensor, p: Problem) -> torch.Tensor:
@@ -181,5 +181,5 @@ def test_who_takes_it() -> None:
 def test_weights_of_bf16_for_who_asks() -> None:
     """The other kernel takes q and cache of FP8 too."""
     p = fp8_problem([90], 40)
-    wide = run("shared", p, SharedConfig(1, LEAST))[0]
+    wide = run("shared", p, SharedConfig(1, MIN_TOKENS))[0]
     assert relative_errors(wide, p).max() <= 4e-3

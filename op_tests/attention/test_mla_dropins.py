@@ -237,11 +237,11 @@ def test_signatures() -> None:
         "max_seqlen_q page_size nhead_kv sm_scale logit_cap num_kv_splits num_kv_splits_indptr "
         "work_meta_data work_indptr work_info_set reduce_indptr reduce_final_map "
         "reduce_partial_map q_scale kv_scale intra_batch_mode return_logits return_lse causal "
-        "others",
+        "extra_arguments",
         "decode_attention_fwd": "q k_buffer v_buffer o lse req_to_token b_seq_len attn_logits "
         "num_kv_splits sm_scale page_size logit_cap k_scale v_scale is_mla",
         "flash_mla_with_kvcache": "q k_cache block_table cache_seqlens head_dim_v "
-        "tile_scheduler_metadata num_splits softmax_scale causal others",
+        "tile_scheduler_metadata num_splits softmax_scale causal extra_arguments",
     }
     for name, parameters in wanted.items():
         found = inspect.signature(getattr(compat, name)).parameters

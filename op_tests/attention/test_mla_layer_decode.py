@@ -11,7 +11,7 @@ import torch
 
 import rfops
 from rfops.attention import mla_decode
-from rfops.attention.mla_decode_flow import turns
+from rfops.attention.mla_decode_flow import rotates_keys
 from rfops.attention.mla_decode_shared import mla_decode_shared
 from rfops.attention.mla_layer_decode import OP, mla_layer_decode, rope_angles
 from rfops.attention.mla_layer_decode_triton import LayerTritonConfig
@@ -115,7 +115,9 @@ def test_angles_are_the_challenges() -> None:
 
 
 @pytest.mark.thin(2)
-@pytest.mark.parametrize("name", [k.name for k in mla_decode.OP.kernels.values() if turns(k)])
+@pytest.mark.parametrize(
+    "name", [k.name for k in mla_decode.OP.kernels.values() if rotates_keys(k)]
+)
 @pytest.mark.parametrize("arch", ["gfx942", "gfx950"])
 def test_keys_are_turned_as_torch_turns_them(
     arch: str, name: str, monkeypatch: pytest.MonkeyPatch

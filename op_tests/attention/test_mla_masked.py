@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from rfops import mla_decode
-from rfops.attention.mla_decode_flow import LEAST, FlowConfig
-from rfops.attention.mla_decode_shared import LEAST as LEAST_SHARED
+from rfops.attention.mla_decode_flow import MIN_TOKENS, FlowConfig
+from rfops.attention.mla_decode_shared import MIN_TOKENS as MIN_TOKENS_SHARED
 from rfops.attention.mla_decode_shared import SharedConfig, SharedFp8Config
 from rfops.attention.mla_decode_triton import MlaTritonConfig
 from support.mla_problems import Problem, assert_correct, exact, problem, run
@@ -18,9 +18,9 @@ from support.mla_problems import Problem, assert_correct, exact, problem, run
 CONFIGS: dict[str, Any] = {
     "torch": [None],
     "triton": [MlaTritonConfig(32, 1, 32), MlaTritonConfig(16, 4)],
-    "flow": [FlowConfig(1, LEAST), FlowConfig(7, LEAST)],
-    "shared": [SharedConfig(1, LEAST_SHARED), SharedConfig(5, LEAST_SHARED)],
-    "shared_fp8": [SharedFp8Config(1, LEAST_SHARED), SharedFp8Config(5, LEAST_SHARED)],
+    "flow": [FlowConfig(1, MIN_TOKENS), FlowConfig(7, MIN_TOKENS)],
+    "shared": [SharedConfig(1, MIN_TOKENS_SHARED), SharedConfig(5, MIN_TOKENS_SHARED)],
+    "shared_fp8": [SharedFp8Config(1, MIN_TOKENS_SHARED), SharedFp8Config(5, MIN_TOKENS_SHARED)],
 }
 KERNELS = [
     ("gfx950", "torch"),

@@ -10,8 +10,8 @@ import torch
 
 import rfops
 from rfops.attention.mla_decode import OP, mla_decode, mla_decode_ref
-from rfops.attention.mla_decode_flow import SHORT, FlowConfig
-from rfops.attention.mla_decode_shared import LEAST as LEAST_SHARED
+from rfops.attention.mla_decode_flow import SHORT_MIN_TOKENS, FlowConfig
+from rfops.attention.mla_decode_shared import MIN_TOKENS as MIN_TOKENS_SHARED
 from rfops.attention.mla_decode_shared import SharedConfig, SharedFp8Config
 from rfops.attention.mla_decode_triton import MlaTritonConfig
 from rfops.attention.mla_terms import D_V
@@ -21,9 +21,9 @@ from support.mla_problems import BF16, Problem, assert_correct, call, exact, pro
 CONFIGS: dict[str, Any] = {
     "torch": None,
     "triton": MlaTritonConfig(32, 3),
-    "flow": FlowConfig(5, SHORT),
-    "shared": SharedConfig(5, LEAST_SHARED),
-    "shared_fp8": SharedFp8Config(5, LEAST_SHARED),
+    "flow": FlowConfig(5, SHORT_MIN_TOKENS),
+    "shared": SharedConfig(5, MIN_TOKENS_SHARED),
+    "shared_fp8": SharedFp8Config(5, MIN_TOKENS_SHARED),
 }
 KERNELS = [
     ("gfx950", "torch"),

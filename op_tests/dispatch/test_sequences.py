@@ -21,7 +21,7 @@ from rfops.jit import compiled_ops
 from rfops.jit.launch import launcher
 from rfops.jit.launch.plans import Plans
 from support.sequences import (
-    Made,
+    CallInputs,
     Recipe,
     change,
     compare_with_fresh,
@@ -29,7 +29,7 @@ from support.sequences import (
     empty_plans,
     outcome,
     sequence,
-    taken,
+    without_refused_layouts,
 )
 
 LAUNCHERS = "native", "ctypes"
@@ -60,7 +60,7 @@ def _run(seed: int, length: int, names: list[str], through: str) -> None:
     """Fails at the first call that differs, with what is needed to see it again."""
     done: list[Recipe] = []
     for at, recipe in enumerate(sequence(seed, length, names)):
-        difference = compare_with_fresh(Made(recipe))
+        difference = compare_with_fresh(CallInputs(recipe))
         if difference:
             before = [one for one in done if one.op == recipe.op]
             pytest.fail(
@@ -75,8 +75,8 @@ def _least(before: list[Recipe], recipe: Recipe) -> str:
     """The one call after which the recipe differs too, where there is one."""
     for one in reversed(before):
         with empty_plans():
-            outcome(Made(one))
-            if compare_with_fresh(Made(recipe)):
+            outcome(CallInputs(one))
+            if compare_with_fresh(CallInputs(recipe)):
                 return f"this call alone:\n  {one}"
     return "no single call, but all of the sequence"
 
@@ -118,7 +118,7 @@ def test_a_call_keeps_nothing(name: str, through: str) -> None:
     recipe, calls = draw(rng, op), 0
     kept: list[tuple[str, Callable[[], bool]]] = []
     for _ in range(40):
-        recipe = change(rng, taken(recipe))
+        recipe = change(rng, without_refused_layouts(recipe))
         calls += _call_once(recipe, kept)
         if calls == 3:
             break
@@ -129,7 +129,7 @@ def test_a_call_keeps_nothing(name: str, through: str) -> None:
 
 def _call_once(recipe: Recipe, kept: list[tuple[str, Callable[[], bool]]]) -> bool:
     """Call it twice, for its plan; whether it had results."""
-    call = Made(recipe)
+    call = CallInputs(recipe)
     made = outcome(call), outcome(call)
     pairs = zip([arg.name for arg in call.op.declaration.inputs], call.inputs, strict=False)
     tensors = {f"{recipe}: {name}": value for name, value in pairs}

@@ -27,7 +27,7 @@ TARGETS = [target for target in CALLS if target != "aiter.get_hip_quant"]
 
 def own_name(callee: Callee) -> str:
     """The drop-in's, in rfops.compat."""
-    return callee.own.__name__
+    return callee.drop_in.__name__
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def test_any_mix_of_positions_and_names(
     original = (
         stand_in(target, noted) if has_signature else lambda *_args, **_kwargs: noted.append({})
     )
-    names = [p.name for p in inspect.signature(callee.own).parameters.values()]
+    names = [p.name for p in inspect.signature(callee.drop_in).parameters.values()]
     wrapped = callee.wrap(original)
     counts = {0, 1, len(CALLS[target]()[0])}
     for count in sorted(counts):
@@ -297,9 +297,9 @@ def test_a_function_that_is_made_for_each_call_is_not_kept(engines: list[str]) -
     for _ in range(3 * wrapper.MOST_ORIGINALS):
         callee.wrap(lambda *_args: None)
     gc.collect()
-    assert len(callee._arounds) <= wrapper.MOST_ORIGINALS
+    assert len(callee._wrappers) <= wrapper.MOST_ORIGINALS
     assert (
-        len([a for a in wrapper.AROUNDS.values() if a.callee is callee]) <= wrapper.MOST_ORIGINALS
+        len([a for a in wrapper.WRAPPERS.values() if a.callee is callee]) <= wrapper.MOST_ORIGINALS
     )
 
 

@@ -167,7 +167,7 @@ def test_call_sites_fit_our_wrappers(engine: str) -> None:
         if site.target == "aiter.get_hip_quant":
             assert (site.by_position, site.names, site.is_open) == (1, (), False), site
             continue
-        parameters = inspect.signature(TARGETS[site.target].own).parameters.values()
+        parameters = inspect.signature(TARGETS[site.target].drop_in).parameters.values()
         names = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
         takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
         least = [p.name for p in parameters if p.default is p.empty and p.kind is not p.VAR_KEYWORD]

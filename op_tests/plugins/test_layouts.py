@@ -166,9 +166,9 @@ def test_another_order_is_not_taken(shuffle: Callable[..., torch.Tensor]) -> Non
         {"pad_k_to": 64},
     ):
         layouts._RECORDS.clear()
-        assert layouts.of(copied(w, shuffle(w, **words))) == layouts.OTHER
+        assert layouts.find_layout(copied(w, shuffle(w, **words))) == layouts.OTHER_LAYOUT
     layouts._RECORDS.clear()
-    assert layouts.of(copied(w, shuffle(w, (16, 16), gate_up=True))) == layouts.SHUFFLED
+    assert layouts.find_layout(copied(w, shuffle(w, (16, 16), gate_up=True))) == layouts.SHUFFLED
 
 
 def test_a_fingerprint_is_of_all_bytes() -> None:
@@ -201,14 +201,14 @@ def test_weights_are_not_kept_and_are_looked_at_once(
     real = layouts.fingerprint
     monkeypatch.setattr(layouts, "fingerprint", lambda t: looks.append(1) or real(t))
     for _ in range(3):
-        assert layouts.of(own) == layouts.SHUFFLED
+        assert layouts.find_layout(own) == layouts.SHUFFLED
     assert len(looks) == 1 and len(layouts._LAYOUT_RECORDS) == 1
     del own
     gc.collect()
     assert not layouts._LAYOUT_RECORDS
     with torch.inference_mode():
         inner = w.clone()
-        assert layouts.of(inner) is None and layouts.of(inner) is None
+        assert layouts.find_layout(inner) is None and layouts.find_layout(inner) is None
     assert len(looks) == 2
     assert inspect.signature(shuffle) == inspect.signature(shuffle_weight)
 

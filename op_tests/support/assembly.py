@@ -56,8 +56,10 @@ def loop(lines: list[str]) -> list[str]:
         match = re.match(r"s_c?branch\w*\s+(\.LBB\w+)", line)
         if match and offset[match[1]] < i:
             spans.append((i - offset[match[1]], offset[match[1]], i))
-    _, first, last = max(s for s in spans if any("mfma" in line for line in lines[s[1] : s[2]]))
-    return lines[first : last + 1]
+    _, loop_begin, loop_end = max(
+        s for s in spans if any("mfma" in line for line in lines[s[1] : s[2]])
+    )
+    return lines[loop_begin : loop_end + 1]
 
 
 def counted(lines: list[str]) -> Counter[str]:

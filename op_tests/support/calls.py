@@ -57,8 +57,8 @@ def grouped_call(
     )
 
 
-def grouped_route(*args: Any, **others: Any) -> Decision:
-    return GROUPED.route(grouped_call(*args, **others))
+def grouped_route(*args: Any, **sizes_by_name: Any) -> Decision:
+    return GROUPED.route(grouped_call(*args, **sizes_by_name))
 
 
 def default_config(backend: str, m: int, n: int, k: int, arch: str = "gfx950") -> Any:
@@ -83,19 +83,19 @@ def prepare(
     these tensors do, by default as torch allocates them."""
     device = torch.device(device)
     c = dense_call(m, n, k, dtype, *chip(device))
-    return DENSE.prepare(backend, on(c, device, **tensors), config)
+    return DENSE.prepare(backend, with_device(c, device, **tensors), config)
 
 
 def prepare_grouped(
-    backend: str, device: torch.device, *sizes: Any, config: Any = None, **others: Any
+    backend: str, device: torch.device, *sizes: Any, config: Any = None, **sizes_by_name: Any
 ) -> Run:
     """The same of grouped_gemm_mxfp8: m, n, k, e, top_k, a_div, weighted, block_m, dtype."""
     arch, cu_num = chip(device)
-    c = grouped_call(*sizes, arch=arch, cu_num=cu_num, **others)
-    return GROUPED.prepare(backend, on(c, device), config)
+    c = grouped_call(*sizes, arch=arch, cu_num=cu_num, **sizes_by_name)
+    return GROUPED.prepare(backend, with_device(c, device), config)
 
 
-def on(c: Call, device: torch.device, **tensors: torch.Tensor) -> Call:
+def with_device(c: Call, device: torch.device, **tensors: torch.Tensor) -> Call:
     """A call of sizes alone on a device; its tensors lie as these do."""
     return Call(c.arch, c.cu_num, device, c.sizes, c.values, views_of(tensors))
 

@@ -142,8 +142,10 @@ def _dequantised(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         scale = weights.get(f"{name}_scale_inv")
         if scale is not None:
             rows, columns = weight.shape
-            wide = scale.repeat_interleave(128, 0)[:rows].repeat_interleave(128, 1)[:, :columns]
-            plain[name] = weight.float() * wide
+            element_scales = scale.repeat_interleave(128, 0)[:rows].repeat_interleave(128, 1)[
+                :, :columns
+            ]
+            plain[name] = weight.float() * element_scales
         else:
             plain[name] = weight.float()
     return plain
@@ -278,23 +280,23 @@ class _RoundedInputs(TorchFunctionMode):
     """Each matrix product with weights has its input through a narrow format: of experts those of
     both their products."""
 
-    def __init__(self, through: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    def __init__(self, round_tensor: Callable[[torch.Tensor], torch.Tensor]) -> None:
         super().__init__()
-        self._through = through
+        self._round_tensor = round_tensor
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if func is torch.nn.functional.linear:
-            args = (self._through(args[0]), *args[1:])
+            args = (self._round_tensor(args[0]), *args[1:])
         return func(*args, **(kwargs or {}))
 
 
-def _round_inputs(module: Any, through: Callable[[torch.Tensor], torch.Tensor]) -> None:
+def _round_inputs(module: Any, round_tensor: Callable[[torch.Tensor], torch.Tensor]) -> None:
     forward = module.forward
 
     def rounded(*args: Any, **kwargs: Any) -> Any:
-        with _RoundedInputs(through):
+        with _RoundedInputs(round_tensor):
             return forward(*args, **kwargs)
 
     module.forward = rounded
@@ -318,7 +320,7 @@ class _OtherRouting(TorchFunctionMode):
 
 @torch.inference_mode()
 def misses(
-    folder: Path, asked: list[list[int]], given: list[list[int]], narrow: Mapping[str, str]
+    folder: Path, prompts: list[list[int]], generated: list[list[int]], narrow: Mapping[str, str]
 ) -> tuple[list[Miss], list[Miss]]:
     """Tokens that are not the fp32 model's, which is fed the same tokens before each; and those
     that torch's own bf16 model would take instead on the same tokens, its layers whose names end in
@@ -332,24 +334,28 @@ def misses(
     for name, module in rounded.named_modules():
         for format_ in {format_ for end, format_ in narrow.items() if name.endswith(end)}:
             _round_inputs(module, ROUNDINGS[format_])
-    pairs = list(zip(asked, given, strict=True))
+    pairs = list(zip(prompts, generated, strict=True))
     logits = [_logits(exact, *pair) for pair in pairs]
-    others = [_logits(rounded, *pair) for pair in pairs]
-    error = max(float((a - b).abs().max()) for a, b in zip(logits, others, strict=True))
-    found: list[Miss] = []
+    rounded_logits = [_logits(rounded, *pair) for pair in pairs]
+    error = max(float((a - b).abs().max()) for a, b in zip(logits, rounded_logits, strict=True))
+    misses_found: list[Miss] = []
     of_torch: list[Miss] = []
     for index, (prompt, tokens) in enumerate(pairs):
         bounds = 2 * _errors(exact, logits[index], prompt, tokens).clamp(min=error)
-        found += _differing(index, logits[index], tokens, bounds)
-        of_torch += _differing(index, logits[index], others[index].argmax(1).tolist(), bounds)
-    return found, of_torch
+        misses_found += _differing(index, logits[index], tokens, bounds)
+        of_torch += _differing(
+            index, logits[index], rounded_logits[index].argmax(1).tolist(), bounds
+        )
+    return misses_found, of_torch
 
 
 def _errors(model: Any, logits: torch.Tensor, prompt: list[int], tokens: list[int]) -> torch.Tensor:
     """The largest error of a logit at each token, of models whose routers err."""
     with _OtherRouting():
-        others = model(torch.tensor([prompt + tokens] * ROUTINGS)).logits[:, len(prompt) - 1 : -1]
-    return (others - logits).abs().amax((0, 2))
+        routed_logits = model(torch.tensor([prompt + tokens] * ROUTINGS)).logits[
+            :, len(prompt) - 1 : -1
+        ]
+    return (routed_logits - logits).abs().amax((0, 2))
 
 
 def _differing(
@@ -357,9 +363,16 @@ def _differing(
 ) -> list[Miss]:
     best = logits.argmax(1).tolist()
     return [
-        Miss(prompt, position, token, own, float(row[own] - row[token]), float(bounds[position]))
-        for position, (row, token, own) in enumerate(zip(logits, tokens, best, strict=True))
-        if token != own
+        Miss(
+            prompt,
+            position,
+            token,
+            best_token,
+            float(row[best_token] - row[token]),
+            float(bounds[position]),
+        )
+        for position, (row, token, best_token) in enumerate(zip(logits, tokens, best, strict=True))
+        if token != best_token
     ]
 
 

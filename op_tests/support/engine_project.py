@@ -185,10 +185,10 @@ class Project:
     def note_arrivals(self, monkeypatch: pytest.MonkeyPatch) -> Path:
         """A file that from now on grows by a byte whenever a process has found nothing cached, and
         goes on to wait for the build or to do it."""
-        file, last = self.root / "arrived", failures.last_id
+        file, load_id = self.root / "arrived", failures.last_id
 
         def arrive(*args: Any) -> str:
-            result = last(*args)
+            result = load_id(*args)
             with file.open("ab") as stream:
                 stream.write(b".")
             return result

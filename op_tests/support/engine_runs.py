@@ -52,13 +52,13 @@ def check_tokens(engine: str, case: Case, models: Path, **env: str) -> None:
     """Each token is the fp32 model's, or one that roundings explain; >= 95 % of the calls of each
     family are rfops'."""
     folder = engine_models.make(case.kind, models / case.kind)
-    asked = {"prompts": engine_models.prompts(), "tokens": TOKENS, "options": case.options}
+    request = {"prompts": engine_models.prompts(), "tokens": TOKENS, "options": case.options}
     program = Path(__file__).with_name(f"{engine}_program.py")  # which imports the engine
-    completed = run(engine, case.arch, program, folder, json.dumps(asked), **env)
+    completed = run(engine, case.arch, program, folder, json.dumps(request), **env)
     assert completed.returncode == 0, completed.stderr
     tokens = json.loads(completed.stdout.splitlines()[-1])
     assert [len(row) for row in tokens] == [TOKENS] * 3
-    misses, of_torch = engine_models.misses(folder, asked["prompts"], tokens, case.narrow)
+    misses, of_torch = engine_models.misses(folder, request["prompts"], tokens, case.narrow)
     print(f"{3 * TOKENS - len(misses)} of {3 * TOKENS} tokens agree;")
     print(f"of torch in the same arithmetic {3 * TOKENS - len(of_torch)}")
     print(*misses, "torch's:", *of_torch, sep="\n")
@@ -67,11 +67,13 @@ def check_tokens(engine: str, case: Case, models: Path, **env: str) -> None:
     for family in case.families:
         match = re.search(rf"by rfops:.*{family} (\d+) of (\d+) calls", completed.stderr)
         assert match, f"{family} is not in the summary"
-        own, all_ = map(int, match.groups())
-        assert own >= 0.95 * all_ and own >= TOKENS, f"{family}: {own} of {all_} by rfops"
+        num_own, num_all = map(int, match.groups())
+        assert num_own >= 0.95 * num_all and num_own >= TOKENS, (
+            f"{family}: {num_own} of {num_all} by rfops"
+        )
 
 
-def check_release(engine: str, known: str, folder: Path) -> None:
+def check_release(engine: str, release: str, folder: Path) -> None:
     """Another release is refused before anything of it runs; --engine-any-release tries it."""
     (folder / engine).mkdir()
     (folder / engine / "__init__.py").touch()
@@ -82,7 +84,7 @@ def check_release(engine: str, known: str, folder: Path) -> None:
     command = ("--", sys.executable, "-c", f"import {engine}")
     completed = rfops(*words, *command, PYTHONPATH=str(folder))
     assert completed.returncode == 1
-    assert f"--engine {engine} knows release {known}, found 0.1.0" in completed.stderr
+    assert f"--engine {engine} knows release {release}, found 0.1.0" in completed.stderr
     completed = rfops(*words, "--engine-any-release", *command, PYTHONPATH=str(folder))
     assert completed.returncode == 0, completed.stderr
 
@@ -114,8 +116,8 @@ def check_server(
             os.killpg(process.pid, signal.SIGINT)  # as a terminal sends it
             assert process.wait(timeout=120) in (0, 128 + signal.SIGINT), _text(log)
             deadline = time.monotonic() + 60  # trackers of shared memory end behind their parents
-            while left := _living(process.pid):
-                assert time.monotonic() < deadline, f"{left} are left\n{_text(log)}"
+            while survivors := _living(process.pid):
+                assert time.monotonic() < deadline, f"{survivors} are left\n{_text(log)}"
                 time.sleep(0.2)
         finally:
             with contextlib.suppress(ProcessLookupError):
@@ -125,14 +127,14 @@ def check_server(
 
 def _living(group: int) -> list[str]:
     """The processes of a group by name, but for those that only wait to be reaped."""
-    found = []
+    names = []
     for file in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):  # it has ended
             name, _, fields = file.read_text().partition("(")[2].rpartition(")")
             state, _parent, of_group, *_ = fields.split()
             if int(of_group) == group and state not in "ZX":
-                found.append(name)
-    return found
+                names.append(name)
+    return names
 
 
 def _ask(url: str, request: dict[str, Any] | None = None) -> bytes | None:

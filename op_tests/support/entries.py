@@ -97,14 +97,16 @@ def marked(monkeypatch: pytest.MonkeyPatch) -> str:
 
 def processes_of(token: str) -> list[str]:
     """Commands of living processes with this word in their environment, but for this one's."""
-    found = []
+    command_lines = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             if token.encode() in (folder / "environ").read_bytes():
-                found.append((folder / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+                command_lines.append(
+                    (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                )
         except OSError:  # it has ended
             continue
-    return found
+    return command_lines
 
 
 def is_walled() -> bool:

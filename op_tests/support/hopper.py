@@ -20,7 +20,7 @@ from rfops.quantization.fp8_blockscale import BLOCK
 from support.a8w8_problems import Problem, exact_product
 
 _FRACTION, _STEP = 13, 32  # bits; products that are added at once
-_MOST = 6.0  # deviations of an element: one in 10^9 has more
+_MAX_DEVIATIONS = 6.0  # deviations of an element: one in 10^9 has more
 
 
 def _quantum(largest: torch.Tensor) -> torch.Tensor:
@@ -45,9 +45,9 @@ def hopper_product(problem: Problem) -> tuple[torch.Tensor, torch.Tensor]:
             products = x[:, None, k : k + _STEP] * w[None, :, k : k + _STEP]
             quantum = _quantum(torch.maximum(products.abs().amax(-1), total.abs()))
             added = _cut(products, quantum[..., None]).sum(-1) + _cut(total, quantum)
-            own = _quantum(added.abs())
-            total = _cut(added, own)
-            cuts += (33 * quantum**2 + own**2) / 3
+            sum_quantum = _quantum(added.abs())
+            total = _cut(added, sum_quantum)
+            cuts += (33 * quantum**2 + sum_quantum**2) / 3
         scale = x_scale[:, block, None] * rows[None, :, block]
         result += scale * total
         variance += scale**2 * cuts
@@ -63,15 +63,17 @@ def assert_correct_on_hopper(
     assert actual.dtype == torch.float32
     exact, total = exact_product(problem)
     rounded = tolerance(exact, total, roundings(problem.sizes[2]), actual.dtype)
-    assert_within(actual, exact, _MOST * deviation + rounded)
+    assert_within(actual, exact, _MAX_DEVIATIONS * deviation + rounded)
     # Blocks are added up in fp32, and multiplied by two scales.
     sums = (problem.sizes[2] // BLOCK + 3) * (HALF_ULP[actual.dtype] * total) ** 2
     error, limit = (actual.cpu().double() - exact) ** 2, deviation**2 + sums
-    shares = {f"row {i}": error[i].sum() / limit[i].sum() for i in range(error.shape[0])}
+    squared_deviations = {
+        f"row {i}": error[i].sum() / limit[i].sum() for i in range(error.shape[0])
+    }
     for n in range(0, error.shape[1], BLOCK):
         span = slice(n, n + BLOCK)
-        shares[f"columns from {n}"] = error[:, span].sum() / limit[:, span].sum()
-    worst = max(shares, key=lambda name: float(shares[name]))
-    most = float(shares[worst]) ** 0.5
-    assert most <= 1, f"{worst}: errors of {most:.2f} deviations on average"
-    return most
+        squared_deviations[f"columns from {n}"] = error[:, span].sum() / limit[:, span].sum()
+    worst = max(squared_deviations, key=lambda name: float(squared_deviations[name]))
+    worst_deviation = float(squared_deviations[worst]) ** 0.5
+    assert worst_deviation <= 1, f"{worst}: errors of {worst_deviation:.2f} deviations on average"
+    return worst_deviation

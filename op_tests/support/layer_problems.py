@@ -96,8 +96,10 @@ def assert_cache(actual: torch.Tensor, exact: torch.Tensor, p: Problem) -> None:
     enough to round the other way, and by 448 steps of 2^-23 of a sum of about 1 (dim 7168)."""
     for b, length in enumerate(p.lens):
         new, expected = actual[b, length].double(), exact[b, length].double()
-        off = (new - expected).abs() - 2.0**-7 * expected.abs()
-        assert (off <= 6e-5).all(), f"row {length} of sequence {b}, element {int(off.argmax())}"
+        excess_error = (new - expected).abs() - 2.0**-7 * expected.abs()
+        assert (excess_error <= 6e-5).all(), (
+            f"row {length} of sequence {b}, element {int(excess_error.argmax())}"
+        )
     remaining, previous = actual.clone(), p.cache.clone()
     for b, length in enumerate(p.lens):
         remaining[b, length] = previous[b, length] = 0

@@ -42,12 +42,14 @@ def splintered(rng: random.Random, data: bytes) -> bytes:
     return bytes(changed[: rng.randrange(len(changed) + 1)] if rng.random() < 0.2 else changed)
 
 
-def _places(node: Any) -> list[tuple[Any, Any]]:
+def _positions(node: Any) -> list[tuple[Any, Any]]:
     """(container, key) of all values in a document."""
     if isinstance(node, dict | list):
         keys = list(node) if isinstance(node, dict) else range(len(node))
-        here = [(node, key) for key in keys]
-        return here + [position for container, key in here for position in _places(container[key])]
+        own_positions = [(node, key) for key in keys]
+        return own_positions + [
+            position for container, key in own_positions for position in _positions(container[key])
+        ]
     return []
 
 
@@ -55,7 +57,7 @@ def misplaced(rng: random.Random, data: bytes) -> bytes:
     """A JSON document with a value, a name or a whole part of it made into something else."""
     document = json.loads(data)
     for _ in range(rng.choice((1, 1, 2))):
-        positions = _places(document)
+        positions = _positions(document)
         if not positions:
             break
         container, key = rng.choice(positions)

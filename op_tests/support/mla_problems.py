@@ -61,30 +61,30 @@ class Problem:
     @property
     def is_row(self) -> torch.Tensor:
         """Of each row of q whether some sequence has it."""
-        found = torch.zeros(len(self.q), dtype=torch.bool)
+        is_row = torch.zeros(len(self.q), dtype=torch.bool)
         for b in range(len(self.lens)):
-            found[list(self.queries(b))] = True
-        return found
+            is_row[list(self.queries(b))] = True
+        return is_row
 
     def rows(self, b: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Page and place in it of each token of a sequence."""
-        place = torch.arange(self.lens[b])
+        token_idx = torch.arange(self.lens[b])
         page = self.kv.shape[1]
         if self.kv_indptr is None:
-            own = self.kv_indices[b].long()
+            page_list = self.kv_indices[b].long()
         else:
-            own = self.kv_indices[self.kv_indptr[b] : self.kv_indptr[b + 1]].long()
-        return own[place // page], place % page
+            page_list = self.kv_indices[self.kv_indptr[b] : self.kv_indptr[b + 1]].long()
+        return page_list[token_idx // page], token_idx % page
 
     def keys(self, b: int) -> torch.Tensor:
         """Of a sequence, exactly, in float64."""
         scale = 1.0 if self.kv_scale is None else self.kv_scale.double().item()
-        pages, places = self.rows(b)
-        return self.kv[pages, places, 0].double() * scale
+        pages, offsets = self.rows(b)
+        return self.kv[pages, offsets, 0].double() * scale
 
     def set_row(self, b: int, token: int, row: torch.Tensor) -> None:
-        pages, places = self.rows(b)
-        self.kv[pages[token], places[token], 0] = row.to(self.kv.dtype)
+        pages, offsets = self.rows(b)
+        self.kv[pages[token], offsets[token], 0] = row.to(self.kv.dtype)
 
     def with_(self, **changes: Any) -> Problem:
         return replace(self, **changes)
@@ -135,18 +135,18 @@ def problem(
     q = torch.randn(num_rows, heads, D_QK, generator=generator) * spread
     dtype = fp8_of(arch) if fp8 else BF16
     bounds = torch.tensor([sum(counts[:b]) for b in range(len(lens) + 1)], dtype=torch.int32)
-    told = torch.tensor(lens, dtype=torch.int32) if page > 1 or table else None
+    lens_tensor = torch.tensor(lens, dtype=torch.int32) if page > 1 or table else None
     indices = order[:total].clone()
     if table:
         indices = torch.full((len(lens), max([*counts, 0]) + 2), 2**30, dtype=torch.int32)
         for b, count in enumerate(counts):
             indices[b, :count] = order[bounds[b] : bounds[b] + count]
-    made = Problem(
+    problem = Problem(
         (q / 4 if q_fp8 else q).to(fp8_of(arch) if q_fp8 else BF16),
         kv,
         None if table else bounds,
         indices,
-        told,
+        lens_tensor,
         list(lens),
         qo_len,
         causal,
@@ -156,10 +156,10 @@ def problem(
     )
     for b, length in enumerate(lens):
         rows = torch.randn(length, D_QK, generator=generator)
-        where, place = made.rows(b)
-        kv[where, place, 0] = rows * (32 if fp8 else 1)
-    made.kv = kv.clamp(-240, 240).to(dtype)
-    return made
+        token_pages, offsets = problem.rows(b)
+        kv[token_pages, offsets, 0] = rows * (32 if fp8 else 1)
+    problem.kv = kv.clamp(-240, 240).to(dtype)
+    return problem
 
 
 def exact(p: Problem) -> tuple[torch.Tensor, torch.Tensor]:
@@ -170,9 +170,9 @@ def exact(p: Problem) -> tuple[torch.Tensor, torch.Tensor]:
     for b in range(len(p.lens)):
         key = p.keys(b)
         for row in p.queries(b):
-            if seen := p.seen(b, row):
-                score = p.sm_scale * scale * p.q[row].double() @ key[:seen].T
-                out[row] = torch.softmax(score, -1) @ key[:seen, :D_V]
+            if kv_end := p.seen(b, row):
+                score = p.sm_scale * scale * p.q[row].double() @ key[:kv_end].T
+                out[row] = torch.softmax(score, -1) @ key[:kv_end, :D_V]
                 lse[row] = torch.logsumexp(score, -1)
     return out, lse
 
@@ -207,32 +207,32 @@ def call(p: Problem, **options: Any) -> torch.Tensor:
 
 
 def assert_correct(
-    got: tuple[torch.Tensor, torch.Tensor], p: Problem, bound: float | None = None
+    results: tuple[torch.Tensor, torch.Tensor], p: Problem, bound: float | None = None
 ) -> None:
     """Each head's relative L2 error, and lse to fp32's sums. P and the result are rounded to bf16,
     by 1.1e-3 to 1.7e-3 of their norm: of P's errors those of many tokens cancel."""
     if bound is None:
         bound = 2e-3 if min([n for n in p.lens if n], default=0) >= 1000 else 4e-3
     is_row = p.is_row
-    assert got[0][~is_row].isnan().all() and got[1][~is_row].isnan().all(), (
+    assert results[0][~is_row].isnan().all() and results[1][~is_row].isnan().all(), (
         "a row of no sequence is written"
     )
-    got = got[0][is_row], got[1][is_row]
+    results = results[0][is_row], results[1][is_row]
     out, lse = (t[is_row] for t in exact(p))
-    error = (got[0].double() - out).norm(dim=-1)
+    error = (results[0].double() - out).norm(dim=-1)
     size = out.norm(dim=-1)
     relative = torch.where(size > 0, error / size.clamp(min=1e-300), error)
     worst = int(relative.argmax()) if relative.numel() else 0
-    assert not got[0].isnan().any(), "NaN in the result"
+    assert not results[0].isnan().any(), "NaN in the result"
     assert (relative <= bound).all(), (
         f"head {divmod(worst, out.shape[1])}: relative L2 {relative.view(-1)[worst]:.2e} > {bound}"
     )
     none = lse == -math.inf
-    assert torch.equal(got[1] == -math.inf, none)
-    apart = (got[1].double() - lse)[~none].abs()
+    assert torch.equal(results[1] == -math.inf, none)
+    lse_error = (results[1].double() - lse)[~none].abs()
     # Scores are sums of 576 products: 2^-24 each of their magnitude, which is about lse's.
     limit = 2e-5 * (1 + lse[~none].abs())
-    assert (apart <= limit).all(), f"lse is off by {apart.max():.2e}"
+    assert (lse_error <= limit).all(), f"lse is off by {lse_error.max():.2e}"
 
 
 def needle(p: Problem, b: int, token: int, gain: float = 1.5) -> Problem:

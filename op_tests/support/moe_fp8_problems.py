@@ -54,10 +54,10 @@ def random_problem(
         return torch.randn(*shape, generator=generator)
 
     def weights(rows: int, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
-        wide = normal(e * rows, columns) / math.sqrt(columns)
+        values = normal(e * rows, columns) / math.sqrt(columns)
         grow = torch.rand(e * rows // BLOCK, columns // BLOCK, generator=generator) + 0.5
-        wide *= grow.repeat_interleave(BLOCK, 0).repeat_interleave(BLOCK, 1)
-        payload, scale = quantise(wide, BLOCK, False, fp8_of(arch))
+        values *= grow.repeat_interleave(BLOCK, 0).repeat_interleave(BLOCK, 1)
+        payload, scale = quantise(values, BLOCK, False, fp8_of(arch))
         shape = e, rows // BLOCK, columns // BLOCK
         return payload.view(e, rows, columns), scale.view(shape)
 
@@ -82,9 +82,11 @@ def assert_correct(actual: torch.Tensor, p: Problem) -> None:
     assert actual.dtype == p.x.dtype and actual.shape == exact.shape
     assert torch.equal(actual.isnan(), exact.isnan())
     error = torch.nan_to_num(actual.float() - exact).norm(dim=1)
-    share = error / torch.nan_to_num(exact).norm(dim=1).clamp(min=1e-6)
-    row = int(share.argmax()) if len(share) else 0
-    assert len(share) == 0 or share[row] <= 1e-2, f"row {row}: {share[row]:.2e}"
+    relative_error = error / torch.nan_to_num(exact).norm(dim=1).clamp(min=1e-6)
+    row = int(relative_error.argmax()) if len(relative_error) else 0
+    assert len(relative_error) == 0 or relative_error[row] <= 1e-2, (
+        f"row {row}: {relative_error[row]:.2e}"
+    )
 
 
 def run(

@@ -132,10 +132,14 @@ def assert_near(actual: torch.Tensor, exact: torch.Tensor) -> None:
     each at most and a third of it on average, and of h a few elements in a million that lie within
     fp32's error of a boundary, which move by a step of the format: 5e-3 of a row of 32 elements."""
     assert actual.dtype in (BF16, F16)
-    wide = actual.double()
-    off = (wide - exact.double()).norm(dim=1) / exact.double().norm(dim=1).clamp(min=1e-6)
-    row = int(off.argmax())
-    assert off[row] <= 5e-3, f"row {row}: relative L2 {off[row]:.2e}; {actual[row]}, {exact[row]}"
+    actual_f64 = actual.double()
+    relative_error = (actual_f64 - exact.double()).norm(dim=1) / exact.double().norm(dim=1).clamp(
+        min=1e-6
+    )
+    row = int(relative_error.argmax())
+    assert relative_error[row] <= 5e-3, (
+        f"row {row}: relative L2 {relative_error[row]:.2e}; {actual[row]}, {exact[row]}"
+    )
 
 
 PLAIN = MxMoeConfig(1, 4, 1, 4, 1)  # four launches, whatever the route's default is

@@ -32,8 +32,8 @@ class Problem:
     def tables(self) -> tuple[Any, ...]:
         """Weights as [K, N], a tensor an expert: gates, ups, downs."""
         i = self.w2.shape[2]
-        parts = (self.w1[:, :i], self.w1[:, i:], self.w2)
-        return tuple([m.T.contiguous() for m in part] for part in parts)
+        matrices = (self.w1[:, :i], self.w1[:, i:], self.w2)
+        return tuple([m.T.contiguous() for m in matrix] for matrix in matrices)
 
     def weights(self, is_table: bool) -> tuple[Any, ...]:
         return self.tables if is_table else (self.w1, self.w2)
@@ -87,12 +87,14 @@ def exact_of(problem: Problem, rounded_gate: bool = False) -> Exact:
         g, u = rows @ w1[e, :i].T, rows @ w1[e, i:].T
         h = torch.nn.functional.silu(g) * u
         g_most, u_most = rows.abs() @ w1[e, :i].abs().T, rows.abs() @ w1[e, i:].abs().T
-        down, most = w2[e].T, w2[e].abs().T
+        down, abs_down = w2[e].T, w2[e].abs().T
         y = h @ down
         out.index_add_(0, token, weight * y)
-        half = h.abs() @ most + y.abs() + (2.2 * (g * u).abs() @ most if rounded_gate else 0)
+        half = (
+            h.abs() @ abs_down + y.abs() + (2.2 * (g * u).abs() @ abs_down if rounded_gate else 0)
+        )
         of_half.index_add_(0, token, weight.abs() * half)
-        sums = (1.1 * g_most * u.abs() + g.abs() * u_most) @ most + h.abs() @ most
+        sums = (1.1 * g_most * u.abs() + g.abs() * u_most) @ abs_down + h.abs() @ abs_down
         of_sums.index_add_(0, token, weight.abs() * sums)
     dtype = problem.x.dtype
     steps = 2 * (x.shape[1] + i) + 64
@@ -134,6 +136,6 @@ def run(
 def call_for(problem: Problem, is_table: bool = False) -> Call:
     op, weights = TABLES if is_table else OP, problem.weights(is_table)
     k, routed = problem.topk_ids.shape[1], problem.w2.shape[0] - problem.num_shared
-    more = () if is_table else ("raw",)
-    values = (None, k, routed, False, False, problem.x.dtype, *more, None, None)
+    raw_rows = () if is_table else ("raw",)
+    values = (None, k, routed, False, False, problem.x.dtype, *raw_rows, None, None)
     return op.check((problem.x, *weights, *problem.choice, *values))[0]

@@ -76,11 +76,11 @@ def depth(m: int, n: int, k: int, config: GemvConfig | None) -> int:
 def exact_product(problem: Problem) -> tuple[torch.Tensor, torch.Tensor]:
     """y and S in float64; a part of w at a time, as all of it in float64 is large."""
     x = dequant_mxfp8(problem.x.cpu(), problem.x_scale.cpu(), torch.float64)
-    parts = []
+    products = []
     for w, scale in zip(problem.w.cpu().split(512), problem.w_scale.cpu().split(512), strict=True):
         values = dequant_mxfp8(w, scale, torch.float64)
-        parts.append((x @ values.T, x.abs() @ values.abs_().T))
-    exact, total = (torch.cat(tensors, dim=1) for tensors in zip(*parts, strict=True))
+        products.append((x @ values.T, x.abs() @ values.abs_().T))
+    exact, total = (torch.cat(tensors, dim=1) for tensors in zip(*products, strict=True))
     return exact, total
 
 
@@ -94,10 +94,10 @@ def some_rows(m: int, counts: Sequence[int], n: int, k: int) -> tuple[Problem, P
     """A problem of m rows, one of `counts`, with rows of its own for each, and its exact product.
     They share w, of which float64 takes far longer than a kernel does."""
     problem, (exact, total) = _all_rows(tuple(counts), n, k)
-    first = sum(counts[: list(counts).index(m)])
-    rows = slice(first, first + m)
-    own = Problem(problem.x[rows], problem.w, problem.x_scale[rows], problem.w_scale)
-    return own, (exact[rows], total[rows])
+    row_begin = sum(counts[: list(counts).index(m)])
+    rows = slice(row_begin, row_begin + m)
+    group_problem = Problem(problem.x[rows], problem.w, problem.x_scale[rows], problem.w_scale)
+    return group_problem, (exact[rows], total[rows])
 
 
 def assert_correct(
@@ -110,9 +110,9 @@ def assert_correct(
     (m, k), n, dtype = problem.x.shape, problem.w.shape[0], actual.dtype
     assert actual.shape == (m, n)
     exact, total = product or exact_product(problem)
-    beyond = exact.abs() > torch.finfo(dtype).max * (1 + HALF_ULP[dtype])
+    overflows = exact.abs() > torch.finfo(dtype).max * (1 + HALF_ULP[dtype])
     bound = tolerance(exact, total, depth(m, n, k, config), dtype)
-    assert_within(actual, torch.where(beyond, exact.sign() * math.inf, exact), bound)
+    assert_within(actual, torch.where(overflows, exact.sign() * math.inf, exact), bound)
 
 
 def one_block(x_byte: int, w_byte: int, x_code: int = 0x38, w_code: int = 0x38) -> Problem:

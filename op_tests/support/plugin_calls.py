@@ -18,7 +18,7 @@ from rfops.moe.kernels.topk.choosing import choose
 from rfops.plugins import around, callees, layouts, sglang, vllm
 
 BF16, F32, I32, FP8 = torch.bfloat16, torch.float32, torch.int32, torch.float8_e4m3fn
-Made = tuple[tuple[Any, ...], dict[str, Any], Callable[[Any], None]]
+CallCase = tuple[tuple[Any, ...], dict[str, Any], Callable[[Any], None]]
 BY_TARGET = {callee.target: callee for callee in (*callees.AITER, *callees.VLLM)}
 
 
@@ -26,15 +26,17 @@ def nan(*shape: int, dtype: torch.dtype = BF16) -> torch.Tensor:
     return torch.full(shape, float("nan")).to(dtype)
 
 
-def close(actual: torch.Tensor, expected: torch.Tensor, within: float = 2e-2) -> None:
+def close(actual: torch.Tensor, expected: torch.Tensor, tolerance: float = 2e-2) -> None:
     error = (actual.float() - expected.float()).abs().max() / expected.float().abs().max()
-    assert error <= within, f"{error} of the greatest value"  # a call that went wrong, not rounding
+    assert error <= tolerance, (
+        f"{error} of the greatest value"
+    )  # a call that went wrong, not rounding
 
 
 # ---------------------------------------------------------------- calls as theirs
 
 
-def mla() -> Made:
+def mla() -> CallCase:
     """_rocm_aiter_mla_decode_fwd_impl: eight by position, the rest by name."""
     lens, heads = [5, 0, 33], 16
     q, kv = torch.randn(3, heads, 576).to(BF16), torch.randn(64, 1, 576).to(BF16)
@@ -70,7 +72,7 @@ def mla() -> Made:
     return args, words, lambda _: close(o, expected)
 
 
-def decode_attention() -> Made:
+def decode_attention() -> CallCase:
     """TritonMLAImpl.forward_mqa."""
     q, kv = torch.randn(2, 16, 576).to(BF16), torch.randn(6, 16, 1, 576).to(BF16)
     table, lens = torch.tensor([[3, 1, 0], [4, 5, 2]], dtype=I32), torch.tensor([20, 48], dtype=I32)
@@ -93,7 +95,7 @@ def shuffled(w: torch.Tensor) -> torch.Tensor:
     return data
 
 
-def moe() -> Made:
+def moe() -> CallCase:
     """_rocm_aiter_fused_moe_impl."""
     x, w1 = torch.randn(8, 64).to(BF16), (torch.randn(4, 64, 64) / 8).to(BF16)
     w2 = (torch.randn(4, 64, 32) / 6).to(BF16)
@@ -116,8 +118,11 @@ def quantised(
     """w1, w1_scale, w2, w2_scale of four experts of D = 256, I = 256."""
     result = []
     for shape in ((512, 256), (256, 256)):
-        each = [quantise(torch.randn(*shape) / 16) for _ in range(4)]
-        result += [torch.stack([item[0] for item in each]), torch.stack([item[1] for item in each])]
+        quantised_items = [quantise(torch.randn(*shape) / 16) for _ in range(4)]
+        result += [
+            torch.stack([item[0] for item in quantised_items]),
+            torch.stack([item[1] for item in quantised_items]),
+        ]
     return result
 
 
@@ -125,7 +130,7 @@ def _routing() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return torch.randn(6, 16), nan(6, 4, dtype=F32), torch.full((6, 4), -7, dtype=I32)
 
 
-def softmax() -> Made:
+def softmax() -> CallCase:
     logits, weights, ids = _routing()
     expected = rfops.topk_softmax_ref(logits, 4, True)[0]
     return (
@@ -135,7 +140,7 @@ def softmax() -> Made:
     )
 
 
-def gating() -> Made:
+def gating() -> CallCase:
     logits, weights, ids = _routing()
     expected = rfops.topk_softmax_ref(logits, 4, True)[0]
     words = {
@@ -148,14 +153,14 @@ def gating() -> Made:
     return (weights, ids, logits), words, lambda _: close(weights, expected)
 
 
-def fused_topk() -> Made:
+def fused_topk() -> CallCase:
     logits, weights, ids = _routing()
     expected = rfops.topk_softmax_ref(logits, 4, True)[0]
     words = {"topk_ids": ids, "topk_weights": weights}
     return (torch.randn(6, 8), logits, 4, True), words, lambda out: close(out[0], expected)
 
 
-def biased() -> Made:
+def biased() -> CallCase:
     logits, weights, ids = _routing()
     bias = torch.randn(16)
     expected = rfops.grouped_topk_ref(
@@ -165,7 +170,7 @@ def biased() -> Made:
     return args, {}, lambda _: close(weights, expected)
 
 
-def grouped() -> Made:
+def grouped() -> CallCase:
     logits, weights, ids = _routing()
     expected = rfops.grouped_topk_ref(
         logits, None, 4, num_groups=4, topk_groups=2, score="softmax"
@@ -173,7 +178,7 @@ def grouped() -> Made:
     return (logits, weights, ids, 4, 2, True, True, 1.0), {}, lambda _: close(weights, expected)
 
 
-def align() -> Made:
+def align() -> CallCase:
     ids = torch.randint(8, (5, 2), dtype=I32)
     expected = rfops.moe_align_block_size(ids, 16, 8)
 
@@ -190,13 +195,13 @@ def _fp8() -> tuple[torch.Tensor, ...]:
     return x, w, x_scale, w_scale
 
 
-def fp8() -> Made:
+def fp8() -> CallCase:
     args = _fp8()
     expected = rfops.gemm_a8w8_blockscale_ref(*args)
     return args, {"dtype": BF16}, lambda out: close(out, expected)
 
 
-def fp8_shuffled() -> Made:
+def fp8_shuffled() -> CallCase:
     x, w, x_scale, w_scale = _fp8()
     expected = rfops.gemm_a8w8_blockscale_ref(x, w, x_scale, w_scale)
     args = (x, rfops.shuffle_weight(w).data, x_scale.T.contiguous().T, w_scale)
@@ -209,7 +214,7 @@ def _fp4() -> tuple[torch.Tensor, ...]:
     return x, w, x_scale, w_scale
 
 
-def a4w4() -> Made:
+def a4w4() -> CallCase:
     x, w, x_scale, w_scale = _fp4()
     expected = rfops.gemm_afp4wfp4_ref(x, w, x_scale, w_scale)
     args = (
@@ -221,14 +226,14 @@ def a4w4() -> Made:
     return args, {"dtype": BF16, "bpreshuffle": True}, lambda out: close(out, expected)
 
 
-def afp4() -> Made:
+def afp4() -> CallCase:
     x, w, x_scale, w_scale = _fp4()
     expected, y = rfops.gemm_afp4wfp4_ref(x, w, x_scale, w_scale), nan(64, 64)
     scale = w_scale.view(torch.uint8).T.contiguous().T
     return (x, w, x_scale.view(torch.uint8), scale, BF16, y), {}, lambda _: close(y, expected)
 
 
-def afp4_shuffled() -> Made:
+def afp4_shuffled() -> CallCase:
     x, w, x_scale, w_scale = _fp4()
     expected, y = rfops.gemm_afp4wfp4_ref(x, w, x_scale, w_scale), nan(64, 64)
     w2 = rfops.shuffle_weight(w).data.view(torch.uint8).view(4, -1)
@@ -237,7 +242,7 @@ def afp4_shuffled() -> Made:
     return (x.view(torch.uint8), w2, xs, ws, BF16, y), {}, lambda _: close(y, expected)
 
 
-def quant() -> Made:
+def quant() -> CallCase:
     x = torch.randn(4, 128).to(BF16)
     expected = rfops.quant_mxfp4(x)[0].view(torch.uint8)
 
@@ -253,7 +258,7 @@ class QuantType:
     name = "per_1x128"
 
 
-def group_quant() -> Made:
+def group_quant() -> CallCase:
     """What get_hip_quant makes, called as vLLM calls it."""
     x = torch.randn(5, 256).to(BF16)
     payload, scale = rfops.quant_fp8_blockscale(x)
@@ -266,54 +271,54 @@ def group_quant() -> Made:
     return (x,), {"quant_dtype": FP8, "transpose_scale": True}, check
 
 
-def norm() -> Made:
+def norm() -> CallCase:
     """rocm_aiter_ops.rms_norm."""
     x, w = torch.randn(4, 256).to(BF16), torch.randn(256).to(BF16)
     return (x, w, 1e-6), {}, lambda out: close(out, rfops.rms_norm_ref(x, w))
 
 
-def norm_quant() -> Made:
+def norm_quant() -> CallCase:
     """_rocm_aiter_rmsnorm_fp8_group_quant_impl."""
     x, w = torch.randn(4, 256).to(BF16), torch.randn(256).to(BF16)
     words = {"group_size": 128, "dtype_quant": FP8, "res1": None}
 
-    def check(made: Any) -> None:
-        (payload, scale), *others = made
-        assert others == [None, None, None]
+    def check(result: Any) -> None:
+        (payload, scale), *other_results = result
+        assert other_results == [None, None, None]
         expected = rfops.rms_norm_ref(x, w)
         close(payload.float() * scale.repeat_interleave(128, 1), expected, 2**-4)
 
     return (x, w, 1e-6, None, None, None), words, check
 
 
-def silu() -> Made:
+def silu() -> CallCase:
     """SiluAndMul.forward_aiter."""
     x, out = torch.randn(4, 512).to(BF16), nan(4, 256)
     return (out, x, 0.0), {}, lambda _: close(out, rfops.act_mul_ref(x, "silu"))
 
 
-def clamp() -> Made:
+def clamp() -> CallCase:
     """DeepseekV2MLP.forward."""
     x = torch.randn(4, 512).to(BF16)
     expected = rfops.act_mul_ref(x, "swiglu", False, 1.0, 0.5, 0.0)
     return (x,), {"swiglu_limit": 0.5, "activation": "silu"}, lambda out: close(out, expected)
 
 
-def row_quant(rows: int, static: bool = False) -> Made:
+def row_quant(rows: int, static: bool = False) -> CallCase:
     """_rocm_aiter_per_token_quant_impl and _rocm_aiter_per_tensor_quant_impl."""
     x, out = torch.randn(4, 256).to(BF16), nan(4, 256, dtype=FP8)
     scale = torch.full((1,), 0.02) if static else torch.zeros(rows).view(-1, *[1] * (rows > 1))
     return (out, x, scale), {}, lambda _: close(out.float() * scale, x, 2**-4)
 
 
-def new_token_quant() -> Made:
+def new_token_quant() -> CallCase:
     """apply_fp8_ptpc_linear."""
     x = torch.randn(4, 256).to(BF16)
-    check: Callable[[Any], None] = lambda made: close(made[0].float() * made[1], x, 2**-4)  # noqa: E731
+    check: Callable[[Any], None] = lambda result: close(result[0].float() * result[1], x, 2**-4)  # noqa: E731
     return (x,), {"quant_dtype": FP8}, check
 
 
-CALLS: dict[str, Callable[[], Made]] = {
+CALLS: dict[str, Callable[[], CallCase]] = {
     "aiter.get_hip_quant": group_quant,
     "aiter.mla.mla_decode_fwd": mla,
     "aiter.fused_moe.fused_moe": moe,
@@ -371,9 +376,9 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
     for target, callee in BY_TARGET.items():
         module, _, name = target.rpartition(".")
-        parts = module.split(".")
-        for depth in range(1, len(parts) + 1):
-            path = ".".join(parts[:depth])
+        packages = module.split(".")
+        for depth in range(1, len(packages) + 1):
+            path = ".".join(packages[:depth])
             if path not in sys.modules:
                 result = ModuleType(path)
                 result.__spec__ = importlib.machinery.ModuleSpec(path, None)

@@ -34,14 +34,14 @@ def by(op: Op, backend: str, x: torch.Tensor, *values: Any) -> tuple[torch.Tenso
 
 def assert_same(actual: Any, expected: Any, x: torch.Tensor) -> None:
     for name, a, b in zip(("payload", "scale"), actual, expected, strict=True):
-        off = (bytes_of(a) != bytes_of(b)).flatten().nonzero().flatten()
-        if len(off):
-            offset = int(off[0])
-            each = x.shape[-1] // a.shape[-1]
+        differing = (bytes_of(a) != bytes_of(b)).flatten().nonzero().flatten()
+        if len(differing):
+            offset = int(differing[0])
+            num_elems = x.shape[-1] // a.shape[-1]
             raise AssertionError(
                 f"{name} {offset}: {bytes_of(a).flatten()[offset]:#x}, expected "
                 f"{bytes_of(b).flatten()[offset]:#x}, "
-                f"of {x.flatten()[each * offset : each * offset + each]}"
+                f"of {x.flatten()[num_elems * offset : num_elems * offset + num_elems]}"
             )
 
 
@@ -50,10 +50,10 @@ def every_16_bits(dtype: torch.dtype) -> torch.Tensor:
     bit order a block has neighbours; shuffled it has values of all sizes."""
     codes = torch.arange(65536, dtype=torch.int32).to(torch.int16).view(dtype)
     order = torch.randperm(65536, generator=torch.Generator().manual_seed(0))
-    least = torch.zeros(65536, BLOCK, dtype=dtype)
-    least[:, 0] = codes  # each the largest
-    least[:, 1:9] = codes[:, None] * torch.linspace(-1, 1, 8).to(dtype)
-    return torch.cat((codes.view(-1, BLOCK), codes[order].view(-1, BLOCK), least))
+    block_of_amax = torch.zeros(65536, BLOCK, dtype=dtype)
+    block_of_amax[:, 0] = codes  # each the largest
+    block_of_amax[:, 1:9] = codes[:, None] * torch.linspace(-1, 1, 8).to(dtype)
+    return torch.cat((codes.view(-1, BLOCK), codes[order].view(-1, BLOCK), block_of_amax))
 
 
 def wild(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -73,8 +73,8 @@ def ties_of_e4m3() -> torch.Tensor:
     """fp32 blocks with all that is halfway between neighbours of e4m3 and just beside, of both
     signs, at powers from the denormals of fp32 to its top."""
     ties = torch.tensor([(a + b) / 2 for a, b in itertools.pairwise(E4M3)])
-    beside = [torch.nextafter(ties, torch.tensor(to)) for to in (0.0, math.inf)]
-    values = torch.cat((ties, *beside, torch.tensor(E4M3)))
+    neighbours = [torch.nextafter(ties, torch.tensor(target)) for target in (0.0, math.inf)]
+    values = torch.cat((ties, *neighbours, torch.tensor(E4M3)))
     values = torch.cat((values, -values, torch.zeros(-2 * len(values) % 31))).view(-1, 31)
     blocks = torch.cat((torch.full((len(values), 1), 448.0), values), 1)
     return torch.cat([blocks * 2.0**power for power in (-149, -140, -134, -127, -126, 0, 119)])

@@ -64,8 +64,8 @@ def view_of(tensor: torch.Tensor, kind: str, rng: random.Random) -> torch.Tensor
             rng.choice((0, 1, 5, 7, 1000)) if n == 1 else s
             for n, s in zip(shape, strides, strict=True)
         ]
-    last = sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
-    buffer = _tiled(tensor, offset + last + 1 + 64)
+    last_elem = sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
+    buffer = _tiled(tensor, offset + last_elem + 1 + 64)
     view = buffer.as_strided(shape, strides, offset)
     if kind not in STRIDED[4:]:
         _bytes(view).copy_(_bytes(tensor))
@@ -77,12 +77,12 @@ def _strides(shape: list[int], kind: str) -> list[int]:
     if kind == "transposed" and len(shape) > 1:
         order[-2:] = order[-1], order[-2]
     step = {"step": 2, "rows_step": 2, "columns": 0, "scalar": 0}.get(kind, 1)
-    more = {"padded": 3, "padded_16": 16}.get(kind, 0)
+    padding = {"padded": 3, "padded_16": 16}.get(kind, 0)
     strides, reach = [0] * len(shape), step
     for i in reversed(order):
         strides[i] = reach
-        reach = reach * shape[i] + more
-        more = 0
+        reach = reach * shape[i] + padding
+        padding = 0
         if kind == "columns" and i == len(shape) - 1:
             reach = 1
     if kind == "overlapping" and len(shape) > 1:
@@ -178,8 +178,8 @@ class Recipe:
 def draw(rng: random.Random, op: Op) -> Recipe:
     """A call that the op's sizes allow, most of them without views."""
     while True:
-        given = {name: rng.choice(choices) for name, choices in _choices(op).items()}
-        recipe = Recipe(op.name, tuple(given.items()), (), seed=rng.randrange(3))
+        values = {name: rng.choice(choices) for name, choices in _choices(op).items()}
+        recipe = Recipe(op.name, tuple(values.items()), (), seed=rng.randrange(3))
         if _problem(op.name, recipe.given, recipe.seed) is not None:
             return change_layout(rng, recipe) if rng.random() < 0.5 else recipe
 
@@ -192,11 +192,11 @@ def change(rng: random.Random, recipe: Recipe) -> Recipe:
     choices = _choices(op)
     sizes = [name for name in choices if name in SIZES.get(op.name, op.asked)]
     for _ in range(20):
-        given = dict(recipe.given)
+        values = dict(recipe.given)
         label = rng.random()
         name = sizes[0] if label < 0.4 else rng.choice(sizes if label < 0.75 else list(choices))
-        given[name] = rng.choice(choices[name])
-        result = replace(recipe, given=tuple(given.items()))
+        values[name] = rng.choice(choices[name])
+        result = replace(recipe, given=tuple(values.items()))
         if result != recipe and _problem(op.name, result.given, result.seed) is not None:
             return result
     return recipe
@@ -274,7 +274,7 @@ def _problem(op: str, given: tuple[tuple[str, Any], ...], seed: int) -> Problem 
 # ---------------------------------------------------------------- calls
 
 
-class Made:
+class CallInputs:
     """A call with tensors of its own: `args` are the parameters of `op.call`."""
 
     def __init__(self, recipe: Recipe) -> None:
@@ -285,7 +285,7 @@ class Made:
         self.inputs: list[Any] = []
         for arg, value in zip(self.op.declaration.inputs, problem.inputs, strict=True):
             if isinstance(arg, TensorArg) and value is not None and not arg.ignored:
-                value = _laid(value, views.get(arg.name, "dense"), rng)
+                value = _lay_out(value, views.get(arg.name, "dense"), rng)
             if isinstance(value, tuple) and recipe.form == "list":
                 value = list(value)
             self.inputs.append(value)
@@ -324,7 +324,7 @@ class Made:
         return of_inputs + [t for t in self.passed if t is not None]
 
 
-def _laid(value: Any, kind: str, rng: random.Random) -> Any:
+def _lay_out(value: Any, kind: str, rng: random.Random) -> Any:
     if isinstance(value, tuple):
         return tuple([view_of(tensor, kind, rng) for tensor in value])
     return view_of(value, kind, rng)
@@ -337,12 +337,14 @@ class Outcome:
     tensors: list[torch.Tensor]
     error: str = ""
 
-    def difference(self, other: Outcome) -> str:
+    def difference(self, expected: Outcome) -> str:
         """In words; empty where both are the same to the last bit."""
-        if self.error or other.error:
-            same = self.error == other.error
-            return "" if same else f"{self.error or 'a result'} and {other.error or 'a result'}"
-        for index, (a, b) in enumerate(zip(self.tensors, other.tensors, strict=True)):
+        if self.error or expected.error:
+            is_same = self.error == expected.error
+            return (
+                "" if is_same else f"{self.error or 'a result'} and {expected.error or 'a result'}"
+            )
+        for index, (a, b) in enumerate(zip(self.tensors, expected.tensors, strict=True)):
             if (a.shape, a.dtype) != (b.shape, b.dtype):
                 return f"tensor {index}: {list(a.shape)} {a.dtype} and {list(b.shape)} {b.dtype}"
             unlike = _as_ints(a) != _as_ints(b)
@@ -359,15 +361,15 @@ def _as_ints(tensor: torch.Tensor) -> torch.Tensor:
 def _worst(offset: int, a: torch.Tensor, b: torch.Tensor, unlike: torch.Tensor) -> str:
     of_float = a.dtype in HALF_ULP or a.dtype.is_floating_point
     one, two = (t.double() if of_float else t.to(torch.int64).double() for t in (a, b))
-    apart = torch.where(unlike, (one - two).abs().nan_to_num(math.inf), -1.0)
-    position = int(apart.flatten().argmax())
+    distance = torch.where(unlike, (one - two).abs().nan_to_num(math.inf), -1.0)
+    position = int(distance.flatten().argmax())
     index = [int(i) for i in torch.unravel_index(torch.tensor(position), a.shape)]
     values = f"{one.flatten()[position]:.9g} and {two.flatten()[position]:.9g}"
     count = f"{int(unlike.sum())} of {a.numel()}"
     return f"tensor {offset}: {count} differ; the worst at {index}: {values}"
 
 
-def outcome(call: Made) -> Outcome:
+def outcome(call: CallInputs) -> Outcome:
     """Of one call; what it writes is poisoned before and as it was after. A tensor whose elements
     share memory, which torch writes to no more than an op does, is left as it is."""
     previous = [tensor.clone() for tensor in call.written]
@@ -407,10 +409,10 @@ def empty_plans() -> Iterator[None]:
             op.plans = plans
 
 
-Step = Callable[[Made], str]
+Step = Callable[[CallInputs], str]
 
 
-def compare_with_fresh(call: Made) -> str:
+def compare_with_fresh(call: CallInputs) -> str:
     """How the call differs from the same one on empty plans; empty where it does not."""
     warm = outcome(call)
     with empty_plans():
@@ -420,18 +422,20 @@ def compare_with_fresh(call: Made) -> str:
 def sequence(seed: int, length: int, names: list[str]) -> Iterator[Recipe]:
     """Recipes of so many calls: most of them differ in one respect from the last one of the op."""
     rng = random.Random(seed)
-    last: dict[str, Recipe] = {}
+    last_recipes: dict[str, Recipe] = {}
     for _ in range(length):
         name = rng.choice(names)
-        known = last.get(name)
+        previous = last_recipes.get(name)
         result = (
-            draw(rng, ops()[name]) if known is None or rng.random() < 0.15 else change(rng, known)
+            draw(rng, ops()[name])
+            if previous is None or rng.random() < 0.15
+            else change(rng, previous)
         )
-        last[name] = taken(result)
+        last_recipes[name] = without_refused_layouts(result)
         yield result
 
 
-def taken(recipe: Recipe) -> Recipe:
+def without_refused_layouts(recipe: Recipe) -> Recipe:
     """The recipe without the layouts that its op refuses, of which the next call has none."""
     op = ops()[recipe.op]
     strided = {arg.name for arg in op.declaration.tensors if arg.strided}

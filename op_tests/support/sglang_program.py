@@ -15,7 +15,7 @@ import sglang
 
 def main() -> None:
     """Generate and print."""
-    folder, asked = sys.argv[1], json.loads(sys.argv[2])
+    folder, request = sys.argv[1], json.loads(sys.argv[2])
     engine = sglang.Engine(
         model_path=folder,
         skip_tokenizer_init=True,
@@ -24,10 +24,10 @@ def main() -> None:
         max_running_requests=4,
         max_total_tokens=1024,
         skip_server_warmup=True,
-        **asked["options"],
+        **request["options"],
     )
-    greedy = {"temperature": 0, "max_new_tokens": asked["tokens"], "ignore_eos": True}
-    results = engine.generate(input_ids=asked["prompts"], sampling_params=greedy)
+    greedy = {"temperature": 0, "max_new_tokens": request["tokens"], "ignore_eos": True}
+    results = engine.generate(input_ids=request["prompts"], sampling_params=greedy)
     engine.shutdown()
     print(json.dumps([result["output_ids"] for result in results]))
 

@@ -34,7 +34,7 @@ def ones(*sizes, **options):
 @case
 def each_name_works_or_is_refused():
     """Of torch.cuda.__all__, called with arguments that it takes."""
-    given = {
+    arguments = {
         "can_device_access_peer": (0, 0), "caching_allocator_alloc": (4,),
         "caching_allocator_delete": (0,), "change_current_allocator": (None,), "check_error": (0,),
         "get_stream_from_external": (0,), "make_graphed_callables": (abs, ()), "manual_seed": (1,),
@@ -51,7 +51,7 @@ def each_name_works_or_is_refused():
         if not callable(function) or name == "CudaError":  # raised by check_error alone
             continue
         try:
-            function(*given.get(name, ()))
+            function(*arguments.get(name, ()))
         except Exception as error:
             if not str(error).startswith("rfops run: torch.cuda."):
                 mismatches.append(f"{name}: {error!r}")
@@ -71,23 +71,23 @@ def what_torch_lacks_is_absent_and_says_why():
 def a_seed_of_the_gpu_is_heeded():
     for seed in (torch.cuda.manual_seed, torch.cuda.manual_seed_all, torch.manual_seed):
         seed(3)
-        first = torch.rand(3, device="cuda")
+        sample = torch.rand(3, device="cuda")
         seed(3)
-        assert torch.equal(first, torch.rand(3, device="cuda")), seed
+        assert torch.equal(sample, torch.rand(3, device="cuda")), seed
 
 
 @case
 def the_state_of_random_numbers():
-    for get, put in (
+    for get, set_state in (
         (torch.cuda.get_rng_state, lambda state: torch.cuda.set_rng_state(state, "cuda:0")),
         (torch.cuda.get_rng_state_all, torch.cuda.set_rng_state_all),
     ):
         state = get()
-        first = torch.rand(3, device="cuda")
-        put(state)
+        sample = torch.rand(3, device="cuda")
+        set_state(state)
         with torch.random.fork_rng():
             torch.rand(9, device="cuda")
-        assert torch.equal(first, torch.rand(3, device="cuda"))
+        assert torch.equal(sample, torch.rand(3, device="cuda"))
 
 
 class Function(torch.autograd.Function):
@@ -201,8 +201,8 @@ def an_event_of_any_device():
 @case
 def memory_is_stable():
     previous = torch.cuda.mem_get_info()
-    kept = ones(1 << 26)
-    assert torch.cuda.mem_get_info() == torch.cuda.mem_get_info(0) == previous and kept.is_cuda
+    block = ones(1 << 26)
+    assert torch.cuda.mem_get_info() == torch.cuda.mem_get_info(0) == previous and block.is_cuda
     free, total = previous
     assert 0 < free <= total == torch.cuda.get_device_properties(0).total_memory
     assert free >= 0.92 * total, "engines want that share at their start"
@@ -239,11 +239,11 @@ def names_of_types_and_devices():
 def graphs_are_classes():
     def annotated(graph: torch.cuda.CUDAGraph | None) -> torch.cuda.graph | None: ...
 
-    class Own(torch.cuda.CUDAGraph): ...
+    class Subclass(torch.cuda.CUDAGraph): ...
 
-    assert not isinstance(0, torch.cuda.CUDAGraph) and issubclass(Own, torch.cuda.CUDAGraph)
+    assert not isinstance(0, torch.cuda.CUDAGraph) and issubclass(Subclass, torch.cuda.CUDAGraph)
     assert torch.cuda.graphs.CUDAGraph is torch.cuda.CUDAGraph
-    for make in (Own, torch.cuda.CUDAGraph, lambda: torch.cuda.graph(None)):
+    for make in (Subclass, torch.cuda.CUDAGraph, lambda: torch.cuda.graph(None)):
         try:
             make()
         except RuntimeError as error:
@@ -271,11 +271,11 @@ def operators_for_cuda_alone():
 @case
 def operators_with_two_kernels():
     """The GPU's is the one that a program on a GPU runs, whichever is registered first."""
-    for first in ("cpu", "cuda"):
-        name = f"cases::{first}_first"
-        for device in (first, "cuda" if first == "cpu" else "cpu"):
+    for first_device in ("cpu", "cuda"):
+        name = f"cases::{first_device}_first"
+        for device in (first_device, "cuda" if first_device == "cpu" else "cpu"):
             step = {"cpu": 1, "cuda": 2}[device]
-            if device == first:
+            if device == first_device:
                 op = custom_op(name, device, step)
             else:
                 op.register_kernel(device)(lambda x, step=step: x + step)
@@ -283,7 +283,7 @@ def operators_with_two_kernels():
         x = torch.zeros(2, device="cuda", requires_grad=True)
         y = op(x)
         y.sum().backward()
-        assert (y.tolist(), x.grad.tolist()) == ([2, 2], [5, 5]), first
+        assert (y.tolist(), x.grad.tolist()) == ([2, 2], [5, 5]), first_device
         compiled = torch.compile(lambda x, op=op: op(x) * 2, backend="eager", fullgraph=True)
         assert compiled(torch.zeros(2, device="cuda")).tolist() == [4, 4]
 

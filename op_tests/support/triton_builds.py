@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import pytest
 import triton
 
-VERSION = tuple(int(part) for part in triton.__version__.split(".")[:2])
+VERSION = tuple(int(number) for number in triton.__version__.split(".")[:2])
 
 # Where an older Triton compiles something else than what was asked for, as its assembly shows.
 # Those cases are left out there; 3.9 runs all.

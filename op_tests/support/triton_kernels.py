@@ -35,8 +35,8 @@ def matmul(
         acc = tl.dot(x, y, acc, input_precision=PRECISION, out_dtype=ACC)
         a_at += BK * a_k
         b_at += BK * b_k
-    inside = (rows[:, None] < m) & (columns[None, :] < n)
-    tl.store(c + rows[:, None] * n + columns[None, :], acc, mask=inside)
+    in_bounds = (rows[:, None] < m) & (columns[None, :] < n)
+    tl.store(c + rows[:, None] * n + columns[None, :], acc, mask=in_bounds)
 
 
 @triton.jit
@@ -147,11 +147,11 @@ def attention(
 @triton.jit
 def add(x, y, out, n, BLOCK: tl.constexpr):
     offset = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = offset < n
+    in_bounds = offset < n
     tl.store(
         out + offset,
-        tl.load(x + offset, mask=inside) + tl.load(y + offset, mask=inside),
-        mask=inside,
+        tl.load(x + offset, mask=in_bounds) + tl.load(y + offset, mask=in_bounds),
+        mask=in_bounds,
     )
 
 
@@ -186,12 +186,12 @@ def layer_norm(x, weight, bias, out, mean_out, rstd_out, n, eps, BLOCK: tl.const
     tl.store(mean_out + row, mean)
     tl.store(rstd_out + row, rstd)
     for start in range(0, n, BLOCK):
-        inside = start + offset < n
-        w = tl.load(weight + start + offset, mask=inside).to(tl.float32)
-        b = tl.load(bias + start + offset, mask=inside).to(tl.float32)
-        value = tl.load(x + row * n + start + offset, mask=inside, other=0.0).to(tl.float32)
+        in_bounds = start + offset < n
+        w = tl.load(weight + start + offset, mask=in_bounds).to(tl.float32)
+        b = tl.load(bias + start + offset, mask=in_bounds).to(tl.float32)
+        value = tl.load(x + row * n + start + offset, mask=in_bounds, other=0.0).to(tl.float32)
         result = (value - mean) * rstd * w + b
-        tl.store(out + row * n + start + offset, result.to(out.dtype.element_ty), mask=inside)
+        tl.store(out + row * n + start + offset, result.to(out.dtype.element_ty), mask=in_bounds)
 
 
 @triton.jit
@@ -209,8 +209,8 @@ def reductions(
 ):
     """Along one axis of a tile: across registers, lanes and waves, as the layout has it."""
     value = tl.load(x + tl.arange(0, R)[:, None] * C + tl.arange(0, C)[None, :])
-    KEPT: tl.constexpr = C if AXIS == 0 else R
-    offset = tl.arange(0, KEPT)
+    NUM_KEPT: tl.constexpr = C if AXIS == 0 else R
+    offset = tl.arange(0, NUM_KEPT)
     tl.store(sums + offset, tl.sum(value, AXIS))
     tl.store(maxima + offset, tl.max(value, AXIS))
     tl.store(minima + offset, tl.min(value, AXIS))
@@ -224,8 +224,8 @@ def mean_variance(mean_a, m2_a, count_a, mean_b, m2_b, count_b):
     """Welford's combination of two sets."""
     count = count_a + count_b
     delta = mean_b - mean_a
-    share = tl.where(count == 0.0, 0.0, count_b / count)
-    return mean_a + delta * share, m2_a + m2_b + delta * delta * count_a * share, count
+    fraction = tl.where(count == 0.0, 0.0, count_b / count)
+    return mean_a + delta * fraction, m2_a + m2_b + delta * delta * count_a * fraction, count
 
 
 @triton.jit
@@ -291,12 +291,12 @@ def histogram(x, out, N: tl.constexpr, BINS: tl.constexpr):
 
 
 @triton.jit
-def gather_scatter(table, index, where, out, n, m, C: tl.constexpr, BLOCK: tl.constexpr):
+def gather_scatter(table, index, targets, out, n, m, C: tl.constexpr, BLOCK: tl.constexpr):
     """out[where[i]] = table[index[i]] row by row where 0 <= index[i] < m; other rows are left."""
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     column = tl.arange(0, C)
     source = tl.load(index + i, mask=i < n, other=-1)
-    target = tl.load(where + i, mask=i < n, other=0)
+    target = tl.load(targets + i, mask=i < n, other=0)
     valid = ((source >= 0) & (source < m))[:, None]
     value = tl.load(table + source[:, None] * C + column[None, :], mask=valid, other=0.0)
     tl.store(out + target[:, None] * C + column[None, :], value, mask=valid)
@@ -321,9 +321,9 @@ def copy_strided(out, x, layout, COLUMNS: tl.constexpr):
     m, n = layout[0]
     x_m, x_n = layout[1]
     row, column = tl.program_id(0), tl.arange(0, COLUMNS)
-    inside = (column < n) & (row < m)
-    values = tl.load(x + row * x_m + column * x_n, mask=inside)
-    tl.store(out + row * n + column, values, mask=inside)
+    in_bounds = (column < n) & (row < m)
+    values = tl.load(x + row * x_m + column * x_n, mask=in_bounds)
+    tl.store(out + row * n + column, values, mask=in_bounds)
 
 
 @triton.jit
@@ -367,25 +367,25 @@ def histogram_atomic(x, counts, old, n, BLOCK: tl.constexpr):
 def atomic_each(x, index, out, old, n, OP: tl.constexpr, BLOCK: tl.constexpr):
     """out[index[i]] = OP(out[index[i]], x[i]) atomically."""
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = i < n
-    value = tl.load(x + i, mask=inside)
-    offset = out + tl.load(index + i, mask=inside, other=0)
+    in_bounds = i < n
+    value = tl.load(x + i, mask=in_bounds)
+    offset = out + tl.load(index + i, mask=in_bounds, other=0)
     if OP == "add":
-        previous = tl.atomic_add(offset, value, mask=inside)
+        previous = tl.atomic_add(offset, value, mask=in_bounds)
     elif OP == "max":
-        previous = tl.atomic_max(offset, value, mask=inside)
+        previous = tl.atomic_max(offset, value, mask=in_bounds)
     elif OP == "min":
-        previous = tl.atomic_min(offset, value, mask=inside)
+        previous = tl.atomic_min(offset, value, mask=in_bounds)
     elif OP == "and":
-        previous = tl.atomic_and(offset, value, mask=inside)
+        previous = tl.atomic_and(offset, value, mask=in_bounds)
     elif OP == "or":
-        previous = tl.atomic_or(offset, value, mask=inside)
+        previous = tl.atomic_or(offset, value, mask=in_bounds)
     elif OP == "xor":
-        previous = tl.atomic_xor(offset, value, mask=inside)
+        previous = tl.atomic_xor(offset, value, mask=in_bounds)
     else:
-        previous = tl.atomic_xchg(offset, value, mask=inside)
+        previous = tl.atomic_xchg(offset, value, mask=in_bounds)
     if old is not None:
-        tl.store(old + i, previous, mask=inside)
+        tl.store(old + i, previous, mask=in_bounds)
 
 
 @triton.jit
@@ -409,14 +409,14 @@ def locked_sum(x, total, lock, n, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def take_turns(order, turn, n):
+def take_turns(order, turn_counter, n):
     """Each program waits for its turn, the highest number first: later workgroups must run while
     earlier ones spin."""
     mine = n - 1 - tl.program_id(0)
-    while tl.atomic_add(turn, 0) != mine:
+    while tl.atomic_add(turn_counter, 0) != mine:
         pass
     tl.store(order + mine, tl.program_id(0))
-    tl.atomic_add(turn, 1)
+    tl.atomic_add(turn_counter, 1)
 
 
 # ---------------------------------------------------------------------------------- arithmetic
@@ -528,8 +528,8 @@ def assert_less(x, limit, BLOCK: tl.constexpr):
 def sum_rows(x, out, rows, ROWS: tl.constexpr, PASSES: tl.constexpr, C: tl.constexpr):
     """out[r] = PASSES times the sum of x[r, :], ROWS rows a program, one after the other."""
     columns = tl.arange(0, C)
-    first = tl.program_id(0) * ROWS
-    for row in range(first, min(first + ROWS, rows)):
+    row_begin = tl.program_id(0) * ROWS
+    for row in range(row_begin, min(row_begin + ROWS, rows)):
         total = 0.0
         for _ in range(PASSES):
             total += tl.sum(tl.load(x + row * C + columns))

@@ -62,9 +62,11 @@ def poisoned(m: int, n: int, dtype: torch.dtype, device: torch.device) -> torch.
 
 
 def assert_border(out: torch.Tensor) -> None:
-    whole = torch.as_strided(out, (out.shape[0] + 2, out.shape[1] + 8), out.stride(), 0).clone()
-    whole[1 : out.shape[0] + 1, : out.shape[1]] = math.nan
-    assert whole.isnan().all(), f"written outside of out: {(~whole.isnan()).nonzero()[:8].tolist()}"
+    buffer = torch.as_strided(out, (out.shape[0] + 2, out.shape[1] + 8), out.stride(), 0).clone()
+    buffer[1 : out.shape[0] + 1, : out.shape[1]] = math.nan
+    assert buffer.isnan().all(), (
+        f"written outside of out: {(~buffer.isnan()).nonzero()[:8].tolist()}"
+    )
 
 
 def assert_close(actual: torch.Tensor, x: Side, w: Side, parts: int = 64) -> None:
@@ -76,11 +78,11 @@ def assert_close(actual: torch.Tensor, x: Side, w: Side, parts: int = 64) -> Non
 def assert_equal_within(
     actual: torch.Tensor, exact: torch.Tensor, total: torch.Tensor, k: int, parts: int = 64
 ) -> None:
-    beyond = exact.abs() > torch.finfo(actual.dtype).max * (1 + HALF_ULP[actual.dtype])
+    overflows = exact.abs() > torch.finfo(actual.dtype).max * (1 + HALF_ULP[actual.dtype])
     # NVIDIA's matrix units truncate where others round: twice half an ULP
     depth = (32 + k // 32 + parts) * (2 if NVIDIA else 1)
     bound = tolerance(exact, total, depth, actual.dtype)
-    assert_within(actual, torch.where(beyond, exact.sign() * math.inf, exact), bound)
+    assert_within(actual, torch.where(overflows, exact.sign() * math.inf, exact), bound)
 
 
 def dense(
@@ -120,7 +122,7 @@ def route(experts: list[int], block_m: int, worst_case: int = 3) -> Routing:
     """experts[i]: the expert of flat id i; `worst_case` blocks follow that are not in use."""
     ids, blocks = [], []
     for expert in sorted(set(experts)):
-        rows = [i for i, own in enumerate(experts) if own == expert]
+        rows = [i for i, row_expert in enumerate(experts) if row_expert == expert]
         rows += [len(experts) + 3] * (-len(rows) % block_m)  # any id >= num_valid is padding
         ids += rows
         blocks += [expert] * (len(rows) // block_m)

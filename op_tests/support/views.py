@@ -49,10 +49,10 @@ def layouts(shape: Sequence[int], size: int) -> Iterator[tuple[str, list[int], i
     large = [i for i, n in enumerate(shape) if n > 1]
     for order in itertools.permutations(large):
         if list(order) != large:
-            yield f"order {order}", turned(shape, order), 0
+            yield f"order {order}", permute_strides(shape, order), 0
 
 
-def turned(shape: Sequence[int], order: Sequence[int]) -> list[int]:
+def permute_strides(shape: Sequence[int], order: Sequence[int]) -> list[int]:
     """The strides of a tensor whose memory has its dimensions in this order; 7 of those of 1."""
     strides, step = [7] * len(shape), 1
     for i in reversed(order):
@@ -76,9 +76,9 @@ def lay(tensor: torch.Tensor, strides: Sequence[int], offset: int, guard: int = 
     it in another order. Without a guard the storage ends with the last element."""
     count = extent(tensor.shape, strides)
     raw = torch.empty((offset + count + 2 * guard) * tensor.itemsize + 64, dtype=torch.uint8)
-    first = -raw.data_ptr() % 64
-    last = first + (offset + count + 2 * guard) * tensor.itemsize
-    storage = torch.full_like(raw[first:last], 0xFF).view(tensor.dtype)
+    byte_begin = -raw.data_ptr() % 64
+    byte_end = byte_begin + (offset + count + 2 * guard) * tensor.itemsize
+    storage = torch.full_like(raw[byte_begin:byte_end], 0xFF).view(tensor.dtype)
     if not guard:  # nothing but the view may be known to the virtual GPU's checks
         storage = _exact(storage, offset + count)
     view = storage.as_strided(tensor.shape, strides, offset + guard)

@@ -15,7 +15,7 @@ from vllm import LLM, SamplingParams
 
 def main() -> None:
     """Generate and print."""
-    folder, asked = sys.argv[1], json.loads(sys.argv[2])
+    folder, request = sys.argv[1], json.loads(sys.argv[2])
     llm = LLM(
         model=folder,
         skip_tokenizer_init=True,
@@ -24,12 +24,12 @@ def main() -> None:
         max_num_seqs=4,
         max_num_batched_tokens=128,
         kv_cache_memory_bytes=16 << 20,
-        **asked["options"],
+        **request["options"],
     )
     greedy = SamplingParams(
-        temperature=0, max_tokens=asked["tokens"], ignore_eos=True, detokenize=False
+        temperature=0, max_tokens=request["tokens"], ignore_eos=True, detokenize=False
     )
-    prompts = [{"prompt_token_ids": prompt} for prompt in asked["prompts"]]
+    prompts = [{"prompt_token_ids": prompt} for prompt in request["prompts"]]
     results = llm.generate(prompts, greedy, use_tqdm=False)
     print(json.dumps([list(result.outputs[0].token_ids) for result in results]))
 

@@ -61,24 +61,24 @@ class Sum:
         bound = add_splits()
         bound.device = SimpleNamespace(type="cuda")  # type: ignore[assignment]
         bound.jit = counted
-        self.prepare = bound.prepare("out parts", strides={"out": "out_m _"})
+        self.prepare = bound.prepare("out partials", strides={"out": "out_m _"})
         self.launches: dict[tuple[int, int], Run] = {}
 
-    def __call__(self, out: torch.Tensor, parts: torch.Tensor) -> None:
+    def __call__(self, out: torch.Tensor, partials: torch.Tensor) -> None:
         m, n = out.shape
         grid = m, -(-n // BLOCK_N), 1
         if (m, n) not in self.launches:
             self.launches[m, n] = self.prepare(grid, n=n, m=m)
-        self.launches[m, n](out, parts)
+        self.launches[m, n](out, partials)
 
 
 def run(result: Sum, m: int, n: int, apart: int = 0, skip: int = 0, **options: Any) -> None:
     """`apart` more columns between rows of out, which starts `skip` elements into its memory."""
-    parts = torch.randn(SPLITS, m, n)
+    partials = torch.randn(SPLITS, m, n)
     memory = torch.full((skip + m * (n + apart),), 7.0, **options)
     out = memory[skip:].view(m, n + apart)[:, :n]
-    result(out, parts)
-    expected = (parts[0] + parts[1]).to(out.dtype)
+    result(out, partials)
+    expected = (partials[0] + partials[1]).to(out.dtype)
     assert torch.equal(out, expected), f"{m} x {n}: differs"
     remaining = memory[skip:].view(m, n + apart)[:, n:]
     assert (memory[:skip] == 7).all() and (remaining == 7).all(), "written outside"
@@ -144,15 +144,15 @@ def test_arguments_go_by_name() -> None:
     """Each order of the launch's arguments gives the same, those that it ignores and those of
     another name too; on the virtual GPU without what a GPU keeps."""
     m, n = 3, 100
-    parts = torch.randn(SPLITS, m, n)
-    expected = parts[0] + parts[1]
+    partials = torch.randn(SPLITS, m, n)
+    expected = partials[0] + partials[1]
     for arguments, sources, order in (
-        ("out parts", {}, (0, 1)),
-        ("parts out", {}, (1, 0)),
-        ("ignored parts sums out", {"out": "sums"}, (2, 1, 0, 2)),
+        ("out partials", {}, (0, 1)),
+        ("partials out", {}, (1, 0)),
+        ("ignored partials sums out", {"out": "sums"}, (2, 1, 0, 2)),
     ):
         out, ignored = torch.full((m, n), float("nan")), torch.full((m, n), 7.0)
-        given = [(out, parts, ignored)[offset] for offset in order]
+        given = [(out, partials, ignored)[offset] for offset in order]
         source = next(iter(sources.values()), "out")
         bound = add_splits()
         launch = bound.prepare(arguments, sources=sources, strides={source: "out_m _"})
@@ -166,19 +166,19 @@ def test_arguments_go_by_name() -> None:
         (lambda: add_splits(COLUMNS=64), "constants must be SPLITS, COLUMNS, got COLUMNS"),
         (lambda: add_splits(**CONSTANTS, WIDE=1), "constants must be SPLITS, COLUMNS, got"),
         (
-            lambda: add_splits().prepare("out parts", sources={"sums": "out"}),
-            "sources and strides must be of its parameters, out parts m n out_m, got sums",
+            lambda: add_splits().prepare("out partials", sources={"sums": "out"}),
+            "sources and strides must be of its parameters, out partials m n out_m, got sums",
         ),
         (
-            lambda: add_splits().prepare("out parts", strides={"out": "SPLITS _"}),
-            "sources and strides must be of its parameters, out parts m n out_m, got SPLITS",
+            lambda: add_splits().prepare("out partials", strides={"out": "SPLITS _"}),
+            "sources and strides must be of its parameters, out partials m n out_m, got SPLITS",
         ),
         (
-            lambda: add_splits().prepare("parts"),
-            "out must have a source among the launch's arguments, parts, got none. Tensors come",
+            lambda: add_splits().prepare("partials"),
+            "out must have a source among the launch's arguments, partials, got none. Tensors come",
         ),
         (
-            lambda: add_splits().prepare("out", sources={"parts": "sums"}),
+            lambda: add_splits().prepare("out", sources={"partials": "sums"}),
             "sources and strides must come from the launch's arguments, out, got sums",
         ),
     ],
@@ -191,9 +191,9 @@ def test_names_are_checked_when_a_kernel_is_bound(
 
 
 def test_numbers_are_checked_when_a_launch_is_made() -> None:
-    launch = add_splits().prepare("out parts", strides={"out": "out_m _"})
+    launch = add_splits().prepare("out partials", strides={"out": "out_m _"})
     for numbers, given in (({"m": 1}, "m"), ({"m": 1, "n": 2, "k": 3}, "m, n, k")):
         with pytest.raises(TypeError, match=f"^add_splits: numbers must be m, n, got {given}. A"):
             launch((1, 1, 1), **numbers)
-    with pytest.raises(TypeError, match="numbers must be parts, m, n, out_m, got m"):
+    with pytest.raises(TypeError, match="numbers must be partials, m, n, out_m, got m"):
         add_splits().prepare("out")((1, 1, 1), m=1)

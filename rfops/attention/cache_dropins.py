@@ -40,25 +40,28 @@ _PLAIN_WORDS = ("auto", "bfloat16", "float16", "half")
 
 
 def _refuse(name: str, **values: Any) -> None:
-    """Refuse what is not at its neutral value, given as (value, neutral)."""
+    """Raise ValueError for the first argument that differs from its neutral value; `values` maps
+    an argument to (value, neutral)."""
     for argument, (value, neutral) in values.items():
         if value is not neutral and value != neutral:
             Guard(name).fail(argument, show(neutral), show(value), "call the original")
 
 
 def _heads(name: str, argument: str, tensor: Tensor, tokens: int, head_size: int) -> Tensor:
-    """A view [tokens, heads, head_size]."""
+    """Return `tensor` as a view [tokens, heads, head_size]. Raises ValueError where its strides
+    allow none."""
     try:
         return tensor.view(tokens, -1, head_size)
     except RuntimeError:
         expected = f"of {tokens} tokens and heads of {head_size}, whose rows have one stride"
-        got = f"{list(tensor.shape)} of strides {list(tensor.stride())}"
-        Guard(name).fail(argument, expected, got, "make it contiguous")
+        layout = f"{list(tensor.shape)} of strides {list(tensor.stride())}"
+        Guard(name).fail(argument, expected, layout, "make it contiguous")
         raise
 
 
 def _cache(name: str, cache: Tensor, kv_cache_dtype: str) -> Tensor:
-    """The cache in its dtype, where bytes stand for FP8."""
+    """Return the cache, a cache of bytes viewed as the device's FP8. Raises ValueError for other
+    words of kv_cache_dtype than those of vLLM for 16 bits and e4m3."""
     if kv_cache_dtype not in (*_FP8_WORDS, *_PLAIN_WORDS):
         expected = ", ".join((*_PLAIN_WORDS, *_FP8_WORDS))
         Guard(name).fail(
@@ -81,7 +84,7 @@ _ONES: dict[torch.device, Tensor] = {}
 
 
 def _one(device: torch.device) -> Tensor:
-    """A scale of 1 on a device, made once."""
+    """Return a float32 scale [1] of 1.0 on `device`, allocated once per device."""
     if device not in _ONES:
         _ONES[device] = torch.ones(1, device=device)
     return _ONES[device]
@@ -186,8 +189,10 @@ def rope_cached_2c_fwd_inplace(
     """aiter's: the same where row s of the tables is that of the tokens [s, :]."""
     s, b = input_x.shape[:2]
     if cos.shape[0] < s:
-        rows, given = f"of {s} rows or more", f"{list(cos.shape)}"
-        Guard("rope_cached_2c_fwd_inplace").fail("cos", rows, given, "pass a row for each token")
+        rows, cos_shape = f"of {s} rows or more", f"{list(cos.shape)}"
+        Guard("rope_cached_2c_fwd_inplace").fail(
+            "cos", rows, cos_shape, "pass a row for each token"
+        )
     positions = torch.arange(s, device=input_x.device)[:, None].repeat(1, b)
     values = rotate_style, reuse_freqs_front_part, nope_first
     rope_cached_positions_2c_fwd_inplace(input_x, input_y, cos, sin, positions, *values)
@@ -212,13 +217,14 @@ def rope_cached_thd_positions_2c_fwd_inplace(
         reuse_freqs_front_part=(bool(reuse_freqs_front_part), True),
         transpose_output=(transpose_output, False),
     )
-    first = x.shape[-1] - 2 * cos.shape[-1] if nope_first else 0
+    rotary_begin = x.shape[-1] - 2 * cos.shape[-1] if nope_first else 0
     cos, sin = (table if table.dim() == 2 else table.flatten(1) for table in (cos, sin))
-    rope(positions, x, y, cos, sin, _style(name, rotate_style), first)
+    rope(positions, x, y, cos, sin, _style(name, rotate_style), rotary_begin)
 
 
 def _style(name: str, rotate_style: int) -> bool:
-    """Whether pairs are neighbours, by aiter's number."""
+    """Return whether pairs are interleaved: aiter's rotate_style 1 (GPT-J), not 0 (NeoX). Raises
+    ValueError for other numbers."""
     if rotate_style not in (0, 1):
         Guard(name).fail("rotate_style", "0 or 1", show(rotate_style), "call the original")
     return rotate_style == 1
@@ -327,11 +333,11 @@ def fused_qk_rope_cat_and_cache_mla(
     dtype = q_out_dtype if q_out is None else q_out.dtype
     q_scale = _one(q_nope.device) if dtype is not None and dtype.itemsize == 1 else None
     values = cos.flatten(1), sin.flatten(1), k_scale, q_scale, _row(key), not is_neox, dtype, q_out
-    made = mla_rope_concat_cache_write(
+    q = mla_rope_concat_cache_write(
         pos, q_nope, q_pe, _row(k_pe), _row(k_nope), cache, slot_mapping, *values
     )
     nothing = q_nope.new_empty(0, *q_pe.shape[1:])
-    return made, nothing, key, q_nope.new_empty(0, q_nope.shape[1], k_nope.shape[-1])
+    return q, nothing, key, q_nope.new_empty(0, q_nope.shape[1], k_nope.shape[-1])
 
 
 def reshape_and_cache_flash(

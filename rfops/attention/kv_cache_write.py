@@ -47,10 +47,11 @@ __all__ = ["kv_cache_write", "kv_cache_write_ref"]
 
 
 def _variants(_arch: str) -> list[dict[str, Any]]:
-    """Of one and of eight heads of 128."""
-    shared = {"IN": "bf16", "SLOT": "Index64", "VEC": VEC, "DIM": 128, "THREADS": THREADS}
+    """Return the defines of the variants that `rfops build` makes: 1 and 8 heads of 128, with
+    caches of 16 bits and of FP8."""
+    common_defines = {"IN": "bf16", "SLOT": "Index64", "VEC": VEC, "DIM": 128, "THREADS": THREADS}
     return [
-        {**shared, "HEADS": heads, "NESTED": 0, "CACHE_FP8": fp8}
+        {**common_defines, "HEADS": heads, "NESTED": 0, "CACHE_FP8": fp8}
         for heads in (1, 8)
         for fp8 in (0, 1)
     ]
@@ -80,8 +81,8 @@ def kv_cache_write_kernel(
 
 
 def _cache_strides(c: Call, name: str) -> tuple[int, ...] | None:
-    """Elements from page to page, slot to slot and head to head; None where the elements of a head
-    are not neighbours."""
+    """Return the strides in elements between pages, slots and heads of the cache `name`
+    [pages, page, heads, D]; None where the elements of a head are not contiguous."""
     view = c.tensors.get(name)
     if view is None or view.contiguous:
         return c.page * c.G * c.D, c.G * c.D, c.D
@@ -97,19 +98,23 @@ class Hip(Kernel):
     name, module = "hip", "kv_cache_write"
 
     def numbers(self, c: Call) -> dict[str, int] | None:
-        """Where rows begin, in elements; None where the kernel does not take them."""
+        """Return the launch's numbers that say where rows begin, in elements; None where the kernel
+        does not take such strides."""
         heads = [head_strides(c, name, c.G, c.D) for name in ("key", "value")]
         caches = [_cache_strides(c, f"{name}_cache") for name in ("key", "value")]
         if None in heads or caches[0] is None or caches[0] != caches[1]:
             return None
-        page, slot, head = caches[0]
-        is_flat = page == c.page * slot  # then slots alone say where rows begin
-        found = {"page": 1 if is_flat else c.page, "page_stride": slot if is_flat else page}
-        found |= {"slot_stride": slot, "head_stride": head}
+        page_stride, slot_stride, head_stride = caches[0]
+        is_flat = page_stride == c.page * slot_stride  # then slots alone say where rows begin
+        numbers = {
+            "page": 1 if is_flat else c.page,
+            "page_stride": slot_stride if is_flat else page_stride,
+        }
+        numbers |= {"slot_stride": slot_stride, "head_stride": head_stride}
         for name, strides in zip(("key", "value"), heads, strict=True):
             assert strides is not None
-            found |= {f"{name}_token": strides[0], f"{name}_head": strides[1]}
-        return found
+            numbers |= {f"{name}_token": strides[0], f"{name}_head": strides[1]}
+        return numbers
 
     def unsupported_reason(self, c: Call) -> str | None:
         if reason := self.unsupported_arch_reason(c):
@@ -121,8 +126,12 @@ class Hip(Kernel):
             return f"{c.arch} converts to {fp8_of(c.arch)}, not {c.key_cache_dtype}"
         if c.D % 2:
             return "heads of an odd number of elements"
-        most = max(c.S * c.G * c.D, c.N * c.page, *numbers.values())
-        return "2^31 units, slots or elements of a stride, or more" if most >= MAX_UNITS else None
+        max_number = max(c.S * c.G * c.D, c.N * c.page, *numbers.values())
+        return (
+            "2^31 units, slots or elements of a stride, or more"
+            if max_number >= MAX_UNITS
+            else None
+        )
 
     def defines(self, c: Call, config: Any) -> Mapping[str, Any]:
         numbers = self.numbers(c)
@@ -185,12 +194,12 @@ class _KvCacheWrite(Op):
 
     def unsupported_reason(self, c: Call, *sizes: int) -> Refusal | None:
         refusal = dtype_refusal(c, "key", "value") or dtype_refusal(c, "key_cache", "value_cache")
-        of = dict(zip(self.declaration.sizes, sizes, strict=True))
-        refusal = refusal or place_refusal(c, self.declaration, of)
+        named_sizes = dict(zip(self.declaration.sizes, sizes, strict=True))
+        refusal = refusal or place_refusal(c, self.declaration, named_sizes)
         refusal = refusal or cache_dtype_refusal(c, "key_cache", "key")
         for name in ("key_scale", "value_scale"):
             refusal = refusal or scale_refusal(c, name, c.key_cache_dtype)
-        return refusal or slot_refusal(of)
+        return refusal or slot_refusal(named_sizes)
 
     def assume(self, sizes: dict[str, int], values: Mapping[str, Any]) -> None:
         """Heads of 128, and as many pages of 64 slots as tokens need."""

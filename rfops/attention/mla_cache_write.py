@@ -70,18 +70,19 @@ _ABSENT = {
 
 
 def _variants(_arch: str) -> list[dict[str, Any]]:
-    """DeepSeek's at TP 8: q in bf16, and q and cache in FP8."""
-    shared = {
+    """Return the defines of the variants that `rfops build` makes: DeepSeek's rows with 16 heads
+    (TP 8), q and cache each of 16 bits or FP8, angles of bf16 and fp32."""
+    common_defines = {
         "IN": "bf16",
         "POSITION": "Index64",
         "SLOT": "Index64",
         "VEC": VEC,
         "THREADS": THREADS,
     }
-    shared |= {"ROTARY": ROPE, "LATENT": LATENT, "HEADS": 16, "INTERLEAVED": 1, "NESTED": 0}
+    common_defines |= {"ROTARY": ROPE, "LATENT": LATENT, "HEADS": 16, "INTERLEAVED": 1, "NESTED": 0}
     queries = (("kInPlace", 0, 0), ("kInPlace", 1, 0), ("kConcat", 0, 0), ("kConcat", 1, 1))
     return [
-        {**shared, "ANGLE": angle, "QUERY": query, "CACHE_FP8": cache, "QUERY_FP8": q}
+        {**common_defines, "ANGLE": angle, "QUERY": query, "CACHE_FP8": cache, "QUERY_FP8": q}
         | {"KEY_OUT": int(query == "kInPlace")}
         for query, cache, q in queries
         for angle in ("bf16", "f32")
@@ -133,7 +134,8 @@ def is_fp8(dtype: torch.dtype) -> bool:
 
 
 def cache_rows(c: Call, name: str, columns: int) -> RowStrides | None:
-    """The slots of a cache [pages, page, columns]; None where elements are not neighbours."""
+    """Return where the slots of the cache `name` [pages, page, columns] begin; None where the
+    elements of a slot are not contiguous."""
     return row_strides(c.tensors.get(name), columns)
 
 
@@ -146,11 +148,12 @@ class Hip(Kernel):
         self.query = query  # Query of the device code
 
     def numbers(self, c: Call) -> dict[str, int] | None:
-        """Where rows begin, in elements; None where the kernel does not take them."""
-        kv, found = cache_rows(c, "kv", c.W), {}
-        found["k_pe_row"] = row_stride(c, "k_pe", c.R)
-        found["kv_c_row"] = row_stride(c, "kv_c", c.L)
-        found["k_pe_out_row"] = row_stride(c, "k_pe_out" if c.has("k_pe_out") else "k_pe", c.R)
+        """Return the launch's numbers that say where rows begin, in elements; None where the kernel
+        does not take such strides."""
+        kv, numbers = cache_rows(c, "kv", c.W), {}
+        numbers["k_pe_row"] = row_stride(c, "k_pe", c.R)
+        numbers["kv_c_row"] = row_stride(c, "kv_c", c.L)
+        numbers["k_pe_out_row"] = row_stride(c, "k_pe_out" if c.has("k_pe_out") else "k_pe", c.R)
         heads: dict[str, tuple[int, int] | None] = dict.fromkeys(("q_pe", "q_nope", "q"), (0, 0))
         angles: tuple[int, int] | None = (0, 0)
         if self.query != "kNone":
@@ -159,17 +162,22 @@ class Hip(Kernel):
         if self.query == "kConcat":
             heads["q_nope"] = head_strides(c, "q_nope", c.H, c.L)
             heads["q"] = head_strides(c, "q", c.H, c.W)
-        if kv is None or angles is None or None in found.values() or None in heads.values():
+        if kv is None or angles is None or None in numbers.values() or None in heads.values():
             return None
         for name, strides in heads.items():
             assert strides is not None
-            found[f"{name}_token"], found[f"{name}_head"] = strides
-        found["angle_row"], found["sin_offset"] = angles
-        found |= {"page": kv.inner, "page_stride": kv.outer_stride, "slot_stride": kv.inner_stride}
-        return {name: number for name, number in found.items() if number is not None}
+            numbers[f"{name}_token"], numbers[f"{name}_head"] = strides
+        numbers["angle_row"], numbers["sin_offset"] = angles
+        numbers |= {
+            "page": kv.inner,
+            "page_stride": kv.outer_stride,
+            "slot_stride": kv.inner_stride,
+        }
+        return {name: number for name, number in numbers.items() if number is not None}
 
     def vec_of(self, c: Call, numbers: Mapping[str, int]) -> int:
-        """Elements that a lane loads at once."""
+        """Return how many elements a lane loads at once: VEC where all rows are aligned to 16
+        bytes, otherwise 1."""
         size = c.kv_c_dtype.itemsize
         rows = [n for name, n in numbers.items() if "_row" in name or "_token" in name]
         rows += [n for name, n in numbers.items() if "_head" in name]
@@ -186,11 +194,12 @@ class Hip(Kernel):
         return self.query == "kInPlace" or c.has("k_pe_out")
 
     def groups_of(self, c: Call, vec: int) -> tuple[int, int, int]:
-        """Workgroups that have rows of the cache, q_pe and q_nope."""
+        """Return how many workgroups write the cache's rows, q_pe's and q_nope's, where a lane has
+        `vec` pairs."""
         heads = 0 if self.query == "kNone" else c.H
         nope_heads = heads if self.query == "kConcat" else 0
         units = (c.R + c.L, heads * c.R, nope_heads * c.L)
-        key, q_pe, q_nope = (-(-c.T * each // (2 * vec) // THREADS) for each in units)
+        key, q_pe, q_nope = (-(-c.T * num_elems // (2 * vec) // THREADS) for num_elems in units)
         return key, q_pe, q_nope
 
     def unsupported_reason(self, c: Call) -> str | None:
@@ -214,11 +223,16 @@ class Hip(Kernel):
     def defines(self, c: Call, config: Any) -> Mapping[str, Any]:
         numbers = self.numbers(c)
         assert numbers is not None
-        turning = {"ANGLE": "f32", "POSITION": "Index64", "INTERLEAVED": 0, "THREADS": THREADS}
+        rotation_defines = {
+            "ANGLE": "f32",
+            "POSITION": "Index64",
+            "INTERLEAVED": 0,
+            "THREADS": THREADS,
+        }
         if self.query != "kNone":
-            turning = define_values(c)
+            rotation_defines = define_values(c)
         return {
-            **turning,
+            **rotation_defines,
             "ROTARY": c.R,
             "HEADS": 1 if self.query == "kNone" else max(c.H, 1),
             "IN": IN_TYPES[c.kv_c_dtype],
@@ -263,20 +277,21 @@ class Hip(Kernel):
 def write_slots(
     rows: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor, scale: torch.Tensor | None
 ) -> None:
-    """Write rows [T, ...] to those slots of cache [pages, page, ...] that it has."""
+    """Write rows [T, ...] to their slots [S] of cache [pages, page, ...], converted as to_dtype
+    does. Rows whose slot is outside of the cache, and rows S .. T - 1, are not written."""
     used = (slots >= 0) & (slots < cache.shape[0] * cache.shape[1])
-    slot = slots[used].long()
-    kept = to_dtype(rows[: len(slots)][used], cache.dtype, scale)
-    cache[slot // cache.shape[1], slot % cache.shape[1]] = kept
+    slot_idx = slots[used].long()
+    payload = to_dtype(rows[: len(slots)][used], cache.dtype, scale)
+    cache[slot_idx // cache.shape[1], slot_idx % cache.shape[1]] = payload
 
 
 def to_dtype(x: torch.Tensor, dtype: torch.dtype, scale: torch.Tensor | None) -> torch.Tensor:
-    """x in this dtype; in FP8 over its scale and saturated."""
+    """Return x in `dtype`: rounded to 16 bits, or for FP8 divided by `scale` [1] and saturated."""
     if not is_fp8(dtype):
         return x.to(dtype)
     assert scale is not None
-    most = max_of(dtype)
-    return (x.float() * (1.0 / scale.float().flatten())).clamp(-most, most).to(dtype)
+    max_value = max_of(dtype)
+    return (x.float() * (1.0 / scale.float().flatten())).clamp(-max_value, max_value).to(dtype)
 
 
 def mla_cache_write_ref(
@@ -319,11 +334,12 @@ def mla_rope_cache_write_ref(
 
 
 def _in_place_sums(*args: Any) -> None:
+    """Write sums of |products| where mla_rope_cache_write_ref writes rotated elements."""
     _in_place(sum_of_products, *args)
 
 
 def _in_place(
-    turn: Any,
+    rotate: Any,
     positions: torch.Tensor,
     q_pe: torch.Tensor,
     k_pe: torch.Tensor,
@@ -335,9 +351,11 @@ def _in_place(
     kv_scale: torch.Tensor | None,
     interleaved: bool,
 ) -> None:
+    """Replace q_pe and k_pe by `rotate` of them (`rotated`, or sum_of_products for error bounds),
+    then write kv_c | k_pe to the cache."""
     cos, sines = split_angles(cos_sin, sin, positions.flatten())
     for rows in (q_pe, k_pe):
-        rows.copy_(turn(rows, cos, sines, interleaved))
+        rows.copy_(rotate(rows, cos, sines, interleaved))
     mla_cache_write_ref(kv_c, k_pe, kv, slots, kv_scale)
 
 
@@ -369,11 +387,12 @@ def mla_rope_concat_cache_write_ref(
 
 
 def _concat_sums(*args: Any) -> torch.Tensor:
+    """Return sums of |products| where mla_rope_concat_cache_write_ref has rotated elements."""
     return _concat(sum_of_products, *args)
 
 
 def _concat(
-    turn: Any,
+    rotate: Any,
     positions: torch.Tensor,
     q_nope: torch.Tensor,
     q_pe: torch.Tensor,
@@ -389,9 +408,11 @@ def _concat(
     interleaved: bool,
     dtype: torch.dtype,
 ) -> torch.Tensor:
+    """Write the cache as _in_place does, on copies of q_pe and k_pe, and return q_nope | rotated
+    q_pe [T, H, L + R] in `dtype`."""
     q_pe, k_pe = q_pe.clone(), k_pe.clone()
     values = kv, slots, cos_sin, sin, kv_scale, interleaved
-    _in_place(turn, positions, q_pe, k_pe, kv_c, *values)
+    _in_place(rotate, positions, q_pe, k_pe, kv_c, *values)
     if k_pe_out is not None:
         k_pe_out.copy_(k_pe)
     return to_dtype(torch.cat((q_nope, q_pe), -1), dtype, q_scale)
@@ -426,32 +447,33 @@ class Write(Op):
         return bool(c.T == 0)
 
     def unsupported_reason(self, c: Call, *sizes: int) -> Refusal | None:
-        of = dict(zip(self.declaration.sizes, sizes, strict=True))
+        named_sizes = dict(zip(self.declaration.sizes, sizes, strict=True))
         refusal = dtype_refusal(c, "kv_c", "k_pe", "q_pe", "q_nope", "k_pe_out")
-        refusal = refusal or place_refusal(c, self.declaration, of)
-        refusal = refusal or _cache_refusal(c, of)
-        if refusal or "C" not in of:
+        refusal = refusal or place_refusal(c, self.declaration, named_sizes)
+        refusal = refusal or _cache_refusal(c, named_sizes)
+        if refusal or "C" not in named_sizes:
             return refusal
-        if refusal := angle_refusal(c, of["C"]):
+        if refusal := angle_refusal(c, named_sizes["C"]):
             return refusal
-        if rotary_dim(c, of["C"]) != of["R"]:
-            got = str(rotary_dim(c, of["C"]))
-            return "cos_sin", f"of R={of['R']} columns", got, "pass k_pe's own"
+        if rotary_dim(c, named_sizes["C"]) != named_sizes["R"]:
+            table_columns = str(rotary_dim(c, named_sizes["C"]))
+            return "cos_sin", f"of R={named_sizes['R']} columns", table_columns, "pass k_pe's own"
         return scale_refusal(c, "q_scale", c.dtype) if "dtype" in c.values else None
 
     def finish_run(self, c: Call, run: Run) -> Run:
-        """Check a given q for overlaps in each call: a plan knows how tensors lie, not where."""
+        """Return `run` with a check that a passed q overlaps no input. It is needed in each call,
+        because a plan knows the strides of tensors but not their addresses."""
         if not c.has("q"):
             return run
         names = [arg.name for arg in self.declaration.tensors]
 
-        def checked(q: torch.Tensor, *inputs: torch.Tensor | None) -> None:
+        def run_checked(q: torch.Tensor, *inputs: torch.Tensor | None) -> None:
             tensors = zip(names, inputs, strict=False)
-            given = {name: tensor for name, tensor in tensors if tensor is not None}
-            check_no_overlap(self.name, "q", q, given)
+            named_inputs = {name: tensor for name, tensor in tensors if tensor is not None}
+            check_no_overlap(self.name, "q", q, named_inputs)
             run(q, *inputs)
 
-        return checked
+        return run_checked
 
     def assume(self, sizes: dict[str, int], values: Mapping[str, Any]) -> None:
         """DeepSeek's rows, and as many pages of 64 slots as tokens need."""
@@ -489,46 +511,55 @@ class Write(Op):
 
 
 def draw_slots(c: Call, draw: InputGenerator) -> torch.Tensor:
-    """Different slots of a random problem."""
+    """Return S different random slots of the cache, of the call's dtype of slots."""
     slots = torch.randperm(c.N * c.page, generator=draw.generator, device=c.device)[: c.S]
     return slots.to(c.slots_dtype)
 
 
 def draw_scale(c: Call, dtype: torch.dtype) -> torch.Tensor | None:
-    """The scale of a random problem, where this dtype has one."""
+    """Return the scale [1] of a random problem, or None where `dtype` is not FP8."""
     return torch.full((1,), _SCALE, device=c.device) if is_fp8(dtype) else None
 
 
-def _cache_refusal(c: Call, of: Mapping[str, int]) -> Refusal | None:
-    """A cache, scale or slots that do not fit the rows: a refusal, or None."""
-    if of["W"] != of["L"] + of["R"]:
-        expected = f"of rows of L + R = {of['L'] + of['R']} elements"
-        return "kv", expected, f"{of['W']}", "pass [pages, page_size, L + R]"
+def _cache_refusal(c: Call, sizes: Mapping[str, int]) -> Refusal | None:
+    """Return a refusal of a cache, scale or slots that do not fit the rows of `sizes`, or None."""
+    if sizes["W"] != sizes["L"] + sizes["R"]:
+        expected = f"of rows of L + R = {sizes['L'] + sizes['R']} elements"
+        return "kv", expected, f"{sizes['W']}", "pass [pages, page_size, L + R]"
     refusal = cache_dtype_refusal(c, "kv", "kv_c") or scale_refusal(c, "kv_scale", c.kv_dtype)
-    return refusal or slot_refusal(of)
+    return refusal or slot_refusal(sizes)
 
 
 def cache_dtype_refusal(c: Call, cache: str, rows: str) -> Refusal | None:
-    """A cache of 16 bits whose dtype is not that of its rows: a refusal, or None."""
-    dtype, own = getattr(c, f"{cache}_dtype"), getattr(c, f"{rows}_dtype")
-    if is_fp8(dtype) or dtype == own:
+    """Return a refusal of a 16-bit cache whose dtype is not that of its rows, or None. `cache` and
+    `rows` are names of arguments."""
+    cache_dtype, row_dtype = getattr(c, f"{cache}_dtype"), getattr(c, f"{rows}_dtype")
+    if is_fp8(cache_dtype) or cache_dtype == row_dtype:
         return None
-    expected, got = (str(d).removeprefix("torch.") for d in (own, dtype))
-    return cache, f"{expected}, as {rows} is, or FP8", got, "pass a cache of that dtype"
+    row_dtype_name, cache_dtype_name = (
+        str(d).removeprefix("torch.") for d in (row_dtype, cache_dtype)
+    )
+    return (
+        cache,
+        f"{row_dtype_name}, as {rows} is, or FP8",
+        cache_dtype_name,
+        "pass a cache of that dtype",
+    )
 
 
 def scale_refusal(c: Call, name: str, dtype: torch.dtype) -> Refusal | None:
-    """FP8 of this dtype without a scale, in a call that has tensors: a refusal, or None."""
+    """Return a refusal of a call that writes FP8 without the scale `name`, or None; calls without
+    tensors, which only ask for a decision, pass."""
     if is_fp8(dtype) and c.tensors and not c.has(name):
         return name, "a tensor where FP8 is written", "None", "pass one float32"
     return None
 
 
-def slot_refusal(of: Mapping[str, int]) -> Refusal | None:
-    """More slots than tokens: a refusal, or None."""
-    if of["S"] <= of["T"]:
+def slot_refusal(sizes: Mapping[str, int]) -> Refusal | None:
+    """Return a refusal of more slots (S) than tokens (T), or None."""
+    if sizes["S"] <= sizes["T"]:
         return None
-    return "slots", f"of at most T={of['T']} elements", str(of["S"]), "pass the tokens' own"
+    return "slots", f"of at most T={sizes['T']} elements", str(sizes["S"]), "pass the tokens' own"
 
 
 _COMMON: dict[str, Any] = {
@@ -706,5 +737,5 @@ def mla_rope_concat_cache_write(
     dtype = (q_nope if q is None else q).dtype if dtype is None else dtype
     call = CONCAT_OP.traced if is_dynamo_compiling() else CONCAT_OP.call
     tensors = positions, q_nope, q_pe, k_pe, kv_c, kv, slots, cos_sin, sin, kv_scale, q_scale
-    made: torch.Tensor = call(*tensors, k_pe_out, interleaved, dtype, q)
-    return made
+    result: torch.Tensor = call(*tensors, k_pe_out, interleaved, dtype, q)
+    return result

@@ -35,7 +35,7 @@ from rfops.dispatch.problem import InputGenerator, grid
 from rfops.jit.errors import show
 
 from .mla_decode_flow import COLUMNS, Flow, is_table
-from .mla_decode_shared import Shared, SharedFp8
+from .mla_decode_shared import SharedFp8Kernel, SharedKernel
 from .mla_decode_triton import TritonMla
 from .mla_terms import D_QK, D_V, MlaModel
 
@@ -76,8 +76,8 @@ class _MlaDecode(Op):
             return "q", expected, f"{t}", "pass qo_len rows of each sequence, or qo_indptr"
         if c.tensors and c.is_table != is_table(c):
             expected = "a tensor where kv_indices is a list of pages" if c.is_table else NO_INDPTR
-            got = "None" if c.is_table else "a tensor"
-            return "kv_indptr", expected, got, "pass one of the two forms"
+            form = "None" if c.is_table else "a tensor"
+            return "kv_indptr", expected, form, "pass one of the two forms"
         if is_table(c):
             if not c.has("kv_lens"):
                 return NO_LENS
@@ -191,7 +191,7 @@ OP = _MlaDecode(
     -> out: bf16[T, H, 512]
     """,
     sizes="B T H S P page ends W",
-    kernels=(SharedFp8(), Shared(), Flow(), TritonMla(), Torch()),
+    kernels=(SharedFp8Kernel(), SharedKernel(), Flow(), TritonMla(), Torch()),
     coarse={"B": 1, "T": 1, "S": 1, "P": 0, "ends": 1, "W": 0},
     table="B~ H S~ page qo_len kv_scale?",
     time_model=MlaModel,

@@ -23,9 +23,10 @@ from .mla_terms import D_V, Traits
 
 COLUMNS = 16  # of a workgroup
 CUT = 64  # tokens to which a worker's are rounded up, and a sequence's cost: kCut of the kernel
-LEAST = CUT  # tokens of a worker
-SHORT = 32  # the same, and CUT, where there are no LEAST for each CU: to read less takes less time
-TURNS = 256  # of some 1,000 clk, that a part waits for others (csrc/attention/mla_combine_all.h)
+MIN_TOKENS = CUT  # of a worker
+# MIN_TOKENS and CUT where each CU would have fewer than MIN_TOKENS: to read less takes less time.
+SHORT_MIN_TOKENS = 32
+MAX_SPINS = 256  # polls, of some 1,000 clk, for other splits (csrc/attention/mla_combine_all.h)
 LEVELS = 6  # kLevels of csrc/attention/mla_combine_tree.h, each of four waves' counts of two words
 _MOST_WORKERS = 4096
 _BF16 = torch.bfloat16
@@ -43,13 +44,14 @@ class FlowConfig:
         check_config_ints(self)
         if not 1 <= self.workers <= _MOST_WORKERS:
             raise ValueError(f"{self}: workers is 1 to {_MOST_WORKERS}")
-        if self.least < CUT and self.least != SHORT:
-            raise ValueError(f"{self}: least is {SHORT}, or {CUT} or more")
+        if self.least < CUT and self.least != SHORT_MIN_TOKENS:
+            raise ValueError(f"{self}: least is {SHORT_MIN_TOKENS}, or {CUT} or more")
         if self.even not in (0, 1):
             raise ValueError(f"{self}: even is 0 or 1")
 
     def workers_of(self, batch: int, tokens: int) -> int:
-        """Of each 16 columns, in a call of so many sequences and tokens."""
+        """Return the number of workgroups per 16 query rows for `batch` sequences of `tokens`
+        tokens in all."""
         if not self.even or not 0 < batch <= self.workers:
             return self.workers
         return max(min(self.workers, tokens // self.least) // batch, 1) * batch
@@ -73,12 +75,12 @@ def _defines(
     return {
         **{name: int(flag) for name, flag in flags.items()},
         "LEAST": min_tokens,
-        "TURNS": TURNS,
+        "TURNS": MAX_SPINS,
     }
 
 
 def _variants(arch: str) -> list[dict[str, int]]:
-    kinds = itertools.product((_BF16, fp8_of(arch)), (LEAST, SHORT))
+    kinds = itertools.product((_BF16, fp8_of(arch)), (MIN_TOKENS, SHORT_MIN_TOKENS))
     return [_defines(kv, _BF16, min_tokens) for kv, min_tokens in kinds]
 
 
@@ -112,9 +114,10 @@ _bind = compile_ops("mla_decode_flow", kernel="mla_decode_flow", variants=_varia
 mla_decode_flow = _bind(arguments)
 
 
-def turns(kernel: Kernel) -> bool:
-    """Whether its class says that it turns keys; one derived from it says so itself."""
-    return bool(vars(type(kernel)).get("turns"))
+def rotates_keys(kernel: Kernel) -> bool:
+    """Return whether the kernel rotates keys itself, as its own class declares: a derived class
+    does not inherit the declaration."""
+    return bool(vars(type(kernel)).get("rotates_keys"))
 
 
 def is_table(c: Call) -> bool:
@@ -126,16 +129,22 @@ def is_table(c: Call) -> bool:
 class Flow(TimedKernel):
     name, module = "flow", "mla_decode_flow"
     limits = "B T S P W"
-    turns = True  # keys by their places, where the call has `angles`: mla_layer_decode's
+    rotates_keys = True  # by their positions, where the call has `angles`: mla_layer_decode's
     Config = FlowConfig
     error = 2.0**-8  # P in bf16
     source: ClassVar[Any] = staticmethod(mla_decode_flow)  # the kernel
-    columns, least, short = COLUMNS, LEAST, SHORT
+    columns, min_tokens, short_min_tokens = COLUMNS, MIN_TOKENS, SHORT_MIN_TOKENS
     words = D_V + 8  # of a column of a part: its sums, and totals of four waves
-    # That a call chooses among; of equals the first, as SHORT has waited for parts twice as long.
-    leasts: ClassVar[tuple[int, ...]] = (LEAST, SHORT, 2 * LEAST, 4 * LEAST)
+    # What a decision chooses among: of equals the first, because workers of SHORT_MIN_TOKENS waited
+    # twice as long for other splits.
+    min_tokens_choices: ClassVar[tuple[int, ...]] = (
+        MIN_TOKENS,
+        SHORT_MIN_TOKENS,
+        2 * MIN_TOKENS,
+        4 * MIN_TOKENS,
+    )
     has_single = True  # each sequence has a worker, however few tokens there are
-    at_once = 32  # kMaxSplits of csrc/attention/mla_combine_all.h
+    max_flat_splits = 32  # kMaxSplits of csrc/attention/mla_combine_all.h
 
     def unsupported_reason(self, c: Call) -> str | None:
         if reason := self.unsupported_arch_reason(c):
@@ -155,27 +164,29 @@ class Flow(TimedKernel):
         return None
 
     def items(self, c: Call) -> int:
-        """Of ragged queries: pairs of a sequence and `columns` of its columns, at most."""
+        """Return the largest number of work items of ragged queries; an item is `columns` query
+        rows of one sequence."""
         return int(ceil(c.T * c.H, self.columns) + c.B)
 
     def most_cost(self, c: Call) -> int:
-        """Of ragged queries: the most that a kernel may have to share out, in tokens."""
+        """Return an upper bound of the tokens of all work items of ragged queries, which the kernel
+        partitions in 32 bits."""
         # item_tokens: more than what an item costs beside its tokens
         item_tokens, tokens = 1024, c.S * c.page
         of_longest = ceil(c.qo_len * c.H, self.columns) * (tokens + item_tokens * c.B)
         return int(min(self.items(c) * (c.W * c.page + item_tokens), of_longest))
 
     def default(self, c: Call) -> FlowConfig:
-        """Of ragged queries a worker for each CU, as their model would have to know each sequence's
-        items; otherwise the quickest as predicted."""
+        """Return the variant that the time model predicts as fastest. With ragged queries, whose
+        items per sequence the model does not know, return one worker per CU."""
         if not c.has("qo_indptr"):
             config: FlowConfig = super().default(c)
             return config
         # Items of equal lengths are cut into equal parts.
         items = c.B * ceil(c.T * c.H, self.columns * max(1, c.B))
         workers = c.cu_num - c.cu_num % items if 0 < items <= c.cu_num else c.cu_num
-        is_short = c.S * c.page * ceil(items, max(1, c.B)) < workers * self.least
-        return self.Config(workers, self.short if is_short else self.least)
+        is_short = c.S * c.page * ceil(items, max(1, c.B)) < workers * self.min_tokens
+        return self.Config(workers, self.short_min_tokens if is_short else self.min_tokens)
 
     def space(self, c: Call) -> Columns[Any] | None:
         if self.unsupported_arch_reason(c):
@@ -186,18 +197,20 @@ class Flow(TimedKernel):
         return self._variants(workers, 0 < c.B <= workers and workers % c.B <= workers // 4)
 
     def groups(self, c: Call) -> int:
-        """Of columns of a sequence; of ragged queries on average."""
+        """Return how many groups of `columns` query rows a sequence has; with ragged queries, on
+        average."""
         columns = c.T * c.H / max(c.B, 1) if c.has("qo_indptr") else c.H * c.qo_len
         return int(max(1, -(-columns // self.columns)))
 
     def workers(self, groups: int, cus: int, xcds: int) -> int:
-        """One for each CU; where several read the same tokens, on one die each."""
+        """Return the workers per group of query rows: one per CU in all. With several groups the
+        number is a multiple of the XCDs, so that those which read the same tokens share an L2."""
         workers = max(cus // groups, 1)
         return workers - workers % xcds if groups > 1 and workers > xcds else workers
 
     @functools.lru_cache(maxsize=256)  # noqa: B019 # kernels live as long as the process
     def _variants(self, workers: int, with_even: bool) -> Columns[FlowConfig]:
-        pairs = itertools.product(self.leasts, (0, 1) if with_even else (0,))
+        pairs = itertools.product(self.min_tokens_choices, (0, 1) if with_even else (0,))
         return Columns([self.Config(workers, min_tokens, is_even) for min_tokens, is_even in pairs])
 
     def family(self, config: FlowConfig, c: Call) -> str:
@@ -213,17 +226,17 @@ class Flow(TimedKernel):
             self.columns,
             self.overhead(c.arch, config),
             *self.tokens(c, config),
-            self.at_once,
+            self.max_flat_splits,
             4 * self.words,
         )
 
     def overhead(self, arch: str, config: FlowConfig) -> int:
-        """Tokens that a sequence costs beside its own: kCut of the kernel."""
+        """Return the fixed cost of a sequence in tokens: kCut of the kernel."""
         return min(CUT, config.least)
 
     def tokens(self, c: Call, config: FlowConfig) -> tuple[int, int]:
-        """What parts are multiples of, and what is multiplied at a time: by each of four waves 32
-        bytes of columns."""
+        """Return the tokens to a multiple of which splits are cut, and the tokens of a tile: 32
+        bytes of a column of the cache per wave, four waves."""
         return min(CUT, config.least), 128 // c.kv_dtype.itemsize
 
     def defines(self, c: Call, config: FlowConfig) -> Mapping[str, Any]:
@@ -243,7 +256,7 @@ class Flow(TimedKernel):
             groups = 1 if is_ragged else ceil(columns, self.columns)
             shift = page.bit_length() - 1
             unseen = int(c.causal) if is_ragged else (c.qo_len - 1) * c.causal
-            slots = groups * workers * 2
+            num_partials = groups * workers * 2
             run = launch(
                 (groups * workers, 1, 1),
                 batch=batch,
@@ -255,7 +268,7 @@ class Flow(TimedKernel):
                 heads=heads,
                 unseen=unseen,
             )
-            words = slots * self.columns * self.words
-            return with_partials(run, c.device, words, LEVELS * slots * 8)
+            words = num_partials * self.columns * self.words
+            return with_partials(run, c.device, words, LEVELS * num_partials * 8)
 
         return run_of

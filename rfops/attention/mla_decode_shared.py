@@ -16,7 +16,7 @@ from .mla_decode_flow import _BF16, Flow, FlowConfig, _defines, arguments
 from .mla_terms import D_V
 
 WAVE_COLUMNS = 32
-LEAST = 128  # tokens of a worker: its part of the result is as large as 120 tokens of bf16
+MIN_TOKENS = 128  # tokens of a worker: its part of the result is as large as 120 tokens of bf16
 
 
 @dataclass(frozen=True)
@@ -30,17 +30,18 @@ class SharedFp8Config(FlowConfig):
 
 
 def _variants(arch: str) -> list[dict[str, int]]:
-    return [_defines(kv, _BF16, LEAST) for kv in (_BF16, fp8_of(arch))]
+    return [_defines(kv, _BF16, MIN_TOKENS) for kv in (_BF16, fp8_of(arch))]
 
 
 def _fp8_defines(defines: Mapping[str, int]) -> dict[str, int]:
-    """Those of mla_decode_shared_fp8.hip, which has q and the cache in FP8 and no RoPE."""
+    """Return the defines of mla_decode_shared_fp8.hip, which has q and the cache in FP8 and no
+    RoPE."""
     return {name: defines[name] for name in ("PAGED", "RAGGED", "LEAST", "TURNS")}
 
 
 def _fp8_variants(arch: str) -> list[dict[str, int]]:
     fp8 = fp8_of(arch)
-    return [_fp8_defines(_defines(fp8, fp8, LEAST))] * (arch in SharedFp8.archs)
+    return [_fp8_defines(_defines(fp8, fp8, MIN_TOKENS))] * (arch in SharedFp8Kernel.archs)
 
 
 _bind = compile_ops("mla_decode_shared", kernel="mla_decode_shared", variants=_variants)
@@ -49,16 +50,16 @@ _bind_fp8 = compile_ops("mla_decode_shared_fp8", kernel="mla_decode_shared", var
 mla_decode_shared_fp8 = _bind_fp8(arguments)
 
 
-class Shared(Flow):
+class SharedKernel(Flow):
     name, module = "shared", "mla_decode_shared"
-    turns = True  # as flow's
+    rotates_keys = True  # as flow's
     Config: ClassVar[type[FlowConfig]] = SharedConfig
     source: ClassVar[Any] = staticmethod(mla_decode_shared)
-    columns, least, short = 128, LEAST, LEAST
+    columns, min_tokens, short_min_tokens = 128, MIN_TOKENS, MIN_TOKENS
     words = D_V // 2 + D_V // 32 + 2  # sums in fp16, their units, totals
-    leasts = (LEAST, 2 * LEAST, 4 * LEAST)
+    min_tokens_choices = (MIN_TOKENS, 2 * MIN_TOKENS, 4 * MIN_TOKENS)
     has_single = False
-    at_once = 40  # kMaxShared of csrc/attention/mla_partials.h
+    max_flat_splits = 40  # kMaxShared of csrc/attention/mla_partials.h
     stage_tokens: ClassVar[Mapping[str, int]] = {"gfx942": 16, "gfx950": 32}  # of a stage of LDS
 
     def unsupported_reason(self, c: Call) -> str | None:
@@ -68,8 +69,9 @@ class Shared(Flow):
         return super().unsupported_reason(c)
 
     def space(self, c: Call) -> Columns[Any] | None:
-        """None where workgroups of the first of eight XCDs have little but a sequence's overhead:
-        timing mode, which looks at these alone, would give 3.5 us for 20. Flow is quicker there."""
+        """Return the variants, or None for so few tokens that workgroups of the first XCD have
+        little but a sequence's fixed cost: timing mode samples that XCD alone and would estimate
+        3.5 us where 20 us are right. `flow` is faster there."""
         table = self.full_space(c)
         if table is None:
             return None
@@ -82,7 +84,8 @@ class Shared(Flow):
         return super().space(c) if is_wide and c.arch in self.stage_tokens else None
 
     def overhead(self, arch: str, config: FlowConfig | None) -> int:
-        """kItemCost of csrc/attention/mla_decode_many_rows.h."""
+        """Return the fixed cost of a sequence in tokens: kItemCost of
+        csrc/attention/mla_decode_many_rows.h."""
         tokens = self.stage_tokens[arch]
         return (12 if tokens == 16 else 28) * tokens
 
@@ -90,9 +93,9 @@ class Shared(Flow):
         return self.stage_tokens[c.arch], self.stage_tokens[c.arch]
 
 
-class SharedFp8(Shared):
+class SharedFp8Kernel(SharedKernel):
     name, module = "shared_fp8", "mla_decode_shared_fp8"
-    turns = False
+    rotates_keys = False
     archs = ("gfx950",)
     stage_tokens: ClassVar[Mapping[str, int]] = {"gfx950": 64}
     Config = SharedFp8Config

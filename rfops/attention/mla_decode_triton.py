@@ -47,7 +47,7 @@ class MlaTritonConfig(TileConfig):
 class TritonMla(TritonKernel):
     """MLA decode in Triton; splits of a sequence are combined by a second launch."""
 
-    turns = True  # as flow's
+    rotates_keys = True  # as flow's
     Config = MlaTritonConfig
     error = 2.0**-8  # P in bf16
 
@@ -98,11 +98,11 @@ class TritonMla(TritonKernel):
             "FNUZ": fp8_of(c.arch) == FNUZ,
         }
         partial_kernel = BoundTriton(
-            _KERNELS, "part", c.device, constants, config.warps, config.stages
+            _KERNELS, "attend_split", c.device, constants, config.warps, config.stages
         )
         arguments = (*self.arguments, *(("angles",) if c.has("angles") else ()), "sums", "stats")
         sources = {} if c.has("angles") else {"angles": None}
-        launch_part = partial_kernel.prepare(arguments, sources=sources)
+        launch_splits = partial_kernel.prepare(arguments, sources=sources)
         block_splits = 1 << (config.splits - 1).bit_length()
         add = BoundTriton(_KERNELS, "add_splits", c.device, {"SPLITS": block_splits})
         launch_add = add.prepare(arguments)
@@ -112,7 +112,7 @@ class TritonMla(TritonKernel):
             batch, rows, heads, _entries, _pages, page, _ends, width = sizes
             columns, splits = c.qo_len * heads, config.splits
             hidden = int(c.causal) if c.has("qo_indptr") else (c.qo_len - 1) * c.causal
-            run_part = launch_part(
+            run_splits = launch_splits(
                 (batch, ceil(columns, config.block_m), splits),
                 columns=columns,
                 rows=rows,
@@ -129,7 +129,7 @@ class TritonMla(TritonKernel):
             def run(out: Tensor, q: Tensor, kv: Tensor, *inputs: Tensor | None) -> None:
                 partials = scratch() if splits > 1 else (None, None)  # sums, stats
                 tensors = out, _bytes(q), _bytes(kv), *inputs, *partials
-                run_part(*tensors)
+                run_splits(*tensors)
                 if splits > 1:
                     run_add(*tensors)
 
@@ -139,5 +139,6 @@ class TritonMla(TritonKernel):
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """FP8 as bytes, so that no Triton refuses a dtype."""
+    """Return an FP8 tensor viewed as bytes, so that no version of Triton refuses its dtype; bf16 as
+    it is."""
     return tensor if tensor.dtype == _BF16 else tensor.view(torch.uint8)

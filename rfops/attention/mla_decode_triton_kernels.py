@@ -24,13 +24,15 @@ LN2 = tl.constexpr(0.6931471805599453)
 
 
 @triton.jit
-def _wide(payload, FP8: tl.constexpr, FNUZ: tl.constexpr):
+def _to_bf16(payload, FP8: tl.constexpr, FNUZ: tl.constexpr):
+    """Return bytes of FP8 (e4m3fnuz with FNUZ, otherwise e4m3fn) as bf16; without FP8 the
+    payload."""
     if FP8:
         kind: tl.constexpr = tl.float8e4b8 if FNUZ else tl.float8e4nv
-        wide = payload.to(kind, bitcast=True).to(tl.bfloat16)
+        values = payload.to(kind, bitcast=True).to(tl.bfloat16)
     else:
-        wide = payload
-    return wide
+        values = payload
+    return values
 
 
 @triton.jit
@@ -75,11 +77,11 @@ def _attend(
         rows = in_bounds[:, None]
         row = tl.load(pages + token // page, mask=in_bounds, other=0).to(tl.int64) * page
         row = (row + token % page) * KEY
-        k_v = _wide(tl.load(kv + row[:, None] + v[None, :], mask=rows, other=0), KV_FP8, FNUZ)
+        k_v = _to_bf16(tl.load(kv + row[:, None] + v[None, :], mask=rows, other=0), KV_FP8, FNUZ)
         score = tl.dot(q_tile[0], tl.trans(k_v))
         if angles is None:
             k_at = kv + row[:, None] + rope[None, :]
-            k_rope = _wide(tl.load(k_at, mask=rows, other=0), KV_FP8, FNUZ)
+            k_rope = _to_bf16(tl.load(k_at, mask=rows, other=0), KV_FP8, FNUZ)
             score = tl.dot(q_tile[1], tl.trans(k_rope), score) * scale
         else:
             k_at = kv + row[:, None] + low[None, :]
@@ -109,7 +111,7 @@ def _attend(
 
 
 @triton.jit
-def part(
+def attend_split(
     out,
     lse,
     sums,
@@ -138,7 +140,8 @@ def part(
     Q_FP8: tl.constexpr,
     FNUZ: tl.constexpr,
 ):
-    """sums: fp32 [rows of out, splits, 512], stats: [rows, splits, 2]; of one split out, lse.
+    """Attend BLOCK_M query rows to one split of their sequence's tokens, and store partials: sums
+    fp32 [rows of out, splits, 512], stats [rows, splits, 2]; with one split out and lse instead.
     `hidden` is how many of the last tokens a sequence's first query does not see; with qo_indptr
     sequences have some number of queries each, and it says causal. Without CAUSAL it is 0."""
     b, split = tl.program_id(0).to(tl.int64), tl.program_id(2)
@@ -171,27 +174,27 @@ def part(
         length = 0  # it is longer for others
     blocks = tl.cdiv(length, BLOCK_N)
     per_split = tl.cdiv(blocks, splits)
-    first = split * per_split * BLOCK_N
+    token_begin = split * per_split * BLOCK_N
     end = tl.minimum((split + 1) * per_split * BLOCK_N, length)
     common_end = end  # of what all columns see
     if CAUSAL:
-        last = tl.minimum(base + BLOCK_M, columns) - 1
-        end = tl.minimum(end, length - tl.maximum(hidden - last // heads, 0))
+        last_column = tl.minimum(base + BLOCK_M, columns) - 1
+        end = tl.minimum(end, length - tl.maximum(hidden - last_column // heads, 0))
         common_end = tl.minimum(end, length - tl.maximum(hidden - base // heads, 0))
 
     v, rope = tl.arange(0, V), V + tl.arange(0, ROPE)
     low = V + tl.arange(0, HALF)
     q_row = (first_row + column) * KEY
-    q_v = _wide(
+    q_v = _to_bf16(
         tl.load(q + q_row[:, None] + v[None, :], mask=is_column[:, None], other=0), Q_FP8, FNUZ
     )
     if angles is None:
         q_at = q + q_row[:, None] + rope[None, :]
-        q_tile = q_v, _wide(tl.load(q_at, mask=is_column[:, None], other=0), Q_FP8, FNUZ)
+        q_tile = q_v, _to_bf16(tl.load(q_at, mask=is_column[:, None], other=0), Q_FP8, FNUZ)
     else:
         q_at = q + q_row[:, None] + low[None, :]
-        q_low = _wide(tl.load(q_at, mask=is_column[:, None], other=0), Q_FP8, FNUZ)
-        q_high = _wide(tl.load(q_at + HALF, mask=is_column[:, None], other=0), Q_FP8, FNUZ)
+        q_low = _to_bf16(tl.load(q_at, mask=is_column[:, None], other=0), Q_FP8, FNUZ)
+        q_high = _to_bf16(tl.load(q_at + HALF, mask=is_column[:, None], other=0), Q_FP8, FNUZ)
         q_tile = q_v, q_low, q_high
     acc = tl.zeros((BLOCK_M, V), tl.float32)
     row_max = tl.full((BLOCK_M,), -1e30, tl.float32)
@@ -199,11 +202,22 @@ def part(
     state = acc, row_max, row_sum
     cache = kv, pages, page
     state = _attend(
-        state, q_tile, cache, angles, scale, first, common_end, None, BLOCK_N, KV_FP8, FNUZ, None
+        state,
+        q_tile,
+        cache,
+        angles,
+        scale,
+        token_begin,
+        common_end,
+        None,
+        BLOCK_N,
+        KV_FP8,
+        FNUZ,
+        None,
     )
     if CAUSAL:
         kv_end = tl.minimum(end, length - tl.maximum(hidden - column // heads, 0))
-        begin = tl.maximum(first, common_end)
+        begin = tl.maximum(token_begin, common_end)
         state = _attend(
             state, q_tile, cache, angles, scale, begin, end, kv_end, TAIL, KV_FP8, FNUZ, 1
         )
@@ -211,33 +225,36 @@ def part(
 
     row = first_row + column
     if sums is not None:
-        slot = row * splits + split
-        at = slot * V
-        tl.store(stats + slot * 2, row_max, mask=is_column)
-        tl.store(stats + slot * 2 + 1, row_sum, mask=is_column)
-        tl.store(sums + at[:, None] + v[None, :], acc, mask=is_column[:, None])
+        partial_idx = row * splits + split
+        partial_offset = partial_idx * V
+        tl.store(stats + partial_idx * 2, row_max, mask=is_column)
+        tl.store(stats + partial_idx * 2 + 1, row_sum, mask=is_column)
+        tl.store(sums + partial_offset[:, None] + v[None, :], acc, mask=is_column[:, None])
     else:
         factor = tl.where(row_sum == 0, 0.0, value_scale / row_sum)
         if lse is not None:
             tl.store(lse + row, (row_max + tl.log2(row_sum)) * LN2, mask=is_column)
-        at = row * V
-        tl.store(out + at[:, None] + v[None, :], acc * factor[:, None], mask=is_column[:, None])
+        out_offset = row * V
+        tl.store(
+            out + out_offset[:, None] + v[None, :], acc * factor[:, None], mask=is_column[:, None]
+        )
 
 
 @triton.jit
 def add_splits(
     out, lse, sums, stats, kv_scale, qo_indptr, splits, batch, heads, SPLITS: tl.constexpr
 ):
-    """One row of out, which some sequence has; SPLITS is a power of two."""
+    """Combine the partials of one row of out, and of lse. A row that belongs to no sequence of
+    qo_indptr is not written. SPLITS: the least power of two that is not below `splits`."""
     row = tl.program_id(0).to(tl.int64)
     if qo_indptr is not None:
         query = row // heads
         if (query < tl.load(qo_indptr)) | (query >= tl.load(qo_indptr + batch)):
             return
     split = tl.arange(0, SPLITS)
-    there = split < splits
-    row_max = tl.load(stats + (row * splits + split) * 2, mask=there, other=-1e30)
-    row_sum = tl.load(stats + (row * splits + split) * 2 + 1, mask=there, other=0)
+    in_bounds = split < splits
+    row_max = tl.load(stats + (row * splits + split) * 2, mask=in_bounds, other=-1e30)
+    row_sum = tl.load(stats + (row * splits + split) * 2 + 1, mask=in_bounds, other=0)
     top = tl.max(row_max, 0)
     weight = tl.exp2(row_max - top)
     all_sum = tl.sum(weight * row_sum, 0)

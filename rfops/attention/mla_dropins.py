@@ -89,7 +89,7 @@ def mla_decode_fwd(
     return_logits: bool = False,
     return_lse: bool = False,
     causal: bool = True,
-    **others: Any,
+    **extra_arguments: Any,
 ) -> tuple[None, Tensor | None]:
     """aiter.mla.mla_decode_fwd: o [total_q, heads, 512] is written; (None, lse or None).
 
@@ -107,7 +107,7 @@ def mla_decode_fwd(
         _refuse(name, "return_logits", "False", return_logits)
     if nhead_kv != 1:
         _refuse(name, "nhead_kv", "1", nhead_kv)
-    _refuse_others(name, others)
+    _refuse_others(name, extra_arguments)
     if work_meta_data is not None or num_kv_splits is not None:
         _say_ignored(name)
     kv = kv_buffer if kv_buffer.dim() == 4 else kv_buffer.view(-1, page_size, 1, D_QK)
@@ -226,12 +226,12 @@ def flash_mla_with_kvcache(
     num_splits: Any = None,
     softmax_scale: float | None = None,
     causal: bool = False,
-    **others: Any,
+    **extra_arguments: Any,
 ) -> tuple[Tensor, Tensor]:
     """q [batch, seq, heads, 576], k_cache [pages, page_size, 1, 576], block_table [batch, width]:
     (out [batch, seq, heads, 512], lse [batch, heads, seq]). Newer arguments must be neutral."""
     name = "flash_mla_with_kvcache"
-    _refuse_others(name, others)
+    _refuse_others(name, extra_arguments)
     if head_dim_v != D_V:
         _refuse(name, "head_dim_v", str(D_V), head_dim_v)
     if q.dim() != 4:

@@ -148,11 +148,11 @@ class BatchMLAPagedAttentionWrapper:
         ):
             if tensor.dtype != dtype:
                 _refuse(argument, f"{dtype}, as planned", tensor.dtype, "plan for it")
-        q = _together(q_nope, q_pe)
+        q = _join_views(q_nope, q_pe)
         q = torch.cat([q_nope, q_pe], -1) if q is None or not q.is_contiguous() else q
         if q.shape[1] != self._heads:
             _refuse("q_nope", f"of {self._heads} heads, as planned", q.shape[1], "plan for it")
-        kv = _together(ckv_cache, kpe_cache)
+        kv = _join_views(ckv_cache, kpe_cache)
         if kv is None or kv.shape[1] != self._page:
             _refuse(
                 "ckv_cache, kpe_cache",
@@ -186,8 +186,9 @@ class BatchMLAPagedAttentionWrapper:
         return out, base if lse is None else lse.copy_(base)
 
 
-def _together(latent: Tensor, rope: Tensor) -> Tensor | None:
-    """The tensor [..., 576] of which they are the parts; None if there is none."""
+def _join_views(latent: Tensor, rope: Tensor) -> Tensor | None:
+    """Return the tensor [..., 576] of which `latent` [..., 512] and `rope` [..., 64] are adjacent
+    views; None if they are not."""
     size = latent.element_size()
     is_one = (
         latent.dtype == rope.dtype

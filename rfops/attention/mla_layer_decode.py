@@ -318,8 +318,8 @@ def mla_layer_decode_ref(
     for b, length in enumerate(lens):
         kv = cache[b, :length].to(dtype)
         key = _mm(kv[:, :LATENT], up[:, :NOPE], dtype)  # [heads, tokens, 128]
-        shared = rotated(kv[:, LATENT:], angles[:length])
-        score = (nope[b][:, None] @ key.mT).squeeze(1) + roped[b] @ shared.mT
+        rope_keys = rotated(kv[:, LATENT:], angles[:length])
+        score = (nope[b][:, None] @ key.mT).squeeze(1) + roped[b] @ rope_keys.mT
         weight = torch.softmax(SM_SCALE * score, -1)
         outputs.append((weight[:, None] @ _mm(kv[:, :LATENT], up[:, NOPE:], dtype)).flatten())
     return _mm(torch.stack(outputs), o, dtype).view(x.shape) if outputs else x.to(dtype)

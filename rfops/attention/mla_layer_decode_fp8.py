@@ -100,8 +100,8 @@ def _inputs(c: Call) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
 
 
 def _steps(c: Call, shaped: Mapping[str, tuple[tuple[int, ...], torch.dtype]]) -> list[OpStep]:
-    def step(op: Op, sources: Mapping[str, Source], **given: Any) -> OpStep:
-        return OpStep(op, given, sources, shaped, c.cu_num)
+    def step(op: Op, sources: Mapping[str, Source], **values: Any) -> OpStep:
+        return OpStep(op, values, sources, shaped, c.cu_num)
 
     def linear(out: str, x: str, x_scale: str, w: str, n: int, k: int) -> OpStep:
         sources = {"out": out, "x": x, "w": w, "x_scale": x_scale, "w_scale": f"{w}_scale"}
@@ -239,25 +239,40 @@ class _MlaLayerDecodeFp8(Op):
         return super().call_of(arch, cu_num, **{**fp8, **values})
 
     def unsupported_reason(self, c: Call, *sizes: int) -> Refusal | None:
-        of = dict(zip(self.declaration.sizes, sizes, strict=True))
-        heads = of["H"]
-        for name, size, count, what in (
-            ("qkv_a", "A", of["R"] + CACHE_ROW, "R + 576"),
+        named_sizes = dict(zip(self.declaration.sizes, sizes, strict=True))
+        heads = named_sizes["H"]
+        for name, size, count, formula in (
+            ("qkv_a", "A", named_sizes["R"] + CACHE_ROW, "R + 576"),
             ("q_b", "Q", heads * (NOPE + ROPE), "192 a head"),
             ("o", "V", heads * V, "128 a head"),
         ):
-            if of[size] != count:
-                return name, f"of {count} = {what}", str(of[size]), "pass the layer's own"
+            if named_sizes[size] != count:
+                return (
+                    name,
+                    f"of {count} = {formula}",
+                    str(named_sizes[size]),
+                    "pass the layer's own",
+                )
         for name in ("q_b", "k_up", "v_up", "o"):
             if getattr(c, f"{name}_dtype") != c.qkv_a_dtype:
-                expected, got = (
+                qkv_a_dtype_name, weight_dtype_name = (
                     str(dtype).removeprefix("torch.")
                     for dtype in (c.qkv_a_dtype, getattr(c, f"{name}_dtype"))
                 )
-                return name, f"{expected}, as qkv_a is", got, "convert it first"
+                return (
+                    name,
+                    f"{qkv_a_dtype_name}, as qkv_a is",
+                    weight_dtype_name,
+                    "convert it first",
+                )
         if (c.kv_dtype.itemsize == 1) != c.has("kv_scale") and c.tensors:
-            got = f"a cache of {str(c.kv_dtype).removeprefix('torch.')}"
-            return "kv_scale", "a tensor for a cache in FP8, and None for others", got, "pass it so"
+            cache_dtype_name = f"a cache of {str(c.kv_dtype).removeprefix('torch.')}"
+            return (
+                "kv_scale",
+                "a tensor for a cache in FP8, and None for others",
+                cache_dtype_name,
+                "pass it so",
+            )
         return None
 
     def assume(self, sizes: dict[str, int], values: Mapping[str, Any]) -> None:
@@ -396,5 +411,5 @@ def mla_layer_decode_fp8(
     weights = qkv_a, qkv_a_scale, q_norm, q_b, q_b_scale, kv_norm
     absorbed = k_up, k_up_scale, v_up, v_up_scale
     values = cos_sin, kv_scale, sm_scale, eps, interleaved, out
-    made: Tensor = call(x, *cache, *weights, *absorbed, o, o_scale, *values)
-    return made
+    result: Tensor = call(x, *cache, *weights, *absorbed, o, o_scale, *values)
+    return result

@@ -34,12 +34,12 @@ from .mla_layer_parts import (
 from .mla_layer_products import (
     BY_WAVES,
     DOWN_WIDE,
+    OUT_WIDE,
     PIECE,
     QUERY_WIDE,
     THREADS,
     TILE,
     WAVES,
-    WIDE,
     Product,
     mla_layer_decode_down,
     mla_layer_decode_kernel,
@@ -208,7 +208,7 @@ def _query(c: Call, defines: Mapping[str, int]) -> Step:
 
 def _out(c: Call, p: Product) -> Step:
     """The layer's result from the values of all heads."""
-    is_wide = p.stage == WIDE
+    is_wide = p.stage == OUT_WIDE
     return Step(
         mla_layer_decode_wide if is_wide else mla_layer_decode_out,
         p.defines(c.B, c.cu_num),

@@ -145,13 +145,13 @@ def _steps(c: Call, config: LayerTritonConfig) -> list[TritonStep | NestedRun]:
             "start": c.start,
         },
     )
-    of_heads = bound("product", {**tile, "BLOCK_N": 64, "BLOCK_K": min(64, config.block_k)})
+    head_kernel = bound("product", {**tile, "BLOCK_N": 64, "BLOCK_K": min(64, config.block_k)})
 
     def product_of_heads(n: int, k: int, **arguments: int | str) -> TritonStep:
-        """x of each head by its part of kv_up."""
-        shared = {"w": "kv_up", "m": c.B, "n": n, "k": k, "x_row": heads * k, "x_head": k}
+        """Return the step that multiplies x of each head by that head's rows of kv_up."""
+        common_arguments = {"w": "kv_up", "m": c.B, "n": n, "k": k, "x_row": heads * k, "x_head": k}
         return TritonStep(
-            of_heads, (n // 64, along_m, heads), {**shared, "w_head": _UP, **arguments}
+            head_kernel, (n // 64, along_m, heads), {**common_arguments, "w_head": _UP, **arguments}
         )
 
     q_strides = {"out_row": heads * CACHE_ROW, "out_head": CACHE_ROW}

@@ -38,7 +38,8 @@ def _rows(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """The sums of rows of x by rows of w."""
+    """Return the fp32 tile [BLOCK_M, BLOCK_N] of x w^T at rows `row` of x and `column` of w, over
+    all of K; rows and columns outside are zeros."""
     at_k = tl.arange(0, BLOCK_K)
     x_ptr = x + row.to(tl.int64)[:, None] * x_row + at_k[None, :]
     w_ptr = w + at_k[:, None] * w_k + column.to(tl.int64)[None, :] * w_n
@@ -55,6 +56,7 @@ def _rows(
 
 @triton.jit
 def _positions(positions, start, row, m):
+    """Return the position of each row: positions[row], or `start` for all where that is None."""
     if positions is not None:
         return tl.load(positions + row, mask=row < m, other=0)
     return row * 0 + start
@@ -79,8 +81,8 @@ def down(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """out: [m, n], then rows of the cache by w_other; lengths, and a block table of one page a
-    sequence."""
+    """Compute x w^T into out [m, n], and x w_other^T into the new row of each sequence's cache;
+    write the lengths and a block table of one page per sequence, which mla_decode takes."""
     row = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
     position = _positions(positions, start, row, m)
     own_tiles = tl.cdiv(n, BLOCK_N)
@@ -117,9 +119,10 @@ def query(
     BLOCK_M: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """64 columns of a head: of nope [m, heads, 128], or rotated in q [m, heads, 576]."""
+    """Compute 64 columns of one head of q: two of three blocks go to nope [m, heads, 128], the
+    third is rotated and goes to the end of q's rows [m, heads, 576]."""
     row = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
-    head, part = tl.program_id(0) // 3, tl.program_id(0) % 3
+    head, block_idx = tl.program_id(0) // 3, tl.program_id(0) % 3
     q_up_row = tl.program_id(0) * (2 * HALF) + tl.arange(0, HALF)
     columns = heads * ROPED
     low = _rows(x, w, row, q_up_row, m, columns, k, k, k, 1, BLOCK_M, HALF, BLOCK_K)
@@ -127,8 +130,8 @@ def query(
     low, high = low.to(tl.bfloat16), high.to(tl.bfloat16)
     d = tl.arange(0, HALF)
     head_row = row.to(tl.int64) * heads + head
-    if part < 2:
-        out_ptr = nope + head_row * NOPE + part * (2 * HALF)
+    if block_idx < 2:
+        out_ptr = nope + head_row * NOPE + block_idx * (2 * HALF)
     else:
         position = _positions(positions, start, row, m).to(tl.int64)
         angle_ptr = angles + position[:, None] * (2 * HALF) + d[None, :]
@@ -160,7 +163,7 @@ def product(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """w: [n, k] of a head, in any strides, from w_first on."""
+    """Compute out = x w^T of one head; w is [n, k] in any strides and begins at element w_first."""
     row = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
     column = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     head = tl.program_id(2).to(tl.int64)

@@ -12,7 +12,7 @@ from rfops.dispatch.steps import NestedRun
 from rfops.dispatch.view import View
 
 from . import mla_decode
-from .mla_decode_flow import turns
+from .mla_decode_flow import rotates_keys
 
 CACHE_ROW, LATENT = 576, 512  # of the cache: of a token, and what all heads' k and v come from
 NOPE, ROPE, V = 128, 64, 128  # of a head: of its key, of that what is turned; of its value
@@ -56,7 +56,7 @@ def attention_kernel(decode_call: Call, *, hip: bool) -> tuple[Kernel | None, st
     order = mla_decode.OP.order(decode_call)
     for name in (*order, *(n for n in mla_decode.OP.kernels if n not in order)):
         kernel = mla_decode.OP.kernels[name]
-        if turns(kernel) and kernel.is_hip == hip:
+        if rotates_keys(kernel) and kernel.is_hip == hip:
             reason = kernel.unsupported_reason(decode_call)
             if reason is None:
                 return kernel, ""

@@ -16,18 +16,18 @@ from rfops.jit.arch import ARCH_SPECS
 from .mla_layer_parts import CACHE_ROW, LATENT, NOPE, ROPE, V
 
 DOWN, VALUE = range(2)  # stages of csrc/attention/mla_layer_decode.hip
-OUT, WIDE, DOWN_WIDE = range(2, 5)  # kernels of their own
-BY_WAVES = (WIDE, DOWN_WIDE)  # half of whose waves fetch, and whose sums meet wave by wave
+OUT, OUT_WIDE, DOWN_WIDE = range(2, 5)  # kernels of their own
+BY_WAVES = (OUT_WIDE, DOWN_WIDE)  # half of whose waves fetch, and whose sums meet wave by wave
 TILE, PIECE, STEP = 16, 32, 128  # rows of an operand, K of one and of a step
 WAVES, THREADS = 4, 256
 QUERY_WIDE = {"M_TILES": 4, "SPLIT": 1}  # of a kernel of its own
 FEW_ROWS = 32  # of x: of more, waves of their own fetch weights
-WIDE_ROWS = 128  # of x, of a workgroup of WIDE
+WIDE_ROWS = 128  # of x, of a workgroup of OUT_WIDE
 MOST_SPLIT = 8  # more sums to add than CUs bring: down of MI300X 22.2 us by 9, 19.4 by 7
 
 
 def _m_tiles(m: int, max_tiles: int) -> int:
-    """Of 16 rows of x, of a workgroup."""
+    """Return how many tiles of 16 rows of x a workgroup has for `m` rows: a power of two."""
     return min(max_tiles, 1 << (ceil(max(m, 1), TILE) - 1).bit_length())
 
 
@@ -46,23 +46,27 @@ class Product:
     w_head: int = 0
     n_other: int = 0
     most_m: int = 8  # tiles of 16 rows of x
-    chunk: int = 1  # steps of K of a chunk, of WIDE
+    chunk: int = 1  # steps of K of a chunk, of OUT_WIDE
 
     def tiles(self, m: int) -> int:
-        """Workgroups of an unsplit K."""
+        """Return the number of workgroups for `m` rows of x where K is not split."""
         along_n = ceil(self.n, self.columns) + ceil(self.n_other, self.columns)
         return ceil(m, _m_tiles(m, self.most_m) * TILE) * along_n * self.heads
 
     def defines(self, m: int, cus: int) -> dict[str, int]:
-        """K is split for as many workgroups as there are CUs, of two steps at least, or of one of
-        each wave, or of a chunk; none is without a step."""
-        steps = {OUT: WAVES, WIDE: self.chunk}.get(self.stage, 1)  # of a turn
-        turns, min_steps = ceil(self.k, STEP * steps), 1 if self.stage in (OUT, WIDE) else 2
-        split = max(1, min(cus // self.tiles(m), turns // min_steps, MOST_SPLIT))
-        defines = {"M_TILES": _m_tiles(m, self.most_m), "SPLIT": ceil(turns, ceil(turns, split))}
+        """Return the kernel's defines for `m` rows of x on `cus` CUs. K is split for as many
+        workgroups as there are CUs; a split has at least two K-steps, or one chunk where K is cut
+        into chunks (OUT: a step per wave, OUT_WIDE: `chunk` steps)."""
+        steps = {OUT: WAVES, OUT_WIDE: self.chunk}.get(self.stage, 1)  # of a chunk
+        k_chunks, min_steps = ceil(self.k, STEP * steps), 1 if self.stage in (OUT, OUT_WIDE) else 2
+        split = max(1, min(cus // self.tiles(m), k_chunks // min_steps, MOST_SPLIT))
+        defines = {
+            "M_TILES": _m_tiles(m, self.most_m),
+            "SPLIT": ceil(k_chunks, ceil(k_chunks, split)),
+        }
         if self.stage == DOWN_WIDE:
             return {"SPLIT": defines["SPLIT"], "N_TILES": self.columns // TILE}
-        if self.stage == WIDE:
+        if self.stage == OUT_WIDE:
             return {**defines, "N_TILES": self.columns // TILE, "STEPS": self.chunk}
         if self.stage == OUT:
             return {**defines, "N_TILES": self.columns // TILE}
@@ -73,13 +77,13 @@ class Product:
         return self.tiles(m) * self.defines(m, cus)["SPLIT"]
 
     def sums(self, m: int, split: int) -> int:
-        """fp32 that workgroups leave for the last one."""
+        """Return the fp32 elements of the workspace for partials, 0 where K is not split."""
         of_tile = max(_m_tiles(m, self.most_m) * TILE * self.columns, WAVES * TILE * TILE)
         return self.tiles(m) * split * of_tile if split > 1 else 0
 
 
 def products(c: Call) -> tuple[Product, ...]:
-    """down, value, out."""
+    """Return the layer's products in launch order: down, value, out."""
     heads = c.V // V
     up = (NOPE + V) * LATENT  # of a head
     return (
@@ -90,7 +94,7 @@ def products(c: Call) -> tuple[Product, ...]:
 
 
 def _busiest(c: Call, product: Product, *alternatives: Product) -> Product:
-    """The first, or one that has work for a tenth of CUs more."""
+    """Return `product`, or an alternative that has over a tenth more workgroups than it."""
     best = product
     for p in alternatives:
         if p.groups(c.B, c.cu_num) > 1.1 * best.groups(c.B, c.cu_num):
@@ -99,9 +103,10 @@ def _busiest(c: Call, product: Product, *alternatives: Product) -> Product:
 
 
 def down_product(c: Call) -> Product:
-    """64 rows of x a workgroup, of less parts that the last one adds up; two that read the same of
-    w share an L2 (MI300X 21.5 us, 16.8 so). MI355X has 128 sequences by 96 columns in 13.6 us, by
-    64 in 14.7, and 256 by 128 in 20.7."""
+    """Return the product by q_down and kv_down: a workgroup has up to 64 rows of x, and splits of K
+    are reduced by the last to arrive. Workgroups that read the same rows of w share an L2
+    (estimated, MI300X: 21.5 -> 16.8 us). Estimated, MI355X: 128 sequences 13.6 us with 96 columns
+    per workgroup, 14.7 with 64; 256 sequences 20.7 with 128."""
     stage, widths = DOWN, [64, 128]
     if c.B > FEW_ROWS:  # two buffers of x and w
         room = ARCH_SPECS[c.arch].lds_bytes // (4 * STEP) - 64
@@ -111,21 +116,25 @@ def down_product(c: Call) -> Product:
 
 
 def out_product(c: Call) -> Product:
-    """Of DeepSeek-V3 48 columns twice are 300 CUs' of MI300X, 64 224 of MI355X (49 us; 112 four
-    times 52). More rows are bound by x, which wide tiles read less often."""
+    """Return the product by o. For DeepSeek-V3 48 columns per workgroup and two splits occupy 300
+    CUs of MI300X, 64 columns and two splits 224 of MI355X (estimated 49 us; 112 columns and
+    four splits 52 us). With more rows x bounds the time, and wide tiles read it less often."""
     if c.B <= FEW_ROWS:
         return Product(OUT, c.D, c.V, 64)
-    wide = (48, 64) if c.B <= WIDE_ROWS else (96, 112)
+    widths = (48, 64) if c.B <= WIDE_ROWS else (96, 112)
     lds = ARCH_SPECS[c.arch].lds_bytes
-    variants = (Product(WIDE, c.D, c.V, n, chunk=2 if 4 * n * 2 * STEP <= lds else 1) for n in wide)
+    variants = (
+        Product(OUT_WIDE, c.D, c.V, n, chunk=2 if 4 * n * 2 * STEP <= lds else 1) for n in widths
+    )
     return _busiest(c, *variants)
 
 
 def query_defines(m: int, heads: int, k: int, cus: int) -> Mapping[str, int]:
-    """A workgroup of each head, of more rows of x where heads are few, and of parts of K, of two
-    steps at least, where so few that memory waits for them: of 16 heads MI300X has one sequence in
-    11.5 us (unsplit 19.2), of 128 heads in 30.5 (29.8). QUERY_WIDE has more on its way: a third of
-    the CUs do where no two want the same weights (64 sequences 31.3 us, 32.6 by all of them)."""
+    """Return the defines of the query product: a workgroup has one head and up to 64 rows of x. K
+    is split, into at least two steps each, where heads alone occupy at most a quarter of the CUs:
+    estimated, MI300X, one sequence: 16 heads 19.2 -> 11.5 us (128 heads would be 29.8 -> 30.5).
+    QUERY_WIDE has more loads in flight: where no two workgroups read the same weights, a third of
+    the CUs suffice (64 sequences 31.3 us, by all CUs 32.6)."""
     tiles = _m_tiles(m, 4)
     while tiles > 1:
         groups = query_groups(m, heads, tiles)
@@ -134,25 +143,27 @@ def query_defines(m: int, heads: int, k: int, cus: int) -> Mapping[str, int]:
         tiles //= 2
     if tiles == 4:
         return QUERY_WIDE
-    turns = ceil(k, 2 * STEP)
-    split = min(cus // query_groups(m, heads, tiles), turns, MOST_SPLIT) if 4 * heads <= cus else 1
-    return {"M_TILES": tiles, "SPLIT": ceil(turns, ceil(turns, max(1, split)))}
+    k_chunks = ceil(k, 2 * STEP)
+    split = (
+        min(cus // query_groups(m, heads, tiles), k_chunks, MOST_SPLIT) if 4 * heads <= cus else 1
+    )
+    return {"M_TILES": tiles, "SPLIT": ceil(k_chunks, ceil(k_chunks, max(1, split)))}
 
 
 def query_groups(m: int, heads: int, tiles: int) -> int:
-    """Of an unsplit K."""
+    """Return the number of workgroups of the query product where K is not split."""
     return heads * ceil(m, tiles * TILE)
 
 
 def query_sums(m: int, heads: int, defines: Mapping[str, int]) -> int:
-    """fp32 that workgroups leave for the last one."""
+    """Return the fp32 elements of the query product's workspace, 0 where K is not split."""
     tiles, split = defines["M_TILES"], defines["SPLIT"]
     of_tile = tiles * TILE * (NOPE + ROPE)
     return query_groups(m, heads, tiles) * split * of_tile if split > 1 else 0
 
 
 def _defines(arch: str) -> list[list[dict[str, int]]]:
-    """DeepSeek-V3's, of one sequence and of 128."""
+    """Return the defines of DeepSeek-V3's products for one sequence and for 128."""
     defines = []
     for m in (1, 128):
         c = Call(

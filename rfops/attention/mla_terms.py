@@ -18,7 +18,7 @@ D_QK, D_V = 576, 512
 
 
 class Traits(NamedTuple):
-    """Of a variant of a kernel."""
+    """What the model reads of one variant of a kernel, for one call."""
 
     workers: float  # of each group of query rows, at most
     least: float  # tokens of a worker at least
@@ -29,7 +29,8 @@ class Traits(NamedTuple):
     overhead: float  # tokens that a sequence costs beside its own
     cut: float  # tokens that parts of a sequence are multiples of
     tile: float  # tokens that a workgroup multiplies at a time
-    at_once: float  # parts of a sequence that all of its workgroups add up at once; more by a tree
+    # Splits of a sequence that its workgroups combine in one step; with more they form a tree.
+    max_flat_splits: float
     part_bytes: float  # of a query row of a part, in memory
 
 
@@ -126,14 +127,13 @@ class MlaModel(TimeModel):
         if derived["has_even"]:
             is_even = derived["is_even"] & (v.workers >= sequences_of_all)
             active = np.minimum(v.workers, filled)
-            whole = np.maximum(np.floor(active / sequences_of_all), _ONE) * sequences_of_all
-            launched = np.where(is_even, whole, v.workers)
+            whole_workers = np.maximum(np.floor(active / sequences_of_all), _ONE) * sequences_of_all
+            launched = np.where(is_even, whole_workers, v.workers)
         active = np.minimum(launched, filled)
-        # Workers of a sequence, and the reverse.
-        each, sequences = active / sequences_of_all, sequences_of_all / active
-        np.ceil(each, out=parts)
+        workers_per_sequence, sequences = active / sequences_of_all, sequences_of_all / active
+        np.ceil(workers_per_sequence, out=parts)
         np.ceil(sequences, out=items)
-        is_odd = (parts != each) & (items != sequences)  # then cuts are anywhere
+        is_odd = (parts != workers_per_sequence) & (items != sequences)  # then cuts are anywhere
         # Tokens of the fullest worker, in whose range the fewest sequences begin.
         np.multiply(v.overhead + np.array(length), sequences, out=share)
         np.subtract(share, v.overhead * np.floor(sequences), out=share)
@@ -150,7 +150,7 @@ class MlaModel(TimeModel):
         np.add(items, two, out=items)
         np.multiply(tokens, launched % derived["xcds"] > 0, out=apart)
         np.greater(parts, _ONE, out=split)
-        np.greater(parts, v.at_once, out=tree)
+        np.greater(parts, v.max_flat_splits, out=tree)
         np.multiply(split, active, out=partials)
         log_batch.fill(math.log2(batch))
         log_length.fill(math.log2(length))

@@ -50,10 +50,17 @@ NO_ROWS = "q, k, cos_sin or sin has no rows of neighbouring elements, or sin lie
 
 
 def _variants(_arch: str) -> list[dict[str, Any]]:
-    """Of heads of 128 and of DeepSeek's 64, angles in bf16 as vLLM has them, and in fp32."""
-    shared = {"IN": "bf16", "POSITION": "Index64", "VEC": VEC, "THREADS": THREADS, "INVERSE": 0}
+    """Return the defines of the variants that `rfops build` makes: heads of 128 and DeepSeek's of
+    64, angles in bf16, as vLLM has them, and in fp32."""
+    common_defines = {
+        "IN": "bf16",
+        "POSITION": "Index64",
+        "VEC": VEC,
+        "THREADS": THREADS,
+        "INVERSE": 0,
+    }
     return [
-        {**shared, "ANGLE": angle, "ROTARY": rotary, "INTERLEAVED": interleaved}
+        {**common_defines, "ANGLE": angle, "ROTARY": rotary, "INTERLEAVED": interleaved}
         for angle in ("bf16", "f32")
         for rotary, interleaved in ((128, 0), (64, 1))
     ]
@@ -82,8 +89,8 @@ def rope_kernel(
 
 
 def rows_of(c: Call) -> dict[str, int] | None:
-    """The numbers of a launch that say where heads and angles begin; None where kernels do not take
-    them."""
+    """Return the launch's numbers that say where heads and angles begin, in elements; None where
+    kernels do not take such strides."""
     q, k = head_strides(c, "q", c.H, c.D), head_strides(c, "k", c.G, c.D)
     angles = angle_rows(c)
     if q is None or k is None or angles is None:
@@ -98,7 +105,8 @@ class Hip(Kernel):
     name, module = "hip", "rope"
 
     def vec_of(self, c: Call, rows: Mapping[str, int]) -> int:
-        """Elements that a lane loads at once."""
+        """Return how many elements a lane loads at once: VEC where all rows are aligned to 16
+        bytes, otherwise 1."""
         size = c.q_dtype.itemsize
         heads = [rows[name] for name in ("q_token", "q_head", "k_token", "k_head")]
         is_aligned = all(number * size % 16 == 0 for number in (*heads, c.first))
@@ -184,7 +192,7 @@ class Triton(Kernel):
                 (sized.T, sized.H + sized.G, 1),
                 heads=sized.H,
                 num_positions=sized.P,
-                first=c.first,
+                first_elem=c.first,
                 **rows,
             )
 
@@ -227,44 +235,47 @@ def rope_ref(
 
     Source: Su et al., RoFormer (arXiv:2104.09864).
     """
-    _each(rotated, positions, q, k, cos_sin, sin, interleaved, first, inverse)
+    _rotate_heads(rotated, positions, q, k, cos_sin, sin, interleaved, first, inverse)
 
 
 def _sums(*args: Any) -> None:
-    """q and k become the sums of |products| of their elements."""
-    _each(sum_of_products, *args)
+    """Replace q and k by the sums of |products| of their rotated elements; arguments as of
+    rope_ref."""
+    _rotate_heads(sum_of_products, *args)
 
 
-def _each(
-    turn: Any,
+def _rotate_heads(
+    rotate: Any,
     positions: torch.Tensor,
     q: torch.Tensor,
     k: torch.Tensor,
     cos_sin: torch.Tensor,
     sin: torch.Tensor | None,
     interleaved: bool,
-    first: int,
+    rotary_begin: int,
     inverse: bool,
 ) -> None:
+    """Replace the elements of q and k from `rotary_begin` on by `rotate` of them: `rotated`, or
+    sum_of_products for error bounds."""
     cos, sines = split_angles(cos_sin, sin, positions.flatten())
     sines = -sines if inverse else sines
     for heads in (q, k):
-        rows = heads[..., first : first + 2 * cos.shape[-1]]
-        rows.copy_(turn(rows, cos, sines, interleaved))
+        rows = heads[..., rotary_begin : rotary_begin + 2 * cos.shape[-1]]
+        rows.copy_(rotate(rows, cos, sines, interleaved))
 
 
 class _Rope(Op):
     def unsupported_reason(self, c: Call, *sizes: int) -> Refusal | None:
-        of = dict(zip(self.declaration.sizes, sizes, strict=True))
-        refusal = angle_refusal(c, of["C"]) or dtype_refusal(c, "q", "k")
-        refusal = refusal or place_refusal(c, self.declaration, of)
-        rotary = rotary_dim(c, of["C"])
-        if refusal is None and c.first + rotary > of["D"]:
-            expected, got = (
-                f"of at most D={of['D']} elements of a head",
+        named_sizes = dict(zip(self.declaration.sizes, sizes, strict=True))
+        refusal = angle_refusal(c, named_sizes["C"]) or dtype_refusal(c, "q", "k")
+        refusal = refusal or place_refusal(c, self.declaration, named_sizes)
+        rotary = rotary_dim(c, named_sizes["C"])
+        if refusal is None and c.first + rotary > named_sizes["D"]:
+            expected, elems_text = (
+                f"of at most D={named_sizes['D']} elements of a head",
                 f"{rotary} from {c.first} on",
             )
-            return "cos_sin", expected, got, "pass a narrower one"
+            return "cos_sin", expected, elems_text, "pass a narrower one"
         return refusal
 
     def fit(self, c: Call, draw: InputGenerator) -> Mapping[str, Any]:

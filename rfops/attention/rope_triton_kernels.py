@@ -16,7 +16,7 @@ def rope(
     sin,
     heads,
     num_positions,
-    first,
+    first_elem,
     q_token,
     q_head,
     k_token,
@@ -29,14 +29,15 @@ def rope(
     INVERSE: tl.constexpr,
     HAS_SIN: tl.constexpr,
 ):
-    """HALF pairs of one head of q, or behind those of k: low cos - high sin, high cos + low sin."""
+    """Rotate the HALF pairs of one head in place: low cos - high sin, high cos + low sin. Programs
+    0 .. heads - 1 of the second dimension have heads of q, later ones those of k."""
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     pair = tl.arange(0, BLOCK)
     is_there = pair < HALF
     position = tl.load(positions + token).to(tl.int64)
-    last = num_positions - 1
-    position = tl.where((position < 0) | (position > last), last, position)
+    last_position = num_positions - 1
+    position = tl.where((position < 0) | (position > last_position), last_position, position)
     angles = position * angle_row + pair
     cos = tl.load(cos_sin + angles, mask=is_there, other=0).to(tl.float32)
     sines = sin if HAS_SIN else cos_sin
@@ -44,9 +45,9 @@ def rope(
     if INVERSE:
         sine = -sine
     if head < heads:
-        row = q + token * q_token + head * q_head + first
+        row = q + token * q_token + head * q_head + first_elem
     else:
-        row = k + token * k_token + (head - heads) * k_head + first
+        row = k + token * k_token + (head - heads) * k_head + first_elem
     low_at = 2 * pair if INTERLEAVED else pair
     high_at = low_at + 1 if INTERLEAVED else pair + HALF
     low = tl.load(row + low_at, mask=is_there, other=0)

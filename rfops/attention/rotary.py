@@ -62,15 +62,16 @@ def rope_cos_sin(
     speeds, scale = base**-exponents, 1.0
     if factor > 1:
 
-        def pair_of(turns: float) -> float:
-            """The pair, counted in elements / 2, that turns so often in the original positions."""
-            wavelength = original_max_position / (turns * 2 * math.pi)
+        def pair_of(rotations: float) -> float:
+            """Return the index of the pair that makes so many rotations in the original positions;
+            it is not an integer."""
+            wavelength = original_max_position / (rotations * 2 * math.pi)
             return rotary_dim * math.log(wavelength) / (2 * math.log(base))
 
-        first = max(math.floor(pair_of(beta_fast)), 0)
-        last = min(math.ceil(pair_of(beta_slow)), rotary_dim - 1)
+        ramp_begin = max(math.floor(pair_of(beta_fast)), 0)
+        ramp_end = min(math.ceil(pair_of(beta_slow)), rotary_dim - 1)
         pairs = torch.arange(rotary_dim // 2, dtype=torch.float64, device=device)
-        slowed = ((pairs - first) / max(last - first, 1e-3)).clamp(0, 1)
+        slowed = ((pairs - ramp_begin) / max(ramp_end - ramp_begin, 1e-3)).clamp(0, 1)
         speeds = speeds * (1 - slowed + slowed / factor)
         scale = _yarn_scale(factor, mscale) / _yarn_scale(factor, mscale_all_dim)
     positions = torch.arange(max_position, dtype=torch.float64, device=device)
@@ -88,11 +89,13 @@ def _yarn_scale(factor: float, mscale: float) -> float:
 def split_angles(
     cos_sin: torch.Tensor, sin: torch.Tensor | None, positions: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosines and sines of these positions, of the last row for one outside of the table: each
-    [T, R / 2] in float32."""
-    last = len(cos_sin) - 1
+    """Return the cosines and sines at `positions` [T], each [T, R / 2] in float32; a position
+    outside of the table has its last row."""
+    last_row = len(cos_sin) - 1
     positions = positions.long()
-    positions = positions.where((positions >= 0) & (positions < last), positions.new_tensor(last))
+    positions = positions.where(
+        (positions >= 0) & (positions < last_row), positions.new_tensor(last_row)
+    )
     rows = cos_sin[positions].float()
     if sin is None:
         cos, sines = rows.chunk(2, -1)
@@ -103,37 +106,39 @@ def split_angles(
 def rotated(
     x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool
 ) -> torch.Tensor:
-    """x [T, ..., R] of any floating-point dtype with its pairs turned, in float32."""
+    """Return x [T, ..., R], of any floating-point dtype, in float32 with its pairs rotated by the
+    cosines and sines [T, R / 2]."""
     for _ in range(x.dim() - 2):
         cos, sin = cos[:, None], sin[:, None]
     x = x.float()
     low, high = (x[..., ::2], x[..., 1::2]) if interleaved else x.chunk(2, -1)
-    parts = low * cos - high * sin, high * cos + low * sin
-    return torch.stack(parts, -1).flatten(-2) if interleaved else torch.cat(parts, -1)
+    halves = low * cos - high * sin, high * cos + low * sin
+    return torch.stack(halves, -1).flatten(-2) if interleaved else torch.cat(halves, -1)
 
 
 def sum_of_products(
     x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool
 ) -> torch.Tensor:
-    """The sum of |products| of each element of `rotated`, by which its rounding is bounded."""
+    """Return the sum of |products| of each element of `rotated`, which bounds its rounding."""
     x, cos, sin = x.abs(), cos.abs(), sin.abs()
-    turned = rotated(x, cos, -sin, interleaved)
-    other = rotated(x, cos, sin, interleaved)
-    return torch.maximum(turned, other)
+    low_sums = rotated(x, cos, -sin, interleaved)
+    high_sums = rotated(x, cos, sin, interleaved)
+    return torch.maximum(low_sums, high_sums)
 
 
 # ---------------------------------------------------------------- HIP kernels
 
 
 def rotary_dim(c: Call, columns: int | None = None) -> int:
-    """The elements of a head that turn, by the columns of a table; without, the call's own."""
+    """Return how many elements of a head rotate with a table of `columns` columns, by default the
+    call's."""
     columns = c.C if columns is None else columns
     return 2 * columns if c.has("sin") else columns
 
 
 def head_strides(c: Call, name: str, heads: int, dim: int) -> tuple[int, int] | None:
-    """Elements from token to token and from head to head of [T, heads, dim]; None where a head's
-    elements are not neighbours."""
+    """Return the strides in elements between tokens and between heads of `name` [T, heads, dim];
+    None where the elements of a head are not contiguous."""
     view = c.tensors.get(name)
     if view is None or view.contiguous:
         return heads * dim, dim
@@ -142,7 +147,8 @@ def head_strides(c: Call, name: str, heads: int, dim: int) -> tuple[int, int] | 
 
 
 def row_stride(c: Call, name: str, columns: int) -> int | None:
-    """Elements from row to row of [rows, columns]; None where a row's are not neighbours."""
+    """Return the stride in elements between rows of `name` [rows, columns]; None where the elements
+    of a row are not contiguous."""
     view = c.tensors.get(name)
     if view is None or view.contiguous:
         return columns
@@ -151,8 +157,8 @@ def row_stride(c: Call, name: str, columns: int) -> int | None:
 
 
 def angle_rows(c: Call) -> tuple[int, int] | None:
-    """Elements from position to position, and where the sines begin; None where cos_sin and sin do
-    not lie alike."""
+    """Return the stride in elements between positions of the table, and the offset of the sines
+    (0 where `sin` is a tensor of its own); None where cos_sin and sin differ in their strides."""
     rows = row_stride(c, "cos_sin", c.C)
     if not c.has("sin"):
         return None if rows is None else (rows, c.C // 2)
@@ -160,7 +166,7 @@ def angle_rows(c: Call) -> tuple[int, int] | None:
 
 
 def angles_are_aligned(c: Call) -> bool:
-    """Whether units of 8 pairs load at multiples of 16 bytes if tables begin there."""
+    """Return whether every unit of 8 pairs of the table is aligned to 16 bytes."""
     rows = angle_rows(c)
     size = c.cos_sin_dtype.itemsize
     is_aligned = rows is not None and all(number * size % 16 == 0 for number in rows)
@@ -168,19 +174,24 @@ def angles_are_aligned(c: Call) -> bool:
 
 
 def angle_refusal(c: Call, columns: int) -> Refusal | None:
-    """A table that has not one row of cosines and sines a position: a refusal, or None."""
+    """Return a refusal of a table whose row is not as many cosines as sines, or None."""
     if c.tensors.get("sin") is not None and c.sin_dtype != c.cos_sin_dtype:
         names = [str(dtype).removeprefix("torch.") for dtype in (c.cos_sin_dtype, c.sin_dtype)]
         return "sin", f"{names[0]}, as cos_sin is", names[1], "convert it first"
     if rotary_dim(c, columns) % 2 or columns == 0:
-        got = f"{columns} columns"
-        return "cos_sin", "of cosines and as many sines", got, "pass [positions, rotary_dim]"
+        columns_text = f"{columns} columns"
+        return (
+            "cos_sin",
+            "of cosines and as many sines",
+            columns_text,
+            "pass [positions, rotary_dim]",
+        )
     return None
 
 
 def place_refusal(c: Call, declaration: Declaration, sizes: Mapping[str, int]) -> Refusal | None:
-    """Of strided tensors that are written, one whose elements share places at these sizes, with the
-    call's strides: a refusal, or None."""
+    """Return a refusal of a strided tensor that is written and has two elements at one address,
+    with the call's strides and these sizes; None if there is none."""
     for arg in (*declaration.tensors, *declaration.passed):
         view = c.tensors.get(arg.name)
         if view is None or view.contiguous or not arg.strided:
@@ -189,24 +200,32 @@ def place_refusal(c: Call, declaration: Declaration, sizes: Mapping[str, int]) -
             continue
         shape = [extent.of(sizes) for extent in arg.extents]
         if overlaps_itself(shape, view.strides):
-            got = f"{shape} of strides {list(view.strides)}"
+            layout = f"{shape} of strides {list(view.strides)}"
             expected = "of elements with places of their own"
-            return arg.name, expected, got, "pass one that is not expanded"
+            return arg.name, expected, layout, "pass one that is not expanded"
     return None
 
 
-def dtype_refusal(c: Call, first: str, *others: str) -> Refusal | None:
-    """A tensor whose dtype is not that of `first`: a refusal, or None."""
-    expected = getattr(c, f"{first}_dtype")
-    for name in others:
+def dtype_refusal(c: Call, reference_name: str, *names: str) -> Refusal | None:
+    """Return a refusal of the first of the arguments `names` whose dtype is not that of the
+    argument `reference_name`, or None."""
+    expected = getattr(c, f"{reference_name}_dtype")
+    for name in names:
         if c.tensors.get(name) is not None and getattr(c, f"{name}_dtype") != expected:
-            names = [str(d).removeprefix("torch.") for d in (expected, getattr(c, f"{name}_dtype"))]
-            return name, f"{names[0]}, as {first} is", names[1], "convert it first"
+            dtype_names = [
+                str(d).removeprefix("torch.") for d in (expected, getattr(c, f"{name}_dtype"))
+            ]
+            return (
+                name,
+                f"{dtype_names[0]}, as {reference_name} is",
+                dtype_names[1],
+                "convert it first",
+            )
     return None
 
 
 def define_values(c: Call) -> dict[str, Any]:
-    """The constants of device code that say how rows turn."""
+    """Return the defines of device code that say how rows rotate."""
     return {
         "ANGLE": IN_TYPES[c.cos_sin_dtype],
         "POSITION": INDEX_TYPES[c.positions_dtype],

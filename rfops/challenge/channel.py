@@ -21,9 +21,9 @@ MAX_HEAD = 64 << 20  # bytes: a record of 10^5 launches
 START = b"rfops\0m1"
 _HEAD = struct.Struct(f"<{len(START)}sQ")
 _CHUNK = 1 << 20
-_MOST = 1 << 47  # addresses of a process are below it
+_ADDRESS_END = 1 << 47  # addresses of a process are below it
 
-Count = Annotated[int, msgspec.Meta(ge=0, lt=_MOST)]
+Count = Annotated[int, msgspec.Meta(ge=0, lt=_ADDRESS_END)]
 Dim = Annotated[int, msgspec.Meta(ge=1, lt=1 << 32)]
 Dim3 = tuple[Dim, Dim, Dim]
 Sizes = Annotated[list[Count], msgspec.Meta(max_length=32)]  # of a tensor
@@ -97,7 +97,7 @@ class Reply(msgspec.Struct, tag=True):
     results: list[Region] = []
     us: float = 0.0  # on a GPU of torch's
     computed: Counts = {}  # torch's operators on the case's tensors, with how often
-    beside: Counts = {}  # those on nothing of the case
+    unrelated_ops: Counts = {}  # those on tensors that have nothing of the case
     record: Record | None = None
 
 
@@ -113,7 +113,7 @@ class Replayed(msgspec.Struct, tag=True):
     us: list[float] = []  # each launch's
 
 
-Said = Ready | Reply | Findings | Replayed
+Message = Ready | Reply | Findings | Replayed
 T = TypeVar("T", bound=msgspec.Struct)
 
 
@@ -131,31 +131,32 @@ class Channel:
         self._socket.close()
 
     def send(self, head: Any, blobs: Sequence[Any] = ()) -> None:
-        """A head that JSON knows, and buffers."""
+        """Send a head, which JSON must be able to encode, and the bytes of `blobs`."""
         data = msgspec.json.encode(head)
         self._send(_HEAD.pack(START, len(data)) + data)
         for blob in blobs:
             self._send(blob)
 
     def receive(self, kind: type[T]) -> T:
-        """A head of the other side's. Raises Untrue, Late, Ended."""
+        """Receive a head of type `kind`. Raises Untrue for another message, Late after the
+        deadline, and Ended where the other side has closed."""
         size = self._size()
         if size > MAX_HEAD:
             raise Untrue(f"a message of {size} bytes")
         try:
-            said = msgspec.json.decode(self.read(size), type=Said)
+            message = msgspec.json.decode(self.read(size), type=Message)
         except (msgspec.DecodeError, RecursionError) as error:
             raise Untrue(str(error)) from error
-        if not isinstance(said, kind):
-            raise Untrue(f"{type(said).__name__} instead of {kind.__name__}")
-        return said
+        if not isinstance(message, kind):
+            raise Untrue(f"{type(message).__name__} instead of {kind.__name__}")
+        return message
 
     def order(self) -> Any:
-        """A head of the evaluator's, in a walled process."""
+        """Receive a head of the evaluator, in a walled process, which trusts it."""
         return msgspec.json.decode(self.read(self._size()))
 
     def _size(self) -> int:
-        """Of a head that begins. Raises Untrue."""
+        """Receive the start of a message and return the bytes of its head. Raises Untrue."""
         start, size = _HEAD.unpack(self.read(_HEAD.size))
         if start != START:
             raise Untrue("no message begins there")
@@ -167,7 +168,7 @@ class Channel:
         return data
 
     def read_into(self, view: memoryview) -> None:
-        """All of the view's bytes."""
+        """Fill `view` with received bytes."""
         view = view.cast("B")
         while view.nbytes:
             count = self._do(self._socket.recv_into, view[:_CHUNK])

@@ -23,7 +23,7 @@ import torch
 
 from rfops.challenge import inline, problem
 from rfops.challenge.channel import Channel, Ended, Findings, Ready, Region, Reply
-from rfops.challenge.data import into, tensors_of, to_device
+from rfops.challenge.data import copy_values, tensors_of, to_device
 from rfops.challenge.folder import HARNESS, problem_of
 from rfops.challenge.problem import Problem
 from rfops.challenge.recorder import Recorder
@@ -59,7 +59,7 @@ def main(number: int) -> None:
 
 
 def _storages(channel: Channel, sizes: list[int]) -> list[torch.UntypedStorage]:
-    """A case's memory, new to this process."""
+    """Receive a case's memory into new storages of `sizes` bytes."""
     storages = [new_storage(size) for size in sizes]
     for storage in storages:
         channel.read_into(bytes_of(storage))
@@ -67,18 +67,18 @@ def _storages(channel: Channel, sizes: list[int]) -> list[torch.UntypedStorage]:
 
 
 def _findings() -> bytes:
-    """What the virtual GPU's checks have written."""
+    """Return what the virtual GPU's checks have written in this process, as lines of JSON."""
     folder = settings.path("RFOPS_VGPU_REPORT") or Path()
     return b"".join(file.read_bytes() for file in sorted(folder.glob("*.jsonl")))
 
 
 class _Entry:
-    """An entry that is loaded, and its data as the calls left it."""
+    """The loaded entry, and the input tensors as its last call left them."""
 
     def __init__(self, job: dict[str, Any]) -> None:
         self._on_gpu = bool(job["on_gpu"])
         self._data: Any = None
-        self._kept: list[torch.UntypedStorage] = []  # of the data
+        self._data_storages: list[torch.UntypedStorage] = []  # of the data
         root = job["root"]
         if root is None:
             problem_ = problem(job["problem"])
@@ -98,38 +98,42 @@ class _Entry:
     def answer(
         self, order: dict[str, Any], storages: list[torch.UntypedStorage]
     ) -> tuple[Reply, list[Any]]:
-        """One call, on data in memory of the last one's or in memory of its own."""
+        """Make one call and return the reply with the blobs that follow it. The inputs are written
+        into the tensors of the call before (`in_place` of the order), or have memory of their own:
+        `storages`. An exception of the entry becomes the reply's error."""
         reply = Reply(order["nonce"])
         blobs: list[Any] = []
         fresh = unpacked(order["skeleton"].encode("latin-1"), storages)
         try:
             if order["in_place"]:
-                into(self._data, to_device(fresh, "cuda") if self._on_gpu else fresh)
+                copy_values(self._data, to_device(fresh, "cuda") if self._on_gpu else fresh)
             else:
                 self._data = to_device(fresh, "cuda") if self._on_gpu else fresh
-                self._kept = storages
+                self._data_storages = storages
             for index in self._shuffled:
                 self._data[index].is_shuffled = True
             result = self._call(reply, blobs)
             if self._on_gpu and order["timed"]:
                 reply.us, result = self._measured(fresh)
             reply.kind = "tensor" if isinstance(result, torch.Tensor) else type(result).__name__
-            results = [_sendable(t, order["most"]) for t in tensors_of(result)]
+            results = [_sendable(t, order["max_bytes"]) for t in tensors_of(result)]
         except BaseException as error:
             return Reply(order["nonce"], error=_error_text(error)), []
         reply.results = [_region(t) for t in tensors_of(result)]
         return reply, [bytes_of(t.untyped_storage()) for t in results] + blobs
 
     def _call(self, reply: Reply, blobs: list[Any]) -> Any:
+        """Call the entry and return its result. On the virtual GPU the record of its launches goes
+        to `reply`, and the record's memory to `blobs`."""
         if self._on_gpu:
             return self._kernel(self._data)
-        self._recorder.begin(self._kept)
+        self._recorder.begin(self._data_storages)
         with self._recorder, transparent():  # an importable aiter's ops are rfops'
             result = self._kernel(self._data)
         reply.record, recorded = self._recorder.end()
         blobs += recorded
         reply.computed = dict(self._recorder.computed)
-        reply.beside = dict(self._recorder.beside)
+        reply.unrelated_ops = dict(self._recorder.unrelated_ops)
         return result
 
     def _measured(self, fresh: Any) -> tuple[float, Any]:
@@ -138,7 +142,7 @@ class _Entry:
         times: list[float] = []
         result: Any = None
         for _ in range(_REPEATS):
-            into(self._data, fresh)
+            copy_values(self._data, fresh)
             if self._cold:
                 torch.empty(_FLUSHED, dtype=torch.uint8, device="cuda").zero_()
             start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -151,13 +155,14 @@ class _Entry:
         return statistics.median(times), result
 
 
-def _sendable(tensor: torch.Tensor, most: int) -> torch.Tensor:
-    """A copy that is contiguous and alone in its memory. Raises ValueError."""
+def _sendable(tensor: torch.Tensor, max_bytes: int) -> torch.Tensor:
+    """Return a contiguous copy that has its memory alone. Raises ValueError for a tensor of more
+    than `max_bytes`, or without strides or memory."""
     if tensor.layout != torch.strided or tensor.is_meta:
         raise ValueError(f"returned a tensor of layout {tensor.layout} on {tensor.device}")
     size = math.prod(tensor.shape) * tensor.itemsize
-    if size > most:
-        raise ValueError(f"returned a tensor of {size} bytes, at most {most} are taken")
+    if size > max_bytes:
+        raise ValueError(f"returned a tensor of {size} bytes, at most {max_bytes} are taken")
     copy = torch.empty(tensor.shape, dtype=tensor.dtype)
     copy.copy_(tensor.detach())
     return copy

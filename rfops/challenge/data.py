@@ -9,7 +9,8 @@ import torch
 
 
 def tensors_of(result: Any) -> list[torch.Tensor]:
-    """What a call returned, as a list."""
+    """Return the tensors of a call's result: the result itself, or the tensors of a tuple or
+    list."""
     if isinstance(result, torch.Tensor):
         return [result]
     if isinstance(result, (tuple, list)):
@@ -18,7 +19,7 @@ def tensors_of(result: Any) -> list[torch.Tensor]:
 
 
 def to_device(data: Any, device: str) -> Any:
-    """A copy with its tensors there."""
+    """Return a copy of `data` whose tensors are on `device`."""
     if isinstance(data, torch.Tensor):
         return data.to(device)
     if isinstance(data, torch.nn.Module):
@@ -33,22 +34,23 @@ def to_device(data: Any, device: str) -> Any:
     return clone
 
 
-def into(data: Any, source: Any) -> Any:
-    """New values in the same memory, so that what an entry kept by address or shape is stale."""
+def copy_values(data: Any, source: Any) -> Any:
+    """Write the values of `source` into the tensors of `data`, which has the same structure, and
+    return `data`. The addresses stay, so that what an entry kept by address or shape is stale."""
     if isinstance(data, torch.Tensor):
         data.copy_(source)
     elif isinstance(data, (tuple, list)):
         for old, new in zip(data, source, strict=True):
-            into(old, new)
+            copy_values(old, new)
     elif isinstance(data, dict):
         for name in data:
-            into(data[name], source[name])
+            copy_values(data[name], source[name])
     elif hasattr(data, "__dict__"):
         if isinstance(data, torch.nn.Module):
-            into(dict(data.named_buffers()), dict(source.named_buffers()))
+            copy_values(dict(data.named_buffers()), dict(source.named_buffers()))
         for name, value in vars(data).items():
             if isinstance(value, torch.Tensor):
-                into(value, vars(source)[name])
+                copy_values(value, vars(source)[name])
             elif isinstance(value, int) and not isinstance(data, type):
                 setattr(data, name, vars(source)[name])
     return data

@@ -63,12 +63,12 @@ def mixture_of_experts(data: Any) -> tuple[Any, dict[str, Any]]:
     gate, up, down = (
         [weights[f"{name}.{matrix_idx}.weight"] for name in names] for matrix_idx in range(3)
     )
-    shared = config["n_shared_experts"]  # as wide as so many experts: their columns, and rows
-    gate += shared_of(weights["shared_experts.0.weight"], shared, 1)
-    up += shared_of(weights["shared_experts.1.weight"], shared, 1)
-    down += shared_of(weights["shared_experts.2.weight"], shared, 0)
+    num_shared = config["n_shared_experts"]  # as wide as so many experts: their columns, and rows
+    gate += shared_of(weights["shared_experts.0.weight"], num_shared, 1)
+    up += shared_of(weights["shared_experts.1.weight"], num_shared, 1)
+    down += shared_of(weights["shared_experts.2.weight"], num_shared, 0)
     x = x.view(-1, x.shape[-1])
-    sizes = (*x.shape, gate[0].shape[1], len(names), shared, config["n_experts_per_token"])
+    sizes = (*x.shape, gate[0].shape[1], len(names), num_shared, config["n_experts_per_token"])
     tensors = {"x": x, "gate": gate, "up": up, "down": down, "router": weights["router.weight"]}
     return sizes, tensors
 
@@ -88,8 +88,8 @@ def _call_mixture_of_experts(t: dict[str, Any], data: Any) -> object:
 
     config = data[2]
     weights = (t["gate"], t["up"]), t["down"]
-    top_k, shared = config["n_experts_per_token"], config["n_shared_experts"]
-    return moe_layer(t["x"], t["router"], *weights, top_k, num_shared=shared)
+    top_k, num_shared = config["n_experts_per_token"], config["n_shared_experts"]
+    return moe_layer(t["x"], t["router"], *weights, top_k, num_shared=num_shared)
 
 
 # ---------------------------------------------------------------- amd-mxfp4-mm

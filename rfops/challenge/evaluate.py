@@ -34,8 +34,8 @@ UNCOMPARABLE = "cannot be compared"
 SLOWER = 1.1  # more than this: a time depends on what the inputs are
 
 
-class Turn(NamedTuple):
-    """A call: what went in, what it should return, what came."""
+class EntryCall(NamedTuple):
+    """One call of the entry: its inputs, the expected result, and the result with its record."""
 
     case: Case
     data: Any
@@ -93,7 +93,7 @@ def _has_walls(limits: Limits) -> bool:
 
 
 class _Judge:
-    """Of one case."""
+    """Judges one case: calls the entry, compares, and replays what it launched."""
 
     def __init__(self, entry: Entry, verdict: Verdict) -> None:
         self.entry, self.verdict, self.problem = entry, verdict, entry.problem
@@ -102,19 +102,19 @@ class _Judge:
     def judge(self, case: Case, *, moves: bool) -> None:
         """Fill in the verdict. Raises Failed."""
         verdict = self.verdict
-        first = self.turn(case, in_place=False)
-        second = self.turn(self.unknown(case), in_place=True)
-        turns = [first, second]
+        first_call = self.run_call(case, in_place=False)
+        second_call = self.run_call(self.unknown(case), in_place=True)
+        entry_calls = [first_call, second_call]
         if moves:
-            turns.append(self.turn(self.unknown(case), in_place=False))
-        officials = [self.official(turn) for turn in turns]
+            entry_calls.append(self.run_call(self.unknown(case), in_place=False))
+        officials = [self.official(entry_call) for entry_call in entry_calls]
         verdict.official = next(filter(None, officials), "")
         if verdict.official:
-            self.name_failure(not officials[0], turns)
+            self.name_failure(not officials[0], entry_calls)
         elif verdict.strict:
             verdict.named.append(f"passes the official check, but by luck: {verdict.strict}")
         if not verdict.official:
-            self.time(first, second)
+            self.time(first_call, second_call)
         for number in range(len(self.problem.probes(case))):
             self.probe(case, number)
 
@@ -127,92 +127,106 @@ class _Judge:
 
     # ------------------------------------------------------------ calls
 
-    def turn(self, case: Case, *, in_place: bool) -> Turn:
-        """A call of the entry's. Raises Failed."""
+    def run_call(self, case: Case, *, in_place: bool) -> EntryCall:
+        """Call the entry on the case's inputs, in the tensors of the call before if `in_place`.
+        Raises Failed where there is no result."""
         data = self.problem.generate(case)
         changes = self.entry.root or self.problem.in_place(data)  # also by the reference
         inputs = packed(copy.deepcopy(data) if changes else data)
         expected: Any = ()
         if self.entry.root:  # its own check makes what it expects, where its data lies
-            most = self.entry.limits.memory // 4
+            max_bytes = self.entry.limits.memory // 4
         else:
             expected = self.problem.reference(data)
-            most = 2 * _bytes_of(expected) + MOST_RESULT
+            max_bytes = 2 * _bytes_of(expected) + MOST_RESULT
         timed = self.entry.limits.on_gpu
-        reply, blobs, results = self.entry.call(inputs, most, in_place=in_place, timed=timed)
+        reply, blobs, results = self.entry.call(inputs, max_bytes, in_place=in_place, timed=timed)
         result = results[0] if reply.kind == "tensor" and len(results) == 1 else tuple(results)
         claim = None
         if reply.record is not None:
             claim = Claim(reply.record, blobs, reply.results, reply.kind)
         self.verdict.computed |= {plain(n): count for n, count in reply.computed.items()}
-        self.verdict.beside |= {plain(n): count for n, count in reply.beside.items()}
-        return Turn(case, data, inputs, expected, result, claim, reply.us)
+        self.verdict.beside |= {plain(n): count for n, count in reply.unrelated_ops.items()}
+        return EntryCall(case, data, inputs, expected, result, claim, reply.us)
 
-    def official(self, turn: Turn) -> str:
-        """What the official check says of it; the strict one's word goes to the verdict."""
-        if _is_nothing(turn.result):
+    def official(self, entry_call: EntryCall) -> str:
+        """Return why the official check refuses the result, or ""; the strict check's reason goes
+        to the verdict."""
+        if _is_nothing(entry_call.result):
             return "custom_kernel returned no tensor"
-        said = self.checked(turn, turn.result)
-        if self.entry.root or said.startswith(UNCOMPARABLE):
-            return said
+        reason = self.checked(entry_call, entry_call.result)
+        if self.entry.root or reason.startswith(UNCOMPARABLE):
+            return reason
         verdict = self.verdict
-        distance, worst = worst_element(turn.expected, turn.result)
+        distance, worst = worst_element(entry_call.expected, entry_call.result)
         if distance >= self._distance:
             self._distance, verdict.worst = distance, worst
         if not verdict.strict:
-            verdict.strict = self.problem.strict(turn.data, turn.result, turn.expected)
-        return said
+            verdict.strict = self.problem.strict(
+                entry_call.data, entry_call.result, entry_call.expected
+            )
+        return reason
 
-    def checked(self, turn: Turn, result: Any) -> str:
-        """The official check alone. A result may be of a kind that it does not foresee."""
+    def checked(self, entry_call: EntryCall, result: Any) -> str:
+        """Return why the official check alone refuses `result`, or "". An exception of the check,
+        for a kind of result that it does not foresee, is a reason too."""
         try:
             if not self.entry.root:
-                return self.problem.official(turn.expected, result)
+                return self.problem.official(entry_call.expected, result)
             if self.entry.limits.on_gpu:
                 result = to_device(result, "cuda")
-            return self.problem.official((), result, copy.deepcopy(turn.data))
+            return self.problem.official((), result, copy.deepcopy(entry_call.data))
         except Exception as error:
             return plain(f"{UNCOMPARABLE}: {type(error).__name__}: {error}")
 
     def probe(self, case: Case, number: int) -> None:
+        """Call the entry on the inputs of a probe, whose result is known, and name what it
+        misses."""
         probe = self.problem.probes(case)[number]
-        most = 2 * _bytes_of(probe.expected) + MOST_RESULT
-        _, _, results = self.entry.call(packed(probe.data), most, in_place=False, timed=False)
+        max_bytes = 2 * _bytes_of(probe.expected) + MOST_RESULT
+        _, _, results = self.entry.call(packed(probe.data), max_bytes, in_place=False, timed=False)
         error = error_of(probe.expected, results[0]) if results else float("inf")
         if error > probe.bound:
             defect = f"misses {probe.label} (relative L2 {error:.2g}, bound {probe.bound:g})"
             self.verdict.strict = self.verdict.strict or defect
             self.verdict.named.append(defect)
 
-    def name_failure(self, is_first_right: bool, turns: list[Turn]) -> None:
-        results = [turn.result for turn in turns if not _is_nothing(turn.result)]
-        firsts = [r if isinstance(r, torch.Tensor) else r[0] for r in results]
-        if firsts and not any(first.any() for first in firsts):
+    def name_failure(self, is_first_right: bool, entry_calls: list[EntryCall]) -> None:
+        """Name a defect that the results of a failed case show: zeros, or the first call's output
+        returned again."""
+        results = [
+            entry_call.result for entry_call in entry_calls if not _is_nothing(entry_call.result)
+        ]
+        first_tensors = [r if isinstance(r, torch.Tensor) else r[0] for r in results]
+        if first_tensors and not any(tensor.any() for tensor in first_tensors):
             self.verdict.named.append("returns zeros")
         elif (
             is_first_right
-            and len(firsts) > 1
-            and firsts[0].shape == firsts[1].shape
-            and torch.equal(firsts[0], firsts[1])
+            and len(first_tensors) > 1
+            and first_tensors[0].shape == first_tensors[1].shape
+            and torch.equal(first_tensors[0], first_tensors[1])
         ):
             self.verdict.named.append("returned the first call's output again: it keeps outputs")
 
     # ------------------------------------------------------------ times
 
-    def time(self, first: Turn, second: Turn) -> None:
-        """Of the first call's launches, with its own inputs and with the second's."""
+    def time(self, first_call: EntryCall, second_call: EntryCall) -> None:
+        """Time the first call's launches, with its own inputs and with the second call's; the
+        verdict gets the times, or why there are none."""
         verdict = self.verdict
         if verdict.measured:
-            verdict.us = [us for us in (first.us, second.us) if 0 < us < float("inf")]
+            verdict.us = [us for us in (first_call.us, second_call.us) if 0 < us < float("inf")]
             verdict.untimed = "" if len(verdict.us) == 2 else "its process told no time"
             return
         try:
-            verdict.us = self.times(first, second)
+            verdict.us = self.times(first_call, second_call)
         except NotTimed as reason:
             verdict.untimed = str(reason)
 
-    def times(self, first: Turn, second: Turn) -> list[float]:
-        claim = first.claim
+    def times(self, first_call: EntryCall, second_call: EntryCall) -> list[float]:
+        """Return the time in us of the first call's launches on the case's inputs and on unseen
+        ones; the latter alone where it is clearly longer. Raises NotTimed."""
+        claim = first_call.claim
         if self.verdict.computed:
             names = counts(self.verdict.computed)
             raise NotTimed(f"torch computed, which has no time here: {names}")
@@ -220,34 +234,38 @@ class _Judge:
             raise NotTimed("no kernel was launched on the virtual GPU")
         if claim.record.flaw:
             raise NotTimed(f"its launches could not be recorded: {plain(claim.record.flaw)}")
-        if first.case == second.case:
+        if first_call.case == second_call.case:
             raise NotTimed("its case has no seed: there are no inputs that it cannot know")
-        us, result = self.replayed(claim, second)
-        if said := self.checked(second, result):
+        us, result = self.replayed(claim, second_call)
+        if reason := self.checked(second_call, result):
             raise NotTimed(
                 "what it launched does not compute the result: on inputs that it had not seen, "
-                f"{len(us)} launches give {said}"
+                f"{len(us)} launches give {reason}"
             )
         retime.check_least(us, result)
         for launch, time_us in zip(claim.record.launches, us, strict=True):
             name = plain(launch.kernel)
             self.verdict.kernels[name] = self.verdict.kernels.get(name, 0.0) + time_us
-        own_us, result = self.replayed(claim, first)
-        if said := self.checked(first, result):
-            raise NotTimed(f"what it launched gives another result again: {said}")
-        retime.check_least(own_us, result)
-        own, unseen = sum(own_us), sum(us)
-        if unseen > SLOWER * own:
-            text = f"{own:.2f} us on the case's own inputs, {unseen:.2f} on others, which count"
-            self.verdict.named.append(text)
-            return [unseen]
-        return [own, unseen]
+        case_us, result = self.replayed(claim, first_call)
+        if reason := self.checked(first_call, result):
+            raise NotTimed(f"what it launched gives another result again: {reason}")
+        retime.check_least(case_us, result)
+        case_total_us, unseen_total_us = sum(case_us), sum(us)
+        if unseen_total_us > SLOWER * case_total_us:
+            self.verdict.named.append(
+                f"{case_total_us:.2f} us on the case's own inputs, "
+                f"{unseen_total_us:.2f} on others, which count"
+            )
+            return [unseen_total_us]
+        return [case_total_us, unseen_total_us]
 
-    def replayed(self, claim: Claim, turn: Turn) -> tuple[list[float], Any]:
+    def replayed(self, claim: Claim, entry_call: EntryCall) -> tuple[list[float], Any]:
+        """Return the us of each launch of `claim` on the inputs of `entry_call`, and the result.
+        Raises NotTimed."""
         limits = self.entry.limits
         return retime.replay(
             claim,
-            turn.packed.storages,
+            entry_call.packed.storages,
             self.problem.arch,
             limits.memory,
             limits.seconds,

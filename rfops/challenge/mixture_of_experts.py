@@ -80,9 +80,11 @@ def layer(data: Any, dtype: torch.dtype) -> torch.Tensor:
 
     routed = torch.zeros(tokens.shape, dtype=dtype)
     for e in range(config["n_routed_experts"]):
-        token, slot = (ids == e).nonzero(as_tuple=True)
+        token, top_k_idx = (ids == e).nonzero(as_tuple=True)
         if len(token):
-            routed[token] += expert(f"experts.{e}", tokens[token]) * p[token, slot, None].to(dtype)
+            routed[token] += expert(f"experts.{e}", tokens[token]) * p[token, top_k_idx, None].to(
+                dtype
+            )
     return (routed + expert("shared_experts", tokens)).reshape(x.shape)
 
 

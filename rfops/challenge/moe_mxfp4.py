@@ -45,9 +45,9 @@ def generate(case: Case) -> Any:
     router = torch.randn(routed, case["dhidden"], generator=gen).bfloat16()
     scores = (x @ (router / math.sqrt(case["dhidden"])).T).softmax(-1)
     p, ids = torch.topk(scores, case["nexpertspertoken"])
-    shared = torch.arange(routed, experts).expand(bs, -1)
-    topk_weights = torch.cat([p.float(), torch.ones(shared.shape)], -1)
-    topk_ids = torch.cat([ids, shared], -1).int()
+    shared_ids = torch.arange(routed, experts).expand(bs, -1)
+    topk_weights = torch.cat([p.float(), torch.ones(shared_ids.shape)], -1)
+    topk_ids = torch.cat([ids, shared_ids], -1).int()
     w1, s1 = weights(2 * i, d, case["dhidden"])
     w2, s2 = weights(d, i, case["dexpert"])
     config = {
@@ -74,14 +74,14 @@ def layer(data: Any) -> torch.Tensor:
     quantised = from_mxfp4(*mxfp4(x))
     out = torch.zeros(x.shape[0], d)
     for e in topk_ids.unique().tolist():
-        token, slot = (topk_ids == e).nonzero(as_tuple=True)
+        token, top_k_idx = (topk_ids == e).nonzero(as_tuple=True)
         gate_up = from_mxfp4(w1[e], s1[e * w1.shape[1] : (e + 1) * w1.shape[1]])
         down = from_mxfp4(w2[e], s2[e * w2.shape[1] : (e + 1) * w2.shape[1]])
         gate, up = (quantised[token] @ gate_up.T).chunk(2, -1)
         h = silu(gate) * up
         h[:, width:] = 0  # what pads the experts' width is no result's
         rows = from_mxfp4(*mxfp4(h.bfloat16())) @ down.T
-        out[token] += topk_weights[token, slot, None] * rows[:, :d]
+        out[token] += topk_weights[token, top_k_idx, None] * rows[:, :d]
     return out
 
 

@@ -83,8 +83,8 @@ class Entry:
         try:
             process.channel.deadline = time.monotonic() + limit
             process.channel.send(job)
-            said = process.channel.receive(Ready).error
-            self._broken = "\n".join(map(plain, said.splitlines()[:_MAX_LINES]))
+            error_text = process.channel.receive(Ready).error
+            self._broken = "\n".join(map(plain, error_text.splitlines()[:_MAX_LINES]))
         except Late:
             self._broken = self.stop(f"no answer within {limit:g} s: it hangs")
         except Untrue:
@@ -94,26 +94,26 @@ class Entry:
         return process
 
     def stop(self, reason: str = "") -> str:
-        """End the process; why there is no answer, in words."""
+        """End the process and return why there is no answer: `reason`, or how the process ended."""
         if self._process is None:
             return reason
         process, self._process = self._process, None
         outcome = process.end() if reason else process.wait_and_end(GRACE_SECONDS)
         self._name(outcome)
-        if reason or outcome.why:
-            return outcome.why or reason
+        if reason or outcome.reason:
+            return outcome.reason or reason
         if outcome.status is not None and outcome.status < 0:
             return f"its process was ended by {_signal(-outcome.status)}"
         return f"its process ended with status {outcome.status} before it answered"
 
     def _name(self, outcome: sandbox.Outcome) -> None:
-        if outcome.left:
-            self._named.append(f"left {outcome.left} processes running")
-        if outcome.shared >= 1 << 20:
-            self._named.append(f"left {outcome.shared >> 20} MiB in /dev/shm")
+        if outcome.num_remaining:
+            self._named.append(f"left {outcome.num_remaining} processes running")
+        if outcome.shm_bytes >= 1 << 20:
+            self._named.append(f"left {outcome.shm_bytes >> 20} MiB in /dev/shm")
 
     def take_named(self) -> list[str]:
-        """What processes that have ended left."""
+        """Return, and forget, what processes that have ended left behind, in words."""
         named, self._named = self._named, []
         return named
 
@@ -140,9 +140,10 @@ class Entry:
     # ------------------------------------------------------------ a call
 
     def call(
-        self, packed_: Packed, most: int, *, in_place: bool, timed: bool
+        self, packed_: Packed, max_bytes: int, *, in_place: bool, timed: bool
     ) -> tuple[Reply, list[bytearray], list[Any]]:
-        """The reply, its record's blobs, its results. Raises Failed."""
+        """Call the entry; return the reply, the blobs of its record and its results, of at most
+        `max_bytes` in all. Raises Failed."""
         process = self._process or (None if self._broken else self._start())
         if self._broken or process is None:
             error = f"at import: {self._broken}"
@@ -153,7 +154,7 @@ class Entry:
             "nonce": nonce,
             "skeleton": packed_.skeleton.decode("latin-1"),
             "sizes": packed_.sizes,
-            "most": most,
+            "max_bytes": max_bytes,
             "in_place": in_place,
             "timed": timed,
         }
@@ -166,7 +167,7 @@ class Entry:
                 raise Failed(self.stop(TWICE))
             if reply.error:
                 raise Failed(plain(reply.error.split("\n", 1)[0]))
-            return reply, *self._blobs_of(reply, most)
+            return reply, *self._blobs_of(reply, max_bytes)
         except Late:
             reason = f"no answer within {self.limits.seconds:g} s: it hangs"
         except Untrue as error:
@@ -175,15 +176,16 @@ class Entry:
             reason = ""
         raise Failed(self.stop(reason))
 
-    def _blobs_of(self, reply: Reply, most: int) -> tuple[list[bytearray], list[Any]]:
-        """What follows a reply, none of it larger than it may be. Raises Untrue."""
+    def _blobs_of(self, reply: Reply, max_bytes: int) -> tuple[list[bytearray], list[Any]]:
+        """Receive the blobs of the record and the results that follow a reply. Raises Untrue for
+        results of more than `max_bytes` or a record larger than the limit of memory."""
         assert self._process is not None
         channel, results = self._process.channel, []
         for region in reply.results:
             dtype = retime.dtype_of(region)
             size = math.prod(region.shape) * dtype.itemsize
-            most -= size
-            if most < 0:
+            max_bytes -= size
+            if max_bytes < 0:
                 raise Untrue(f"a result of shape {region.shape}")
             storage = new_storage(size)
             channel.read_into(bytes_of(storage))

@@ -57,8 +57,9 @@ class Plan(NamedTuple):
     result: tuple[tuple[int, ...], torch.dtype] | None  # of what is made; None: it was given
 
 
-class _Only(TorchDispatchMode):
-    """Memory may be had and viewed; what torch would compute is no launch of ours."""
+class _NoComputation(TorchDispatchMode):
+    """Lets torch allocate and view memory, and raises ValueError for an operator that computes,
+    because a plan has only launches of kernels."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -70,7 +71,7 @@ class _Only(TorchDispatchMode):
 
 
 class _Kernel(NamedLaunch):
-    """In a BoundKernel's place."""
+    """Stands in for a BoundKernel and records its launches."""
 
     def __init__(self, launches: list[Any], op: CompiledOp, defines: Mapping[str, Any]) -> None:
         super().__init__(op.kernel, op.parameters)
@@ -89,19 +90,21 @@ class Recorder:
     def __init__(self) -> None:
         self._launches: list[Launch] = []
         self._result: tuple[tuple[int, ...], torch.dtype] | None = None
-        self._made: torch.Tensor | None = None
+        self._new_result: torch.Tensor | None = None
 
     def __call__(self, inputs: Tensors, op: Op, call: Callable[[], Any]) -> Plan:
         """The plan of a call of `op`, which is made in `call` on tensors that hold nothing."""
         self._launches.clear()
-        self._result = self._made = None
+        self._result = self._new_result = None
         original = op.call
         op.call = lambda *args: self._recorded(op, args)
         try:
             call()
         finally:
             op.call = original
-        named_tensors = dict(inputs) if self._made is None else {**inputs, "out": self._made}
+        named_tensors = (
+            dict(inputs) if self._new_result is None else {**inputs, "out": self._new_result}
+        )
         names = _Names(named_tensors, self._launches)
         launches = tuple(
             launch._replace(args=tuple(map(names.place_of, launch.args)))
@@ -119,7 +122,7 @@ class Recorder:
         if len(results) != 1:
             raise ValueError(f"{op.name} has {len(results)} results; a plan has one")
         if passed_results[0] is None:
-            self._made = results[0]
+            self._new_result = results[0]
             self._result = tuple(results[0].shape), results[0].dtype
         kernel, _, config = op.decide(c, DynamicShapePlan(op, c, config).router, config)
         if not kernel.is_hip:
@@ -129,7 +132,7 @@ class Recorder:
         tensors = [args[index] for index in op._tensors_at]
         run(results[0], *tensors)  # workspaces are there, and their zeros, from the first call on
         self._launches.clear()
-        with _Only():  # type: ignore[no-untyped-call]
+        with _NoComputation():  # type: ignore[no-untyped-call]
             run(results[0], *tensors)
         return results[0]
 
@@ -155,7 +158,8 @@ class _Names:
         self._add_scratch(spans, set(inputs))
 
     def _add_scratch(self, spans: list[tuple[int, int, str]], used_names: set[str]) -> None:
-        """Those that overlap are one."""
+        """Name the memory of `spans` (begin, end, parameter) as scratch; overlapping spans become
+        one."""
         merged: list[tuple[int, int, str]] = []
         first_use = {span: index for index, span in reversed(list(enumerate(spans)))}
         for begin, end, name in sorted(set(spans), key=lambda s: (s[0], first_use[s])):
@@ -191,7 +195,7 @@ class _Names:
 
 
 def _span(tensor: torch.Tensor) -> tuple[int, int]:
-    """The addresses from its first to behind its last element."""
+    """Return the address of the tensor's first element, and the address after its last."""
     last_element = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))  # noqa: B905
     return tensor.data_ptr(), tensor.data_ptr() + (last_element + 1) * tensor.itemsize
 

@@ -80,7 +80,7 @@ class Recorder(TorchDispatchMode):
             library.rfops_vgpu_observe_launches(self._observer)
             library.rfops_vgpu_observe_writes.argtypes = [_WRITE_OBSERVER]
             library.rfops_vgpu_observe_writes(self._write_observer)
-        self._known: dict[int, tuple[StorageWeakRef, int]] = {}  # storages, by address
+        self._storages: dict[int, tuple[StorageWeakRef, int]] = {}  # storages, by address
         self._record: Record | None = None
         self._codes: dict[bytes, int] = {}
         self._blobs: list[bytes] = []
@@ -89,20 +89,20 @@ class Recorder(TorchDispatchMode):
         self._blocks: set[int] = set()  # addresses of the runtimes' memory that launches have named
         self._of_case: dict[int, int] = {}  # its inputs: bytes, by address
         self._derived: set[int] = set()  # of what was computed from them
-        self.computed, self.beside = Counter[str](), Counter[str]()
+        self.computed, self.unrelated_ops = Counter[str](), Counter[str]()
 
     # ------------------------------------------------------------ a call
 
     def begin(self, inputs: Sequence[torch.UntypedStorage]) -> None:
         """From now on launches are recorded; `inputs` are the case's memory."""
         self.computed.clear()
-        self.beside.clear()
+        self.unrelated_ops.clear()
         self._codes, self._blobs, self._empty, self._blocks = {}, [], set(), set()
         addresses = [storage.data_ptr() for storage in inputs]
         self._of_case = {storage.data_ptr(): storage.nbytes() for storage in inputs}
-        self._known = {a: k for a, k in self._known.items() if not k[0].expired()}
-        self._written = {a: size for a, (_, size) in self._known.items()}
-        self._derived &= set(self._known)
+        self._storages = {a: k for a, k in self._storages.items() if not k[0].expired()}
+        self._written = {a: size for a, (_, size) in self._storages.items()}
+        self._derived &= set(self._storages)
         self._record = Record([], [], addresses, [])
 
     def end(self) -> tuple[Record, list[bytes]]:
@@ -121,36 +121,40 @@ class Recorder(TorchDispatchMode):
         del types
         result = func(*args, **(kwargs or {}))
         if not func.is_view:
-            given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
-            self._see(func, given, tree_leaves(result))
+            inputs = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+            self._see(func, inputs, tree_leaves(result))
         return result
 
-    def _see(self, func: Any, given: list[torch.Tensor], results: list[Any]) -> None:
+    def _see(self, func: Any, inputs: list[torch.Tensor], results: list[Any]) -> None:
+        """Note the results' memory, and count the operator as one on the case's tensors or on
+        unrelated ones."""
         name = func._schema.name.partition("::")[2]
         is_empty = "empty" in name
-        is_derived = not is_empty and any(map(self._holds_case, given))
+        is_derived = not is_empty and any(map(self._holds_case, inputs))
         for tensor in results:
             if isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided:
                 self._note(tensor, is_empty, is_derived)
         if name in _QUIET or is_empty:
             return
         if name in _FILLS:
-            is_derived = given[0].untyped_storage().data_ptr() in self._of_case
-        (self.computed if is_derived else self.beside)[str(func)] += 1
+            is_derived = inputs[0].untyped_storage().data_ptr() in self._of_case
+        (self.computed if is_derived else self.unrelated_ops)[str(func)] += 1
 
     def _holds_case(self, tensor: torch.Tensor) -> bool:
-        """Whether it has something of the inputs."""
+        """Return whether the tensor has memory of the case's inputs, or was computed from them."""
         if tensor.layout != torch.strided:
             return True
         address = tensor.untyped_storage().data_ptr()
         return address in self._of_case or address in self._derived
 
     def _note(self, tensor: torch.Tensor, is_empty: bool, is_derived: bool) -> None:
+        """Remember the storage of a result: what the host may have written, whether it is empty,
+        and whether it was computed from the case's inputs."""
         storage = tensor.untyped_storage()
         address, size = storage.data_ptr(), storage.nbytes()
         if not size or address in self._of_case:
             return
-        self._known[address] = StorageWeakRef(storage), size
+        self._storages[address] = StorageWeakRef(storage), size
         self._written[address] = size
         (self._derived.add if is_derived else self._derived.discard)(address)
         if is_empty and size >= _LARGE:
@@ -175,7 +179,7 @@ class Recorder(TorchDispatchMode):
             grid, block = tuple(event.grid), tuple(event.block)
             kernel = event.kernel.decode()
             record.launches.append(Launch(number, kernel, grid, block, event.lds, args))
-            self._derived |= self._known.keys() & set(words)  # it may write there
+            self._derived |= self._storages.keys() & set(words)  # it may write there
         except Exception as error:  # which C++ could not be told
             record.flaw = f"{type(error).__name__}: {error}"
 
@@ -197,8 +201,8 @@ class Recorder(TorchDispatchMode):
             record.flaw = f"{type(error).__name__}: {error}"
 
     def _is_seen(self, address: int) -> bool:
-        """Whether a storage of torch's is there."""
-        storages = [*self._of_case.items(), *((a, size) for a, (_, size) in self._known.items())]
+        """Return whether `address` is in a storage of torch that the recorder knows."""
+        storages = [*self._of_case.items(), *((a, size) for a, (_, size) in self._storages.items())]
         return any(begin <= address < begin + size for begin, size in storages)
 
     def _find_blocks(self, words: Sequence[int]) -> None:
@@ -206,7 +210,7 @@ class Recorder(TorchDispatchMode):
         the call's first launch named it counts, and what the runtime's copies and fills write
         there later: other contents are launches' results."""
         for word in words:
-            if word in self._known or word in self._of_case or not word:
+            if word in self._storages or word in self._of_case or not word:
                 continue
             base, size = self._block_of(word)
             if base and base not in self._blocks:
@@ -214,7 +218,8 @@ class Recorder(TorchDispatchMode):
                 self._written[base] = size
 
     def _block_of(self, word: int) -> tuple[int, int]:
-        """The address and size of the block that it points into; zeros if it points into none."""
+        """Return the address and the bytes of the runtimes' block that `word` points into, or
+        zeros."""
         base, size = ctypes.c_void_p(), ctypes.c_size_t()
         find = self._hip.hipMemGetAddressRange
         if find(ctypes.byref(base), ctypes.byref(size), ctypes.c_void_p(word)) == 0:
@@ -227,6 +232,7 @@ class Recorder(TorchDispatchMode):
         return (info.base or 0, info.bytes) if info.type == _ALLOCATED else (0, 0)
 
     def _take_writes(self, record: Record) -> None:
+        """Record what the host has written since the last launch, with the bytes there."""
         for address, size in self._written.items():
             empty = address in self._empty
             blob = b"" if empty else ctypes.string_at(address, size)

@@ -41,12 +41,14 @@ def read_into(end: socket.socket, view: memoryview) -> None:
         view = view[count:]
 
 
-def at(address: int, size: int) -> memoryview:
+def view_memory(address: int, size: int) -> memoryview:
+    """Return this process's memory at `address` as bytes that can be written."""
     return memoryview((ctypes.c_ubyte * size).from_address(address)).cast("B")
 
 
 def map_ranges(ranges: list[tuple[int, int]]) -> None:
-    """Memory of zeros at all of them: (address, bytes)."""
+    """Map zeroed pages that cover all `ranges`, which are (address, bytes). Raises Collision where
+    an address is taken."""
     pages: list[list[int]] = []
     for address, size in sorted(r for r in ranges if r[1]):
         begin, end = address // PAGE * PAGE, -(-(address + size) // PAGE) * PAGE
@@ -56,8 +58,10 @@ def map_ranges(ranges: list[tuple[int, int]]) -> None:
             pages.append([begin, end])
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | FIXED_NOREPLACE | NORESERVE
     for begin, end in pages:
-        got = libc.mmap(begin, end - begin, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0)
-        if got != begin:
+        mapped_address = libc.mmap(
+            begin, end - begin, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0
+        )
+        if mapped_address != begin:
             raise Collision
 
 
@@ -84,7 +88,7 @@ class Gpu:
         return module
 
     def launch(self, module: ctypes.c_void_p, launch: dict[str, Any]) -> float:
-        """Its time in us."""
+        """Run a launch on the virtual GPU and return its estimated time in us."""
         function, args = ctypes.c_void_p(), bytes.fromhex(launch["args"])
         name = launch["kernel"].encode()
         self._check(self._hip.hipModuleGetFunction(ctypes.byref(function), module, name))
@@ -102,7 +106,8 @@ class Gpu:
 
 
 def replay(end: socket.socket, order: dict[str, Any]) -> tuple[list[float], list[memoryview]]:
-    """Each launch's time, and the memory that is asked for."""
+    """Run the launches of `order`, whose memory comes through `end`; return the us of each, and the
+    memory of the outputs. Raises Collision, and RuntimeError where a launch fails."""
     inputs, writes, outputs = order["inputs"], order["writes"], order["outputs"]
     map_ranges([*map(tuple, inputs), *((w["address"], w["size"]) for w in writes)])
     codes = []
@@ -110,7 +115,7 @@ def replay(end: socket.socket, order: dict[str, Any]) -> tuple[list[float], list
         codes.append(bytearray(size))
         read_into(end, memoryview(codes[-1]))
     for address, size in inputs:
-        read_into(end, at(address, size))
+        read_into(end, view_memory(address, size))
     for write in writes:
         write["bytes"] = memoryview(bytearray(write["blob"]))
         read_into(end, write["bytes"])
@@ -120,11 +125,11 @@ def replay(end: socket.socket, order: dict[str, Any]) -> tuple[list[float], list
     for number, launch in enumerate(order["launches"]):
         for write in [w for w in writes if w["launch"] == number]:
             if write["blob"]:
-                at(write["address"], write["size"])[:] = write["bytes"]
+                view_memory(write["address"], write["size"])[:] = write["bytes"]
             elif number or any(a <= write["address"] < a + size for a, size in inputs):
                 ctypes.memset(write["address"], 0, write["size"])
         times.append(gpu.launch(modules[launch["code"]], launch))
-    return times, [at(address, size) for address, size in outputs]
+    return times, [view_memory(address, size) for address, size in outputs]
 
 
 def main() -> None:

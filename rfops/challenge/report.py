@@ -50,10 +50,10 @@ def summary(problem: Problem, verdicts: Sequence[Verdict]) -> str:
 def geomean(verdicts: Sequence[Verdict]) -> float | None:
     """Of the cases' times in us; None where a case fails or has none."""
     times = [verdict.mean_us for verdict in verdicts]
-    known = [us for us in times if us is not None]
-    if not known or len(known) < len(times):
+    valid_times = [us for us in times if us is not None]
+    if not valid_times or len(valid_times) < len(times):
         return None
-    return math.exp(statistics.fmean(map(math.log, known)))
+    return math.exp(statistics.fmean(map(math.log, valid_times)))
 
 
 def compared(entries: Verdicts) -> str:
@@ -79,7 +79,7 @@ def winner(entries: Verdicts) -> str:
     text = f"winner: {name}, geomean {best:.2f} us"
     if len(ranked) > 1:
         text += f", {ranked[1][0] / best:.2f} times as fast as {ranked[1][1]}"
-    out = [other for other, v in entries.items() if geomean(v) is None]
+    out = [entry_name for entry_name, v in entries.items() if geomean(v) is None]
     return text + (f"; out of competition: {', '.join(out)}" if out else "")
 
 
@@ -108,7 +108,7 @@ def _time(verdict: Verdict) -> str:
 
 
 def _details(verdict: Verdict) -> list[str]:
-    """What else there is to say of a case, in lines."""
+    """Return a case's errors, defects and kernels, a line each."""
     lines = [verdict.error] if verdict.error else []
     lines += [f"official: {verdict.official}"] if verdict.official else []
     lines += [f"strict: {verdict.strict}"] if verdict.strict else []
@@ -131,35 +131,36 @@ def counts(names: Mapping[str, int]) -> str:
     """Operators with how often they ran in a call, the most frequent first."""
     ranked = sorted(names.items(), key=lambda item: -item[1])
     shown = [f"{name.removesuffix('.default')} {count}x" for name, count in ranked[:_MAX_NAMES]]
-    more = len(ranked) - len(shown)
-    return ", ".join(shown) + (f" and {more} more" if more else "")
+    num_hidden = len(ranked) - len(shown)
+    return ", ".join(shown) + (f" and {num_hidden} more" if num_hidden else "")
 
 
 # ---------------------------------------------------------------- a page
 
 
 def page(problem: Problem, entries: Verdicts, arch: str) -> str:
-    """All of it as one page of HTML, without scripts or network."""
+    """Return the evaluation of `entries` on a problem as one page of HTML, without scripts or
+    network."""
     title = f"rfops eval {problem.name}: {', '.join(entries)}"
-    parts = [f"<h1>{escape(title)}</h1>"]
+    elements = [f"<h1>{escape(title)}</h1>"]
     is_measured = any(v.measured for verdicts in entries.values() for v in verdicts)
     origin = (
         "measured on torch's GPU, by the entry's own process"
         if is_measured
         else f"estimated by the virtual GPU's model of {arch}, not measured"
     )
-    parts.append(f'<p class="soft">Times are {escape(origin)}.</p>')
+    elements.append(f'<p class="soft">Times are {escape(origin)}.</p>')
     if len(entries) > 1:
-        parts += [f"<p><b>{escape(winner(entries))}</b></p>", _comparison(entries)]
+        elements += [f"<p><b>{escape(winner(entries))}</b></p>", _comparison(entries)]
     for name, verdicts in entries.items():
-        parts += [f"<h2>{escape(name)}</h2>", f"<p>{escape(summary(problem, verdicts))}</p>"]
-        parts.append(_cases(verdicts))
-        parts += [section for verdict in verdicts for section in _case(verdict)]
+        elements += [f"<h2>{escape(name)}</h2>", f"<p>{escape(summary(problem, verdicts))}</p>"]
+        elements.append(_cases(verdicts))
+        elements += [section for verdict in verdicts for section in _case(verdict)]
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{escape(title)}</title>\n<style>{style()}</style>\n</head>\n<body>\n"
-        + "\n".join(parts)
+        + "\n".join(elements)
         + "\n</body>\n</html>\n"
     )
 
@@ -180,7 +181,8 @@ def _cases(verdicts: Sequence[Verdict]) -> str:
 
 
 def _case(verdict: Verdict) -> Iterable[str]:
-    """What is wrong, and its kernels."""
+    """Yield the page's elements for one case: its defects and its kernels; none where it has
+    neither."""
     lines = [verdict.untimed and f"not timed: {verdict.untimed}", *_details(verdict)]
     lines = [line for line in lines if line]
     kernels = _kernels(verdict)

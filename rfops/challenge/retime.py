@@ -52,19 +52,21 @@ def dtype_of(region: Region) -> torch.dtype:
 
 
 def span_of(region: Region) -> int:
-    """The bytes from its first to behind its last element. Raises Untrue."""
+    """Return the bytes between the region's first element and the end of its last. Raises Untrue
+    for a region whose shape and strides differ in length."""
     if len(region.shape) != len(region.stride):
         raise Untrue(f"a tensor of shape {region.shape}, strides {region.stride}")
     if 0 in region.shape:
         return 0
-    last = sum((n - 1) * s for n, s in zip(region.shape, region.stride, strict=True))
-    return (last + 1) * dtype_of(region).itemsize
+    last_elem = sum((n - 1) * s for n, s in zip(region.shape, region.stride, strict=True))
+    return (last_elem + 1) * dtype_of(region).itemsize
 
 
 def replay(
     claim: Claim, inputs: Sequence[memoryview], arch: str, memory: int, seconds: float, walls: bool
 ) -> tuple[list[float], Any]:
-    """Each launch's time in us, and the result. Raises NotTimed."""
+    """Run the launches of `claim` on `inputs` in a new walled process; return the estimated us of
+    each and the result. Raises NotTimed."""
     order = _order(claim, inputs, memory)
     for _ in range(_ATTEMPTS):
         process = Sandbox(
@@ -76,23 +78,23 @@ def replay(
         process.channel.deadline = time.monotonic() + seconds
         try:
             process.channel.send(order, [*_codes(claim), *inputs, *_writes(claim)])
-            said = process.channel.receive(Replayed)
-            if said.collides:
+            reply = process.channel.receive(Replayed)
+            if reply.collides:
                 continue
-            if said.error:
-                raise NotTimed(f"its launches do not run without its process: {said.error}")
-            if len(said.us) != len(claim.record.launches):
+            if reply.error:
+                raise NotTimed(f"its launches do not run without its process: {reply.error}")
+            if len(reply.us) != len(claim.record.launches):
                 raise NotTimed("its launches ran otherwise")
             storages = []
             for _, size in order["outputs"]:
                 storages.append(new_storage(size))
                 process.channel.read_into(bytes_of(storages[-1]))
-            return said.us, _result(claim, storages)
+            return reply.us, _result(claim, storages)
         except Late:
             raise NotTimed(f"its launches took longer than {seconds:g} s") from None
         except (Ended, Untrue):
-            why = process.end().why or "they ended the process that ran them"
-            raise NotTimed(f"its launches do not run without its process: {why}") from None
+            reason = process.end().reason or "they ended the process that ran them"
+            raise NotTimed(f"its launches do not run without its process: {reason}") from None
         finally:
             process.end()
     raise NotTimed("no process has its addresses free")
@@ -134,9 +136,10 @@ def _result(claim: Claim, storages: Sequence[torch.UntypedStorage]) -> Any:
 
 
 def check_least(us: Sequence[float], result: Any) -> None:
-    """Raises NotTimed where a time is one that no kernel has."""
+    """Check that the times are possible: at least LEAST_US per launch, and at most
+    MOST_BYTES_PER_US for the result. Raises NotTimed."""
     tensors = [result] if isinstance(result, torch.Tensor) else list(result)
     size = sum(t.numel() * t.itemsize for t in tensors)
-    least = max(len(us) * LEAST_US, size / MOST_BYTES_PER_US)
-    if not least <= sum(us) < float("inf"):
-        raise NotTimed(f"{sum(us):.2f} us for {len(us)} launches, the least is {least:.2f} us")
+    min_us = max(len(us) * LEAST_US, size / MOST_BYTES_PER_US)
+    if not min_us <= sum(us) < float("inf"):
+        raise NotTimed(f"{sum(us):.2f} us for {len(us)} launches, the least is {min_us:.2f} us")

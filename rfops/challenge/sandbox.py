@@ -44,10 +44,10 @@ class Outcome(msgspec.Struct):
     """How a process ended."""
 
     missing: str = ""  # the wall that could not be built
-    why: str = ""  # the limit that it passed
+    reason: str = ""  # the limit that it exceeded, in words
     status: int | None = None  # negative: the signal
-    left: int = 0  # processes that were still there
-    shared: int = 0  # bytes that lay in /dev/shm
+    num_remaining: int = 0  # processes that still ran
+    shm_bytes: int = 0  # in files of /dev/shm
 
 
 class Sandbox:
@@ -109,7 +109,7 @@ class Sandbox:
             try:
                 self._outcome = msgspec.json.decode(text, type=Outcome)
             except msgspec.DecodeError:
-                self._outcome = Outcome(why="its guard was ended")
+                self._outcome = Outcome(reason="its guard was ended")
         if self._outcome.missing:
             raise WallsMissing(self._outcome.missing)
         return self._outcome
@@ -121,10 +121,11 @@ def require_walls() -> None:
 
 
 def environment(
-    arch: str, more: Mapping[str, str] | None = None, *, hsa: bool = False
+    arch: str, extra_variables: Mapping[str, str] | None = None, *, hsa: bool = False
 ) -> dict[str, str]:
-    """Of a process on the virtual GPU: listed names of this one's, {folder} is its own. With `hsa`
-    it finds the virtual GPU's HSA runtime."""
+    """Return the environment of a process on the virtual GPU: the listed variables of this process,
+    and `extra_variables`; "{folder}" in a value stands for the process's own folder. With `hsa` it
+    also finds the virtual GPU's HSA runtime."""
     env = {name: os.environ[name] for name in _ENV if name in os.environ}
     env |= {name: v for name, v in os.environ.items() if name.startswith(_SETTINGS)}
     env.pop("RFOPS_VGPU_REPORT", None)
@@ -143,7 +144,7 @@ def environment(
     env["LD_LIBRARY_PATH"] = _joined(str(vgpu_library_folder()), env.get("LD_LIBRARY_PATH"))
     if hsa:
         env["LD_LIBRARY_PATH"] = _joined(str(vgpu_hsa_folder()), env["LD_LIBRARY_PATH"])
-    return {**env, **(more or {})}
+    return {**env, **(extra_variables or {})}
 
 
 def _python_path() -> str:
@@ -162,13 +163,14 @@ def gpu_environment() -> dict[str, str]:
     return env
 
 
-def _joined(first: str, others: str | None) -> str:
-    return os.pathsep.join(filter(None, [first, others]))
+def _joined(folder: str, search_path: str | None) -> str:
+    return os.pathsep.join(filter(None, [folder, search_path]))
 
 
 def _folders() -> tuple[str, ...]:
-    """What is shown read-only: the system's programs, Python, its packages, rfops, its cache. Asked
-    for each process: an empty cache has its folders after the first."""
+    """Return the folders that a process sees, read-only: the system's programs, Python, its
+    packages, rfops and its cache. They are found anew for each process, because the first one may
+    create the cache's folders."""
     libraries = [p for p in sys.path if p.endswith(("site-packages", "dist-packages"))]
     named = [sys.prefix, sys.base_prefix, *sysconfig.get_paths().values(), *libraries]
     for package in ("torch", "triton", "ziglang", "msgspec", "numpy"):  # installed as links too
@@ -181,9 +183,9 @@ def _folders() -> tuple[str, ...]:
     for variable in ("LD_LIBRARY_PATH", "PYTHONPATH", "PATH"):
         named += os.environ.get(variable, "").split(os.pathsep)
     home = Path.home().resolve()
-    found = dict.fromkeys((*_SYSTEM, *_ETC))
+    visible_folders = dict.fromkeys((*_SYSTEM, *_ETC))
     for name in named:
         folder = Path(name)
         if folder.is_absolute() and folder.exists() and not home.is_relative_to(folder.resolve()):
-            found |= dict.fromkeys((str(folder), str(folder.resolve())))
-    return tuple(found)
+            visible_folders |= dict.fromkeys((str(folder), str(folder.resolve())))
+    return tuple(visible_folders)

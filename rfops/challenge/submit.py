@@ -184,11 +184,11 @@ _FORM_IMPORTS = {
 
 
 def _imports(form: str) -> list[str]:
-    """As isort has them."""
+    """Return the import lines of an entry of this form, in the order of isort."""
     task = "import torch", "from task import input_t, output_t"
     lines = {*_PLAN_IMPORTS, *task, *_FORM_IMPORTS[form]}
-    others = {line for line in lines if line in task or "torch" in line}
-    return [*_in_order(lines - others), "", *_in_order(others)]
+    torch_lines = {line for line in lines if line in task or "torch" in line}
+    return [*_in_order(lines - torch_lines), "", *_in_order(torch_lines)]
 
 
 def _in_order(lines: Iterable[str]) -> list[str]:
@@ -379,8 +379,8 @@ class Folded:
                 self.headers[included[1]] = text
         return "\n".join(line for line in lines if line != "#pragma once").strip() + "\n"
 
-    def whole(self, name: str) -> str:
-        """A source with its headers."""
+    def full_text(self, name: str) -> str:
+        """Return the text of a source with the headers that it includes."""
         source = self.sources[name]
         return "\n".join([*(self.headers[header] for header in source["headers"]), source["text"]])
 
@@ -411,15 +411,17 @@ def _raw(text: str) -> str:
 
 
 def _reworded(text: str) -> str:
-    """Without the word that the competition refuses."""
+    """Return `text` without the word that the competition refuses. Raises ValueError where a name
+    with the substitute exists already."""
     names = set(re.findall(r"\w+", text))
     for name in sorted(n for n in names if FORBIDDEN in n.lower()):
-        if _without(name) in names:
-            raise ValueError(f"{name} cannot be called {_without(name)}: there is one")
-    return _without(text)
+        if _replace_forbidden(name) in names:
+            raise ValueError(f"{name} cannot be called {_replace_forbidden(name)}: there is one")
+    return _replace_forbidden(text)
 
 
-def _without(text: str) -> str:
+def _replace_forbidden(text: str) -> str:
+    """Return `text` with the refused word replaced by its substitute, in each of three cases."""
     for phrase, replacement in (
         (FORBIDDEN, SUBSTITUTE),
         (FORBIDDEN.capitalize(), SUBSTITUTE.capitalize()),
@@ -442,7 +444,7 @@ def _compiled(problem: Problem, kernels: _Kernels, folded: Folded) -> dict[str, 
         folder = Path(name)
         entries = {}
         for module, source in folded.sources.items():
-            text = _reworded(folded.whole(module))
+            text = _reworded(folded.full_text(module))
             (folder / f"{module}.hip").write_text(text, encoding="utf-8")
             entries[module] = {"srcs": [f"{module}.hip"], "flags": source["flags"]}
         config = folder / "config.json"

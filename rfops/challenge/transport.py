@@ -46,13 +46,13 @@ class _Pickler(pickle.Pickler):
         self.storages: dict[int, torch.UntypedStorage] = {}
         self._numbers: dict[int, int] = {}
 
-    def persistent_id(self, part: Any) -> Any:
-        if not isinstance(part, torch.Tensor):
+    def persistent_id(self, obj: Any) -> Any:
+        if not isinstance(obj, torch.Tensor):
             return None
-        storage = part.untyped_storage()
+        storage = obj.untyped_storage()
         number = self._numbers.setdefault(storage._cdata, len(self._numbers))
         self.storages[number] = storage
-        return number, part.dtype, part.storage_offset(), tuple(part.shape), part.stride()
+        return number, obj.dtype, obj.storage_offset(), tuple(obj.shape), obj.stride()
 
 
 class _Unpickler(pickle.Unpickler):

@@ -183,10 +183,11 @@ def start(job: Job, folder: str) -> int:
         os._exit(127)
 
 
-def limit(what: int, most: int) -> None:
-    hard = resource.getrlimit(what)[1]
-    most = most if hard == resource.RLIM_INFINITY else min(most, hard)
-    resource.setrlimit(what, (most, most))
+def limit(resource_id: int, max_value: int) -> None:
+    """Set a limit of setrlimit(2), hard and soft, to `max_value` or a lower hard limit."""
+    hard = resource.getrlimit(resource_id)[1]
+    max_value = max_value if hard == resource.RLIM_INFINITY else min(max_value, hard)
+    resource.setrlimit(resource_id, (max_value, max_value))
 
 
 # ---------------------------------------------------------------- the guard's watch
@@ -201,8 +202,8 @@ def fields_of(pid: str | int) -> list[str]:
         return []
 
 
-def below(root: int) -> dict[int, int]:
-    """Processes that descend from this one, by id, with their number of threads."""
+def find_descendants(root: int) -> dict[int, int]:
+    """Return the processes that descend from process `root`: id -> number of threads."""
     children: dict[int, list[int]] = {}
     threads: dict[int, int] = {}
     for name in os.listdir("/proc"):
@@ -210,16 +211,17 @@ def below(root: int) -> dict[int, int]:
         if fields and fields[0] not in "ZX":
             children.setdefault(int(fields[1]), []).append(int(name))
             threads[int(name)] = int(fields[17])
-    found, todo = {}, list(children.get(root, []))
+    descendants, todo = {}, list(children.get(root, []))
     while todo:
         pid = todo.pop()
-        found[pid] = threads[pid]
+        descendants[pid] = threads[pid]
         todo += children.get(pid, [])
-    return found
+    return descendants
 
 
 def memory_of(pids: dict[int, int], folders: list[str]) -> int:
-    """Resident bytes of processes, and of files in memory: those without a name, and of folders."""
+    """Return the resident bytes of the processes, and the bytes of files in memory: in `folders`,
+    and files without a name that the processes have open."""
     total = sum(map(used_bytes, folders))
     nameless: dict[tuple[int, int], int] = {}
     for pid in pids:
@@ -227,9 +229,9 @@ def memory_of(pids: dict[int, int], folders: list[str]) -> int:
             with open(f"/proc/{pid}/statm") as stream:
                 total += int(stream.read().split()[1]) * PAGE
             for name in os.listdir(f"/proc/{pid}/fd"):
-                found = os.stat(f"/proc/{pid}/fd/{name}")
-                if stat.S_ISREG(found.st_mode) and found.st_nlink == 0:
-                    nameless[found.st_dev, found.st_ino] = found.st_blocks * 512
+                file_status = os.stat(f"/proc/{pid}/fd/{name}")
+                if stat.S_ISREG(file_status.st_mode) and file_status.st_nlink == 0:
+                    nameless[file_status.st_dev, file_status.st_ino] = file_status.st_blocks * 512
         except (OSError, IndexError):  # it has ended
             continue
     return total + sum(nameless.values())
@@ -237,15 +239,15 @@ def memory_of(pids: dict[int, int], folders: list[str]) -> int:
 
 def used_bytes(folder: str) -> int:
     try:
-        found = os.statvfs(folder)
+        fs_status = os.statvfs(folder)
     except OSError:
         return 0
-    return (found.f_blocks - found.f_bfree) * found.f_frsize
+    return (fs_status.f_blocks - fs_status.f_bfree) * fs_status.f_frsize
 
 
 def breach(job: Job, folders: list[str]) -> str:
-    """What limit is passed, in words."""
-    pids = below(os.getpid())
+    """Return which limit the processes exceed, in words, or ""."""
+    pids = find_descendants(os.getpid())
     if len(pids) > MAX_PROCESSES:
         return f"forked {len(pids)} processes, at most {MAX_PROCESSES} are let run"
     if sum(pids.values()) > MAX_THREADS:
@@ -257,7 +259,8 @@ def breach(job: Job, folders: list[str]) -> str:
 
 
 def watch(job: Job, child: int, folders: list[str]) -> tuple[str, int | None]:
-    """Until the child ends, passes a limit, or nobody wants it; why, and its status if it ended."""
+    """Wait until the child ends, a limit is exceeded or the evaluator hangs up; return the exceeded
+    limit in words, or "", and the child's exit status if it ended."""
     while True:
         while True:
             try:
@@ -270,14 +273,14 @@ def watch(job: Job, child: int, folders: list[str]) -> tuple[str, int | None]:
                 break
         if select.select([0], [], [], POLL_SECONDS)[0]:
             return "", None
-        if why := breach(job, folders):
-            return why, None
+        if reason := breach(job, folders):
+            return reason, None
 
 
 def end_all() -> None:
     """Kill what there is below this process, until there is none."""
     for _ in range(500):
-        pids = below(os.getpid())
+        pids = find_descendants(os.getpid())
         for pid in pids:
             try:
                 os.kill(pid, signal.SIGKILL)
@@ -293,12 +296,18 @@ def end_all() -> None:
 
 
 def run(job: Job, folder: str, scratch: list[str]) -> dict[str, Any]:
-    """Start the entry's process and watch it; how it ended."""
+    """Start the entry's process and watch it; return how it ended: the fields of
+    sandbox.Outcome."""
     entry = start(job, folder)
-    why, status = watch(job, entry, scratch)
-    left = 0 if status is None else len(below(os.getpid()))
-    shared = sum(map(used_bytes, scratch[1:]))
-    return {"why": why, "status": status, "left": left, "shared": shared}
+    reason, status = watch(job, entry, scratch)
+    num_remaining = 0 if status is None else len(find_descendants(os.getpid()))
+    shm_bytes = sum(map(used_bytes, scratch[1:]))
+    return {
+        "reason": reason,
+        "status": status,
+        "num_remaining": num_remaining,
+        "shm_bytes": shm_bytes,
+    }
 
 
 def with_walls(job: Job) -> dict[str, Any]:
@@ -315,7 +324,7 @@ def with_walls(job: Job) -> dict[str, Any]:
     os.close(job["channel"])
     os.waitpid(child, 0)
     text = os.read(reading, 65536)
-    return json.loads(text) if text else {"why": "its process 1 was ended"}
+    return json.loads(text) if text else {"reason": "its process 1 was ended"}
 
 
 def without_walls(job: Job) -> dict[str, Any]:

@@ -175,14 +175,14 @@ def per_group_quant_hip(
     guard = Guard("per_group_quant_hip")
     if quant_dtype is torch.int8:
         guard.fail("quant_dtype", "an FP8 dtype", "torch.int8", "call the original")
-    for name, value, only in (
+    for name, value, default_value in (
         ("scale", scale, None),
         ("group_size", group_size, 128),
         ("num_rows", num_rows, None),
         ("scale_type", scale_type, torch.float32),
     ):
-        if value is not only and value != only:
-            guard.fail(name, show(only), show(value), "call the original")
+        if value is not default_value and value != default_value:
+            guard.fail(name, show(default_value), show(value), "call the original")
     rows = x.reshape(-1, x.shape[-1])
     payload, scales = quant_fp8_blockscale(rows, (1, 128), transpose_scale, quant_dtype)
     scales = scales.T if transpose_scale else scales

@@ -27,19 +27,21 @@ def wrap_when_imported(callee: Any) -> None:
     is loaded anew."""
     module, _, _ = callee.target.rpartition(".")
     if module in sys.modules:
-        put(callee, sys.modules[module], reaches_copies=True)
+        install_wrapper(callee, sys.modules[module], reaches_copies=True)
     wrap_when_loaded(callee)
 
 
 def wrap_when_loaded(callee: Any) -> None:
-    """The same for loads from now on; what is imported already is left as it is."""
+    """Put the wrapper into the target's module and its aliases whenever they are loaded from now
+    on; modules that are imported already stay as they are."""
     callee.is_registered = True
     for module in (callee.target.rpartition(".")[0], *callee.aliases):
-        whenever_loaded(module, callee.target, functools.partial(put, callee))
+        whenever_loaded(module, callee.target, functools.partial(install_wrapper, callee))
 
 
-def put(callee: Any, module: Any, reaches_copies: bool = False) -> None:
-    """The wrapper in the function's place, once; in its copies too, where they may be older."""
+def install_wrapper(callee: Any, module: Any, reaches_copies: bool = False) -> None:
+    """Put the wrapper in the place of the function in `module`, once. With `reaches_copies` also in
+    the place of its copies, for a module that was imported before."""
     name = callee.target.rpartition(".")[2]
     original = getattr(module, name, None)
     callee.missing = "" if callable(original) else f"{module.__name__} has no {name}"
@@ -52,7 +54,7 @@ def put(callee: Any, module: Any, reaches_copies: bool = False) -> None:
 
 
 def _replace_copies(original: Any, wrapped: Any) -> None:
-    """In modules of the engines that took the function by `from ... import`."""
+    """Replace the function in the engines' modules that took it by `from ... import`."""
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] in _ENGINES and module is not None:
             for attribute, value in list(vars(module).items()):
@@ -64,7 +66,7 @@ def _replace_copies(original: Any, wrapped: Any) -> None:
 
 
 def unwrapped_reason(callee: Any) -> str:
-    """Why calls of a registered target do not reach its wrapper, or ""."""
+    """Return why calls of a registered target do not reach its wrapper, or ""."""
     module, _, name = callee.target.rpartition(".")
     loaded = sys.modules.get(module)
     if loaded is None:
@@ -77,8 +79,8 @@ def unwrapped_reason(callee: Any) -> str:
 
 
 def summary() -> list[str]:
-    """Of each that was called: how many calls engaged, how many did not, by reason; of each that no
-    call can reach, why."""
+    """Return a line for each function that was called, with the number of calls by rfops and by the
+    original for each reason, and one for each that no call can reach, with the reason."""
     lines = []
     for callee in CALLEES:
         if callee.engaged or callee.compiled or callee.left:
@@ -95,7 +97,7 @@ def summary() -> list[str]:
 
 @functools.cache
 def tell_at_exit() -> None:
-    """The summary, once, when the process ends."""
+    """Log the summary when the process ends; further calls change nothing."""
 
     def tell() -> None:
         for line in summary():

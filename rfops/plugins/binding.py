@@ -42,7 +42,7 @@ class _AnyValue(Collection[Any]):
         return 0
 
 
-ANY = _AnyValue()
+ANY_VALUE = _AnyValue()
 
 
 @dataclass(frozen=True)
@@ -72,27 +72,27 @@ class Plan:
     """How the calls of one form bind.
 
     names : the argument that each value is of.
-    given : what the drop-in gets, by the place of its value.
+    value_indices : the arguments that the drop-in gets, each with the index of its value.
     defaults : the original's, of arguments that are not passed, where the drop-in's differ.
     checked : arguments that the drop-in does not get, with the values that change nothing.
     is_direct : the drop-in can be called as the original is.
-    why : what does not bind, else "".
-    tensors : places of the tensors that the key has by shape and dtype, by number of elements and
+    reason : why the arguments do not bind, otherwise "".
+    tensors : indices of the tensors that the key has by shape and dtype, by number of elements and
         dtype, by dtype, and by the order of their elements.
     """
 
     names: tuple[str, ...]
-    given: Mapping[str, int] = field(default_factory=dict)
+    value_indices: Mapping[str, int] = field(default_factory=dict)
     defaults: Arguments = field(default_factory=dict)
     checked: tuple[tuple[int, Collection[Any]], ...] = ()
     is_direct: bool = False
-    why: str = ""
+    reason: str = ""
     tensors: tuple[tuple[int, ...], ...] = ((), (), (), ())
     keys: dict[tuple[type, ...], TypedKey] = field(default_factory=dict)
 
     def words(self, values: Values) -> Arguments:
-        """What the drop-in gets."""
-        arguments = {name: values[index] for name, index in self.given.items()}
+        """Return the drop-in's arguments by name: from `values`, and the original's defaults."""
+        arguments = {name: values[index] for name, index in self.value_indices.items()}
         return {**self.defaults, **arguments} if self.defaults else arguments
 
     def key(self, values: Values) -> Key:
@@ -105,11 +105,12 @@ class Plan:
         return typed.key(values)
 
     def fine_key(self, values: Values) -> Key:
-        """All that a check may look at without reading a tensor's elements."""
+        """Return a key of all that a check may look at without reading a tensor's elements."""
         return self, "fine", *(_fine(value) for value in values)
 
     def unfit(self, values: Values) -> str:
-        """The argument whose value has no counterpart, else ""."""
+        """Return which argument has a value that the drop-in has no counterpart for, with the
+        values that it may have, or ""."""
         for index, neutral in self.checked:
             value = values[index]
             if not _is_neutral(value, neutral):
@@ -119,8 +120,9 @@ class Plan:
 
 
 def _is_neutral(value: Any, neutral: Collection[Any]) -> bool:
+    """Return whether `value` is among the neutral ones; a tensor is neutral only for ANY_VALUE."""
     if isinstance(value, torch.Tensor | Tensorlike):
-        return neutral is ANY
+        return neutral is ANY_VALUE
     return value in neutral
 
 
@@ -183,7 +185,7 @@ class TypedKey:
         for index in self.dtyped:
             key.append(values[index].dtype)
         for index in self.marked:
-            key.append(layouts.of(values[index]))
+            key.append(layouts.find_layout(values[index]))
         for index in self.other_indices:
             key.append(_fact(values[index]))
         return tuple(key)
@@ -193,8 +195,8 @@ class TypedKey:
 
 
 def parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-    """Of a signature that names its parameters, else none: aiter's compiled functions have
-    *args."""
+    """Return the parameters of `function`; none where it has no signature or takes *args, as
+    aiter's compiled functions do."""
     try:
         parameters_ = inspect.signature(function).parameters
     except (TypeError, ValueError):
@@ -210,14 +212,15 @@ def make_plan(
     neutral: Neutral,
     tensors: Sequence[Collection[str]],
 ) -> Plan:
-    """The form's plan: by the original's signature, or by the drop-in's where it says nothing."""
+    """Return the plan of calls of `form`, by the original's signature, or by the drop-in's where
+    the original has none."""
     own_parameters = parameters(own_function)
     original_parameters = parameters(original) or own_parameters
     by_position = [p.name for p in original_parameters.values() if p.kind < p.VAR_POSITIONAL]
     count, by_name = form[0], form[1:]
     names = (*by_position[:count], *by_name)
-    plan = Plan(names, why=_unbound(names, count, original_parameters))
-    if plan.why:
+    plan = Plan(names, reason=_unbound(names, count, original_parameters))
+    if plan.reason:
         return plan
     accepted = [name for name, p in own_parameters.items() if p.kind is not p.VAR_KEYWORD]
     index_of = {name: index for index, name in enumerate(names)}
@@ -243,7 +246,7 @@ def make_plan(
 def _unbound(
     names: tuple[str, ...], count: int, parameters_: Mapping[str, inspect.Parameter]
 ) -> str:
-    """What the original itself would not take."""
+    """Return why the original itself would refuse these arguments, or ""."""
     if len([n for n, p in parameters_.items() if p.kind < p.VAR_POSITIONAL]) < count:
         return f"{count} arguments by position"
     if len(set(names)) < len(names):

@@ -15,14 +15,14 @@ from typing import Any
 import torch
 
 from . import layouts
-from .binding import ANY, Arguments
+from .binding import ANY_VALUE, Arguments
 from .wrapper import Callee, Maker, RouteCall, compat
 
 # ---------------------------------------------------------------- attention
 
 # Of aiters from v0.1.20 on; splits and metadata say how work is shared out, and no result.
 _MLA_NEUTRAL: Mapping[str, Any] = {
-    "intra_batch_mode": ANY,
+    "intra_batch_mode": ANY_VALUE,
     "g_kv_indptr": (None,),
     "cp_world_size": (1, None),
     "cp_rank": (0, None),
@@ -122,7 +122,7 @@ def _aiter_moe_route(
             "activation must be Silu without swiglu_limit, bias1 and bias2: rfops computes others "
             f"in torch, got {activation!r}"
         )
-    orders = layouts.of(w1), layouts.of(w2)
+    orders = layouts.find_layout(w1), layouts.find_layout(w2)
     if orders[0] != orders[1] or orders[0] not in (layouts.RAW, layouts.SHUFFLED):
         raise ValueError(
             "w1 and w2 must be marked by is_shuffled, or be results of aiter's shuffle_weight: "
@@ -138,7 +138,7 @@ def _moe_arguments(arguments: Arguments) -> Arguments:
     for name in ("w1", "w2"):
         if (
             layouts.mark(arguments[name]) is None
-            and layouts.of(arguments[name]) == layouts.SHUFFLED
+            and layouts.find_layout(arguments[name]) == layouts.SHUFFLED
         ):
             arguments[name] = Shuffled(arguments[name], layouts.SHUFFLED)
     return arguments
@@ -294,10 +294,12 @@ def _silu_route(input: Any) -> RouteCall:
     return _activation(input, "silu")
 
 
-def _activation(x: Any, activation: str, **more: Any) -> RouteCall:
+def _activation(x: Any, activation: str, **extra_sizes: Any) -> RouteCall:
+    """Return the question for an activation of gate and up in x [..., N]: of act_mul_quant where
+    `extra_sizes` has `quant`, otherwise of act_mul."""
     sizes = {"M": x.shape[:-1].numel(), "N": x.shape[-1], "activation": activation}
-    op = "act_mul_quant" if "quant" in more else "act_mul"
-    return x.device, op, sizes | {"x_dtype": x.dtype} | more
+    op = "act_mul_quant" if "quant" in extra_sizes else "act_mul"
+    return x.device, op, sizes | {"x_dtype": x.dtype} | extra_sizes
 
 
 def _clamp_route(
@@ -314,8 +316,8 @@ def _clamp_route(
         return _activation(inp, activation)
     if scale_dtype_fmt != "fp32":
         return _activation(inp, activation, quant="mxfp8", dtype=dtype_quant)
-    more = {"transpose_scale": bool(transpose_scale), "dtype": dtype_quant}
-    return _activation(inp, activation, quant="fp8_group", **more)
+    extra_sizes = {"transpose_scale": bool(transpose_scale), "dtype": dtype_quant}
+    return _activation(inp, activation, quant="fp8_group", **extra_sizes)
 
 
 def _token_quant_route(out: Any, input: Any) -> RouteCall:
@@ -336,6 +338,8 @@ def _new_token_quant_route(x: Any, quant_dtype: Any = torch.int8) -> RouteCall:
 
 
 def _rows_quant(x: Any, dtype: Any, per: str) -> RouteCall:
+    """Return the question for x [..., K] quantised to FP8 with a scale per token or per tensor.
+    Raises ValueError for int8."""
     if dtype is torch.int8:
         raise ValueError("results must be FP8, got int8")
     sizes = {"M": x.shape[:-1].numel(), "K": x.shape[-1], "x_dtype": x.dtype, "per": per}
@@ -349,8 +353,8 @@ _BASIC = f"{_TRITON}.gemm.basic"  # where today's aiter has its GEMMs; the forme
 _FP4_MODULES = (f"{_BASIC}.gemm_afp4wfp4",)
 
 
-def _own(module: str, name: str) -> Any:
-    """The importable aiter's function."""
+def _find_drop_in(module: str, name: str) -> Any:
+    """Return what finds a function of the importable aiter (rfops.compat.aiter)."""
     return compat(name, f".aiter.{module}")
 
 
@@ -410,48 +414,50 @@ AITER = (
         aliases=_FP4_MODULES,
     ),
     Callee(f"{_TRITON}.quant.dynamic_mxfp4_quant", "x", _quant_route),
-    Callee("aiter.rms_norm", "input weight", _norm_route, _own("norms", "rms_norm")),
-    Callee("aiter.rmsnorm2d_fwd", "input weight", _norm_route, _own("norms", "rms_norm")),
+    Callee("aiter.rms_norm", "input weight", _norm_route, _find_drop_in("norms", "rms_norm")),
+    Callee("aiter.rmsnorm2d_fwd", "input weight", _norm_route, _find_drop_in("norms", "rms_norm")),
     Callee(
         f"{_TRITON}.fused_fp8_quant.fused_rms_fp8_group_quant",
         "inp1 inp1_weight",
         _norm_quant_route,
-        _own("norms", "fused_rms_fp8_group_quant"),
+        _find_drop_in("norms", "fused_rms_fp8_group_quant"),
         aliases=(f"{_TRITON}.quant.fused_fp8_quant",),
     ),
-    Callee("aiter.silu_and_mul", "input", _silu_route, _own("activations", "silu_and_mul")),
+    Callee(
+        "aiter.silu_and_mul", "input", _silu_route, _find_drop_in("activations", "silu_and_mul")
+    ),
     Callee(
         f"{_TRITON}.fusions.fused_clamp_act_mul.fused_clamp_act_mul",
         "inp",
         _clamp_route,
-        _own("activations", "fused_clamp_act_mul"),
+        _find_drop_in("activations", "fused_clamp_act_mul"),
     ),
     Callee(
         "aiter.ops.quant.dynamic_per_token_scaled_quant",
         "out input",
         _token_quant_route,
-        _own("quant", "dynamic_per_token_scaled_quant"),
+        _find_drop_in("quant", "dynamic_per_token_scaled_quant"),
         aliases=("aiter",),
     ),
     Callee(
         "aiter.ops.quant.dynamic_per_tensor_quant",
         "out input",
         _tensor_quant_route,
-        _own("quant", "dynamic_per_tensor_quant"),
+        _find_drop_in("quant", "dynamic_per_tensor_quant"),
         aliases=("aiter",),
     ),
     Callee(
         "aiter.ops.quant.static_per_tensor_quant",
         "out input",
         _static_quant_route,
-        _own("quant", "static_per_tensor_quant"),
+        _find_drop_in("quant", "static_per_tensor_quant"),
         aliases=("aiter",),
     ),
     Callee(
         "aiter.per_token_quant_hip",
         "x",
         _new_token_quant_route,
-        _own("quant", "per_token_quant_hip"),
+        _find_drop_in("quant", "per_token_quant_hip"),
     ),
 )
 VLLM = (

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch.compiler import is_compiling
 
-RAW, SHUFFLED, OTHER = "raw", "16x16", "other"
+RAW, SHUFFLED, OTHER_LAYOUT = "raw", "16x16", "other"
 MOST_RECORDS = 1 << 16
 _BLOCK_WORDS = 1 << 16  # of 8 bytes, in a block of a fingerprint
 _BLOCKS_PER_SUM = 64  # blocks, 32 MiB
@@ -29,15 +29,16 @@ _LAYOUT_RECORDS: dict[int, tuple[weakref.ref[torch.Tensor], tuple[Any, ...], str
 
 
 def mark(weight: Any) -> str | None:
-    """What the engine's mark says; None without one."""
+    """Return the order that the engine's mark `is_shuffled` names, None without the mark."""
     is_shuffled = getattr(weight, "is_shuffled", None)
     if is_shuffled is None:
         return None
     return SHUFFLED if is_shuffled else RAW
 
 
-def of(weight: Any) -> str | None:
-    """The order by its mark, else by its fingerprint; None where neither is known."""
+def find_layout(weight: Any) -> str | None:
+    """Return the order of a weight's elements by its mark, otherwise by its fingerprint; None where
+    neither is known."""
     marked_layout = mark(weight)
     if marked_layout is not None or not _RECORDS or not isinstance(weight, torch.Tensor):
         return marked_layout
@@ -48,7 +49,8 @@ def of(weight: Any) -> str | None:
 
 
 def _state(weight: torch.Tensor) -> tuple[Any, ...]:
-    """What a write or another storage changes. Inference tensors have no version."""
+    """Return facts that change when the weight is written or gets another storage. Inference
+    tensors have no version."""
     version = None if weight.is_inference() else weight._version
     return weight.data_ptr(), version, weight.shape, weight.stride()
 
@@ -166,7 +168,7 @@ def _order(original: Any, args: Any, kwargs: Any) -> str:
     options = list(arguments.items())[1:]  # after the weight
     flags = {name: value for name, value in options if name != "gate_up"}
     is_plain = tuple(layout) == (16, 16) and not any(flags.values())
-    return SHUFFLED if is_plain else OTHER
+    return SHUFFLED if is_plain else OTHER_LAYOUT
 
 
 SHUFFLE = Shuffle()

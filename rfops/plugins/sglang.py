@@ -17,8 +17,10 @@ def register() -> None:
         return
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    for known in AITER:  # before the registry wraps rfops.compat's own, where aiter is rfops'
-        known.function = known.own
+    for (
+        aiter_callee
+    ) in AITER:  # before the registry wraps rfops.compat's own, where aiter is rfops'
+        aiter_callee.function = aiter_callee.drop_in
     for callee in (*AITER, SHUFFLE):
         if callee.group not in groups:
             continue

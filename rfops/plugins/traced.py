@@ -15,7 +15,7 @@ from torch.compiler import assume_constant_result
 from torch.fx.experimental.symbolic_shapes import has_static_value
 
 from .binding import Arguments, Tensorlike, Values
-from .wrapper import AROUNDS, Callee
+from .wrapper import WRAPPERS, Callee
 
 _SIZES = (1, 64, 4096)  # for one that is open
 
@@ -45,8 +45,8 @@ def call(
 
 @assume_constant_result  # type: ignore[untyped-decorator]
 def _refused(number: int) -> None:
-    """The drop-in's checks refused what the route took."""
-    callee = AROUNDS[number].callee
+    """Count a call that the decision took and the drop-in's checks refused."""
+    callee = WRAPPERS[number].callee
     callee.compiled -= 1
     callee.left["refused while it was traced"] += 1
 
@@ -63,8 +63,9 @@ def _known_fact(value: Any) -> Any:
 def _decide(
     number: int, count: int, names: tuple[str, ...], facts: Values
 ) -> tuple[str | None, tuple[tuple[str, int], ...], tuple[tuple[str, Any], ...]]:
-    """Why the original is traced, or None; where the drop-in's arguments are, and its defaults."""
-    wrapper = AROUNDS[number]
+    """Return why the original is traced, or None; the drop-in's arguments with the indices of their
+    values; and the defaults of arguments that are not passed."""
+    wrapper = WRAPPERS[number]
     callee, plan = wrapper.callee, wrapper.plan((count, *names))
     reason: str | None = None
     for size in _SIZES:
@@ -74,7 +75,7 @@ def _decide(
         callee.compiled += 1
     else:
         callee.left[reason] += 1
-    return reason, tuple(plan.given.items()), tuple(plan.defaults.items())
+    return reason, tuple(plan.value_indices.items()), tuple(plan.defaults.items())
 
 
 def _stand_in(fact: Any, size: int) -> Any:

@@ -38,7 +38,7 @@ LINEAR = Callee(
     _route,
     lambda: _linear,
     dtyped="As Bs",
-    more=_facts,
+    extra_facts=_facts,
 )
 
 

@@ -54,7 +54,9 @@ def _decode(
     return out, lse
 
 
-MLA = Callee("vllm: RFOPS_MLA", "q kv_c_and_k_pe_cache", _route, lambda: _decode, more=_facts)
+MLA = Callee(
+    "vllm: RFOPS_MLA", "q kv_c_and_k_pe_cache", _route, lambda: _decode, extra_facts=_facts
+)
 
 
 class RfopsMLAImpl(TritonMLAImpl):  # type: ignore[misc]

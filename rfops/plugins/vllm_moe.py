@@ -108,7 +108,7 @@ def _callee(
         weights = layer.w13_weight, layer.w2_weight
         return fused_moe(x, *weights, topk_weights, topk_ids, **words(layer))
 
-    return Callee(f"vllm: {name}", "x topk_ids", route, lambda: experts, more=facts)
+    return Callee(f"vllm: {name}", "x topk_ids", route, lambda: experts, extra_facts=facts)
 
 
 MOE = _callee("UnquantizedFusedMoEMethod", _plain_reason, _no_words)

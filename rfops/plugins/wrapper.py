@@ -34,12 +34,13 @@ CALLEES: list[Callee] = []
 
 
 def compat(name: str, module: str = "") -> Callable[[], Callable[..., Any]]:
-    """Finds a function of rfops.compat or of a module below it, which the first call imports."""
+    """Return a function that finds `name` in rfops.compat or in a module below it; its first call
+    imports the module."""
 
     @functools.cache
     def find() -> Callable[..., Any]:
-        found = importlib.import_module(f"rfops.compat{module}")
-        function: Callable[..., Any] = getattr(found, name)
+        provider = importlib.import_module(f"rfops.compat{module}")
+        function: Callable[..., Any] = getattr(provider, name)
         return function
 
     return find
@@ -59,7 +60,7 @@ class Callee:
     marked : expert weights, whose order is part of the key (layouts.py).
     adapt : what the drop-in gets instead of some words that the call has; whether there are such
         is the same for all calls of a key.
-    more : what else the key has, of the call's words.
+    extra_facts : returns what else the key has, from the call's arguments by name.
     aliases : other modules in which the target's function is put.
     """
 
@@ -72,7 +73,7 @@ class Callee:
     neutral: Neutral = field(default_factory=dict)
     marked: str = ""
     adapt: Callable[[Arguments], Arguments] | None = None
-    more: Callable[[Arguments], Key] | None = None
+    extra_facts: Callable[[Arguments], Key] | None = None
     aliases: tuple[str, ...] = ()
     engaged: int = 0
     compiled: int = 0  # calls that torch.compile took into a graph
@@ -82,7 +83,7 @@ class Callee:
     is_hooked: bool = False  # by an engine's own registry, whose function stands in the place
     missing: str = ""  # what was not where the target says
     function: Callable[..., Any] | None = None  # the drop-in, once it is asked for
-    _arounds: dict[Callable[..., Any], Callable[..., Any]] = field(default_factory=dict)
+    _wrappers: dict[Callable[..., Any], Callable[..., Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         CALLEES.append(self)
@@ -93,18 +94,18 @@ class Callee:
         return targets.GROUP_OF[self.target]
 
     @property
-    def own(self) -> Callable[..., Any]:
-        """The drop-in."""
+    def drop_in(self) -> Callable[..., Any]:
+        """The drop-in, which is imported by the first use."""
         if self.function is None:
             self.function = (self.find or compat(self.target.rpartition(".")[2]))()
         return self.function
 
     def call(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """The call by rfops, or by the original."""
+        """Make the call by rfops, or by the original."""
         return self._wrap(original)(*args, **kwargs)
 
     def wrap(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """The function to put in its place."""
+        """Return the function to put in the original's place."""
         wrapped = functools.wraps(original)(self._wrap(original))
         wrapped.rfops = self  # type: ignore[attr-defined]
         return wrapped
@@ -112,28 +113,29 @@ class Callee:
     def _wrap(self, original: Callable[..., Any]) -> Callable[..., Any]:
         if getattr(original, "rfops", None) is self:
             return original
-        wrapper = self._arounds.get(original)
+        wrapper = self._wrappers.get(original)
         if wrapper is None:
-            if len(self._arounds) >= MOST_ORIGINALS:  # a function that is made for each call
-                self._arounds.clear()
-            wrapper = self._arounds[original] = Around(self, original).function()
+            if len(self._wrappers) >= MOST_ORIGINALS:  # a function that is made for each call
+                self._wrappers.clear()
+            wrapper = self._wrappers[original] = OriginalWrapper(self, original).function()
         return wrapper
 
     # ---------------------------------------------------------------- whether, and why not
 
     def key(self, args: Values, kwargs: Arguments) -> Key:
-        """Of a call by the drop-in's own signature."""
-        plan, values = self.plan((len(args), *kwargs), self.own), (*args, *kwargs.values())
-        return (plan,) if plan.why else plan.key(values)
+        """Return the key of a call whose arguments bind by the drop-in's signature."""
+        plan, values = self.plan((len(args), *kwargs), self.drop_in), (*args, *kwargs.values())
+        return (plan,) if plan.reason else plan.key(values)
 
     def plan(self, form: Form, original: Callable[..., Any]) -> Plan:
         """Return the plan of calls of this form: which arguments are passed, checked, or must be
         neutral."""
         tensors = [text.split() for text in (self.shaped, self.sized, self.dtyped, self.marked)]
-        return make_plan(form, original, self.own, self.neutral, tensors)
+        return make_plan(form, original, self.drop_in, self.neutral, tensors)
 
     def ask(self, plan: Plan, key: Key, values: Values) -> str | None:
-        """Why rfops does not take calls of this key; None if it does."""
+        """Decide whether rfops takes calls of this key, and remember the answer: None if it does,
+        _ADAPTED if it does with adapted arguments, otherwise the reason why not."""
         if len(self.answers) >= MOST_KEYS:
             self.answers.clear()
         reason = self.refusal(plan, values)
@@ -145,16 +147,18 @@ class Callee:
     def refusal(self, plan: Plan, values: Values) -> str | None:
         """Return why rfops does not take this call, or None."""
         try:
-            return plan.why or plan.unfit(values) or self._route_says(plan, values) or None
+            return plan.reason or plan.unfit(values) or self._route_says(plan, values) or None
         except (ValueError, TypeError, KeyError, ZeroDivisionError, RfopsError) as error:
             return short(error)
 
     def _is_adapted(self, plan: Plan, values: Values) -> bool:
+        """Return whether `adapt` changes an argument of such a call."""
         arguments = plan.words(values)
         adapted = arguments if self.adapt is None else self.adapt(dict(arguments))
         return any(adapted[name] is not value for name, value in arguments.items())
 
     def _route_says(self, plan: Plan, values: Values) -> str:
+        """Return to which other backend the op's decision sends the call, "" for HIP."""
         from rfops.dispatch import routing
         from rfops.dispatch.op import ops
 
@@ -173,7 +177,8 @@ class Callee:
         return frozenset(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
 
     def failed(self, error: Exception, plan: Plan, key: Key, values: Values) -> str:
-        """Why a call that was taken is left; remembered, except where memory ran out."""
+        """Return why a call that failed in the drop-in goes to the original. The reason is
+        remembered for such calls, except where memory ran out."""
         reason = short(error)
         if isinstance(error, torch.OutOfMemoryError):
             _warn(self.target, reason)
@@ -189,14 +194,14 @@ class Callee:
         return reason
 
 
-class Around:
-    """What stands in the place of one original."""
+class OriginalWrapper:
+    """The wrapper of one original: its plans, and the function that replaces it."""
 
     def __init__(self, callee: Callee, original: Callable[..., Any]) -> None:
         self.callee, self.original = callee, original
         self.plans: dict[Form, Plan] = {}
         self.number = next(_NUMBERS)
-        AROUNDS[self.number] = self
+        WRAPPERS[self.number] = self
 
     def plan(self, form: Form) -> Plan:
         """Return the plan of calls of this form, made on first use."""
@@ -208,7 +213,7 @@ class Around:
     def function(self) -> Callable[..., Any]:
         """Return the function that replaces the original; its warm path is one look-up by key."""
         callee, original, plans, number = self.callee, self.original, self.plans, self.number
-        get_answer, declined, more_facts = callee.answers.get, callee.left, callee.more
+        get_answer, declined, more_facts = callee.answers.get, callee.left, callee.extra_facts
         adapt = callee.adapt
 
         def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -221,8 +226,8 @@ class Around:
                 form = (len(args), *kwargs)
                 plan = plans.get(form) or self.plan(form)
                 values = (*args, *kwargs.values())
-                key = plan.key(values) if not plan.why else (plan,)
-                if more_facts is not None and not plan.why:
+                key = plan.key(values) if not plan.reason else (plan,)
+                if more_facts is not None and not plan.reason:
                     key += more_facts(plan.words(values))
                 reason = get_answer(key, _UNDECIDED)
                 if reason is _UNDECIDED:
@@ -232,7 +237,7 @@ class Around:
             except Exception as error:  # whatever it is, the original gets the call
                 reason = f"arguments not known: {short(error)}"
             if reason is None or reason is _ADAPTED:
-                function = callee.function or callee.own
+                function = callee.function or callee.drop_in
                 try:
                     if adapt is not None and reason is _ADAPTED:
                         result = function(**adapt(plan.words(values)))
@@ -252,7 +257,7 @@ class Around:
 
 
 _NUMBERS = itertools.count()
-AROUNDS: weakref.WeakValueDictionary[int, Around] = weakref.WeakValueDictionary()
+WRAPPERS: weakref.WeakValueDictionary[int, OriginalWrapper] = weakref.WeakValueDictionary()
 
 
 def short(error: Exception) -> str:
@@ -262,7 +267,7 @@ def short(error: Exception) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def _warn(target: str, reason: str) -> None:
-    """Once for each reason."""
+    """Log a warning, once for each target and reason."""
     log.get().warning("%s goes to the original: %s", target, reason)
 
 

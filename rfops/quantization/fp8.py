@@ -42,7 +42,8 @@ _MAX_PARTIALS = 512  # workgroups that look for the largest magnitude: each late
 
 
 def _variants(_arch: str) -> list[dict[str, Any]]:
-    """Of tokens of 7168, and of tensors of such rows."""
+    """Return the defines of the variants that `rfops build` makes: tokens of 7168 elements, and
+    tensors of such rows in each pass."""
     lanes = row_lanes(7168, VEC)
     assert lanes is not None
     passes = (
@@ -74,12 +75,12 @@ class Hip(Kernel):
     name, module = "hip", "quant_fp8"
 
     def rows_of(self, c: Call) -> RowStrides | None:
-        """The rows of x, where they have one stride."""
+        """Return where the rows of x begin; None where they have not one stride."""
         rows = row_strides(c.tensors.get("x"), c.K)
         return None if rows is None or rows.is_nested else rows
 
     def lanes_of(self, c: Call, rows: RowStrides) -> RowLanes | None:
-        """How lanes share the rows."""
+        """Return how lanes share the rows of x; None where a row is too long or not aligned."""
         is_aligned = c.K % VEC == 0 and rows.is_aligned(c.x_dtype.itemsize)
         return row_lanes(c.K, VEC) if is_aligned and c.align("x", "payload") >= 16 else None
 
@@ -106,8 +107,8 @@ class Hip(Kernel):
         assert lanes is not None
         quant = "kFp8Token" if c.per == "token" else "kFp8Tensor"
         is_found = c.per == "tensor" and not c.has("static_scale")
-        first = "kFromPartials" if is_found else "kQuantise"
-        return {"IN": IN_TYPES[c.x_dtype], **lanes.defines(), "PASS": first, "QUANT": quant}
+        pass_name = "kFromPartials" if is_found else "kQuantise"
+        return {"IN": IN_TYPES[c.x_dtype], **lanes.defines(), "PASS": pass_name, "QUANT": quant}
 
     def variant(self, c: Call, config: Any) -> RunOf:
         defines = self.defines(c, config)
@@ -123,22 +124,22 @@ class Hip(Kernel):
                 "m": m,
                 "num_partials": partials,
             }
-            last = Step(quant_fp8_kernel, defines, defines["THREADS"], groups, numbers)
+            quant_step = Step(quant_fp8_kernel, defines, defines["THREADS"], groups, numbers)
             if defines["PASS"] == "kQuantise":
                 source = "static_scale" if c.has("static_scale") else "scale"
                 numbers |= {"scale": source, "partials": None}
-                return _of_results(run_steps(c.device, self.arguments, [last]))
+                return _of_results(run_steps(c.device, self.arguments, [quant_step]))
             amax = {**defines, "PASS": "kAmax"}
-            first = Step(quant_fp8_kernel, amax, defines["THREADS"], partials, numbers)
+            amax_step = Step(quant_fp8_kernel, amax, defines["THREADS"], partials, numbers)
             workspace = {"partials": (partials, torch.int32)}
-            run = run_steps(c.device, self.arguments, [first, last], workspace=workspace)
+            run = run_steps(c.device, self.arguments, [amax_step, quant_step], workspace=workspace)
             return _of_results(run)
 
         return run_of
 
 
 def _of_results(run: Run) -> Run:
-    """The launch of the results as a tuple, as a plan passes them."""
+    """Return `run` with its results as one tuple, as a plan passes them."""
     return lambda results, *tensors: run(*results, *tensors)
 
 
@@ -149,9 +150,9 @@ class Torch(Kernel):
 
     def variant(self, c: Call, config: Any) -> RunOf:
         def run(results: Any, x: torch.Tensor, static_scale: torch.Tensor | None) -> None:
-            made = quant_fp8_ref(x, static_scale, c.per, c.dtype)
-            for result, tensor in zip(results, made, strict=True):
-                result.copy_(tensor)
+            references = quant_fp8_ref(x, static_scale, c.per, c.dtype)
+            for result, reference in zip(results, references, strict=True):
+                result.copy_(reference)
 
         return lambda *_sizes: run
 
@@ -244,5 +245,5 @@ def quant_fp8(
     """
     dtype = payload_dtype("fp8_token", x) if dtype is None else dtype
     call = OP.traced if is_dynamo_compiling() else OP.call
-    made, made_scale = call(x, static_scale, per, dtype, payload, scale)
-    return made, made_scale if static_scale is None else static_scale
+    payload, made_scale = call(x, static_scale, per, dtype, payload, scale)
+    return payload, made_scale if static_scale is None else static_scale

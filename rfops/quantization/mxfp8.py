@@ -56,7 +56,7 @@ ROUNDING = MappingProxyType({"up": 0x1FFFFF, "floor": 0, "even": 0x200000, "ceil
     "quant_mxfp8",
     kernel="quant_mxfp8",
     variants=lambda _arch: [
-        {"IN": each, "BUMP": ROUNDING["up"], "IN_ROWS": 0} for each in IN_TYPES.values()
+        {"IN": in_type, "BUMP": ROUNDING["up"], "IN_ROWS": 0} for in_type in IN_TYPES.values()
     ],
 )
 def quant_mxfp8_kernel(

@@ -43,7 +43,8 @@ WORDS = "fp8_group|fp8_token|fp8_tensor|mxfp4|mxfp8"
 
 @dataclass(frozen=True)
 class Format:
-    """A quantisation: its name in device code, elements that share a scale (0: a row), dtypes."""
+    """A quantisation: its name in device code, the elements that share a scale (0: a row), the
+    payload's dtypes and the scale's."""
 
     define: str
     block: int
@@ -64,7 +65,8 @@ FORMATS = MappingProxyType(
 
 @dataclass(frozen=True)
 class RowLanes:
-    """How a workgroup's lanes share rows: lanes of a row, chunks of `vec` elements of a lane."""
+    """How a workgroup's lanes share rows: `lanes` lanes per row, `chunks` chunks of `vec` elements
+    per lane, `threads` lanes in all; `exact` where a row fills all chunks."""
 
     vec: int
     lanes: int
@@ -121,20 +123,21 @@ class RowStrides:
         return self.inner > 1
 
     def split(self, inner: int) -> RowStrides:
-        """The same rows, counted in groups of `inner`, where that is not how they lie already."""
+        """Return the same rows counted in groups of `inner`; rows that have two strides stay."""
         if self.is_nested:
             return self
         return RowStrides(self.outer_stride * inner, inner, self.outer_stride)
 
     def is_aligned(self, itemsize: int) -> bool:
-        """Whether all rows begin at multiples of 16 bytes if the first does."""
+        """Return whether all rows are aligned to 16 bytes if the first one is."""
         strides = (self.outer_stride, self.inner_stride if self.is_nested else 0)
         return all(stride * itemsize % 16 == 0 for stride in strides)
 
 
 def row_strides(view: Any, k: int) -> RowStrides | None:
-    """The rows of a tensor or view; None where there is none with neighbouring elements in them, or
-    rows have more than two strides. Without a view: contiguous."""
+    """Return where the rows of k elements of a tensor or view begin; None where the elements of a
+    row are not contiguous, or the rows have more than two strides. Without a view: contiguous
+    rows."""
     if view is None or view.is_contiguous():
         return RowStrides(k, 1, 0)
     sizes, strides = list(view.shape), [view.stride(i) for i in range(view.dim())]
@@ -161,11 +164,12 @@ class RowQuantOp(Op):
     def call_of(self, arch: str = "gfx950", cu_num: int | None = None, **values: Any) -> Call:
         quant = values.get("quant", next(iter(FORMATS)))
         default = default_dtype(quant, arch)
-        given = {"dtype": default, "static_scale": quant == "fp8_tensor", **values}
-        return super().call_of(arch, cu_num, **given)
+        defaults = {"dtype": default, "static_scale": quant == "fp8_tensor", **values}
+        return super().call_of(arch, cu_num, **defaults)
 
     def row_size(self, columns: int) -> int:
-        """Elements of a row of results, by those of a row of x, the op's last size."""
+        """Return the elements of a row of results for rows of x of `columns`, the op's last
+        size."""
         return columns
 
     def result_sizes(self, c: Call) -> Mapping[str, int]:
@@ -180,12 +184,13 @@ class RowQuantOp(Op):
 
 
 def default_dtype(quant: str, arch: str) -> torch.dtype:
-    """The payload's dtype: of FP8 with fp32 scales what the chip's matrix cores multiply."""
+    """Return the payload's default dtype: for FP8 with fp32 scales the one that the architecture's
+    matrix cores multiply."""
     return fp8_of(arch) if quant.startswith("fp8") else FORMATS[quant].dtypes[0]
 
 
 def quant_sizes(c: Call, rows: int, k: int) -> Mapping[str, int]:
-    """The sizes of payload and scale."""
+    """Return the sizes of payload [rows, columns] and scale [scale_rows, scale_columns]."""
     format = FORMATS[c.quant]
     groups = k // format.block if format.block else 1
     scale = (rows, groups) if c.quant != "fp8_tensor" else (0, 0)
@@ -195,23 +200,23 @@ def quant_sizes(c: Call, rows: int, k: int) -> Mapping[str, int]:
 
 
 def store_numbers(c: Call, rows: int, k: int) -> dict[str, int]:
-    """The numbers of a launch that say where payload and scale go: from row to row, in bytes and in
-    elements, and from group to group."""
+    """Return the launch's numbers that say where payload and scale are stored: strides between
+    rows, in bytes and in elements, and between groups along K."""
     sizes = quant_sizes(c, rows, k)
     scale = (1, rows) if c.transpose_scale else (sizes["scale_columns"], 1)
     return {"out_outer": sizes["columns"], "scale_row": scale[0], "scale_k": scale[1]}
 
 
 def row_refusal(c: Call) -> tuple[str, str, str, str] | None:
-    """A residual whose dtype is not x's: a refusal, or None."""
+    """Return a refusal of a residual whose dtype is not that of x, or None."""
     if c.tensors.get("residual") is None or c.residual_dtype == c.x_dtype:
         return None
-    expected, got = (str(d).removeprefix("torch.") for d in (c.x_dtype, c.residual_dtype))
-    return "residual", f"{expected}, as x is", got, "convert it first"
+    x_dtype, residual_dtype = (str(d).removeprefix("torch.") for d in (c.x_dtype, c.residual_dtype))
+    return "residual", f"{x_dtype}, as x is", residual_dtype, "convert it first"
 
 
 def check_out_of_rows(name: str, out: Any, *inputs: Any) -> None:
-    """A result of rows may be the first input itself; any other overlap is refused, as rows are
+    """Check that a result of rows is the first input itself or overlaps no input, because rows are
     written in no order. Raises ValueError."""
     if out is None:
         return
@@ -224,13 +229,16 @@ def check_out_of_rows(name: str, out: Any, *inputs: Any) -> None:
         )
     x = inputs[0]
     is_x = out.data_ptr() == x.data_ptr() and out.shape == x.shape and out.stride() == x.stride()
-    others = dict(zip(("x", "weight", "residual"), inputs, strict=False))
-    given = {n: t for n, t in others.items() if t is not None and not (is_x and n == "x")}
-    check_no_overlap(name, "out", out, given)
+    named_tensors = dict(zip(("x", "weight", "residual"), inputs, strict=False))
+    named_inputs = {
+        n: t for n, t in named_tensors.items() if t is not None and not (is_x and n == "x")
+    }
+    check_no_overlap(name, "out", out, named_inputs)
 
 
 def payload_dtype(quant: str, x: Any) -> torch.dtype:
-    """The dtype that a call without one gets; of a word that is none, any: the op refuses it."""
+    """Return the payload's dtype of a call that names none, by the device of x; for an unknown
+    `quant`, which the op refuses, any."""
     if quant not in FORMATS or not isinstance(x, torch.Tensor):
         return fp8_blockscale.OCP
     if not quant.startswith("fp8") or x.device.type not in ("cpu", "cuda"):
@@ -244,28 +252,30 @@ def quantised(
     static_scale: torch.Tensor | None,
     transpose_scale: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What a call returns: the scale as [M, groups], and the caller's where it has passed one."""
+    """Return what a call returns: the payload, and the scale as [M, groups], or the caller's
+    static_scale."""
     if static_scale is not None:
         return payload, static_scale
     return payload, scale.T if transpose_scale else scale
 
 
 def fit_scale(c: Call) -> Mapping[str, Any]:
-    """The static scale of a random problem."""
+    """Return the static scale of a random problem, None where the call has none."""
     scale = torch.full((1,), 1 / 64) if c.has("static_scale") else None
     return {"static_scale": scale}
 
 
 def quant_refusal(c: Call, k: int) -> tuple[str, str, str, str] | None:
-    """What a quantisation asks of a row's size, dtype and scale: a refusal, or None."""
+    """Return a refusal of a row size `k`, dtype or scale that does not fit the quantisation, or
+    None."""
     format = FORMATS[c.quant]
     if format.block and k % format.block:
         expected = f"a multiple of {format.block} for quant {c.quant!r}"
         return "K", expected, f"K={k}", "pad it with zeros, or take fp8_token"
     if c.dtype not in format.dtypes:
         names = " or ".join(str(d).removeprefix("torch.") for d in format.dtypes)
-        got = str(c.dtype).removeprefix("torch.")
-        return "dtype", f"{names} for quant {c.quant!r}", got, "pass one of these"
+        dtype_name = str(c.dtype).removeprefix("torch.")
+        return "dtype", f"{names} for quant {c.quant!r}", dtype_name, "pass one of these"
     if c.has("static_scale") != (c.quant == "fp8_tensor"):
         expected = "a tensor for quant 'fp8_tensor', and None for others"
         return "static_scale", expected, f"quant={c.quant!r}", "pass it where it is used"
@@ -281,7 +291,8 @@ def quantise_rows(
     transpose_scale: bool,
     dtype: torch.dtype,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """[M, K] quantised in plain torch: payload and scale with the bits of HIP's."""
+    """Quantise y [M, K] in plain torch; return payload and scale with the same bits as HIP's. For
+    fp8_tensor the scale is empty, because the caller has it."""
     k = y.shape[-1]
     if quant == "fp8_group":
         return fp8_blockscale.reference(y, 1, transpose_scale, dtype)
@@ -290,8 +301,8 @@ def quantise_rows(
         return payload.view(y.shape), scale
     if quant == "fp8_tensor":
         assert static_scale is not None
-        most = fp8_blockscale.max_of(dtype)
-        scaled = (y.float() * (1.0 / static_scale)).clamp(-most, most)
+        max_value = fp8_blockscale.max_of(dtype)
+        scaled = (y.float() * (1.0 / static_scale)).clamp(-max_value, max_value)
         return scaled.to(dtype), static_scale.new_empty(0, 0)
     payload = y.new_empty(*y.shape[:-1], k // 2 if quant == "mxfp4" else k, dtype=dtype)
     scale = y.new_empty(*y.shape[:-1], k // mxfp8.BLOCK, dtype=E8M0)

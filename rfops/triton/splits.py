@@ -1,8 +1,8 @@
-"""Triton GEMMs whose programs share out K: fp32 sums of each part, and their sum.
+"""Split-K for Triton GEMMs: fp32 partials of each split of K, and their sum.
 
-    run = in_splits(device, splits, m, n, gemm)  # gemm(parts or out, *inputs) launches
+    run = in_splits(device, splits, m, n, gemm)  # gemm(partials or out, *inputs) launches
 
-Parts are [splits, M, N] in scratch memory that is kept from call to call.
+Partials are [splits, M, N] fp32 in a workspace that is kept from call to call.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ _COLUMNS = 256  # of a row, a program
 
 
 def in_splits(device: torch.device, splits: int, m: int, n: int, gemm: Run) -> Run:
-    """A launch of `gemm` into out[M, N], of any distance from row to row."""
+    """Return the launch of a GEMM into out [M, N], with any stride between rows: `gemm` itself with
+    one split, otherwise `gemm` into partials and their sum in the order of splits."""
     if splits == 1:
         return gemm
     workspace = Workspace(device, ((splits, m, n), torch.float32))
     constants = {"SPLITS": splits, "COLUMNS": _COLUMNS}
     add = BoundTriton("rfops.triton.split_kernels", "add_splits", device, constants)
-    launch = add.prepare("out parts", strides={"out": "out_m _"})
+    launch = add.prepare("out partials", strides={"out": "out_m _"})
     run_add = launch((m, ceil(n, _COLUMNS), 1), m=m, n=n)
 
     def run(out: torch.Tensor, *inputs: torch.Tensor) -> None:

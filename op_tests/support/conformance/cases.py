@@ -84,8 +84,8 @@ def paged(arch: str, lens: Sequence[int], heads: int = 16, **options: Any) -> ml
     return p
 
 
-def starts(rows: int, each: int = 1) -> Tensor:
-    return torch.arange(0, rows * each + 1, each, dtype=I32)
+def starts(rows: int, rows_per_sequence: int = 1) -> Tensor:
+    return torch.arange(0, rows * rows_per_sequence + 1, rows_per_sequence, dtype=I32)
 
 
 def keys_of(p: mla_problems.Problem) -> list[Tensor]:
@@ -150,8 +150,8 @@ def bf16_experts(
 def fp8_experts(arch: str, e: int = 8, d: int = 256, i: int = 128, mark: bool = True) -> Experts:
     result = []
     for w in (normal(e, 2 * i, d, dtype=F32) / d**0.5, normal(e, d, i, dtype=F32) / i**0.5):
-        each = [reference.quant_fp8(item, 128, False, fp8_of(arch)) for item in w]
-        result += [torch.stack([item[n] for item in each]) for n in (0, 1)]
+        items = [reference.quant_fp8(item, 128, False, fp8_of(arch)) for item in w]
+        result += [torch.stack([item[n] for item in items]) for n in (0, 1)]
     w1, s1, w2, s2 = result
     exact = reference.fp8_weight(w1, s1), reference.fp8_weight(w2, s2)
     shuffle = shuffled if mark else lambda w: w

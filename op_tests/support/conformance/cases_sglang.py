@@ -216,14 +216,14 @@ def chosen_pages(p: Any) -> Tensor:
 
 def get_valid_kv_indices(table: Tensor, indptr: Tensor, indices: Tensor, rows: int) -> None:
     for row in range(rows):
-        own = table[row][table[row] != -1]
-        indices[int(indptr[row]) : int(indptr[row]) + len(own)] = own
+        row_pages = table[row][table[row] != -1]
+        indices[int(indptr[row]) : int(indptr[row]) + len(row_pages)] = row_pages
 
 
 @sglang(each=(("decode", False), ("decode", True), ("extend", False), ("extend", True)))
 def sparse(world: World, form: tuple[str, bool]) -> None:
     """DeepSeek-V3.2: buffers of kv_indptr and kv_indices that are longer than a step's."""
-    which, fp8 = form
+    phase, fp8 = form
     module = world.load(
         f"{LAYERS}.attention.dsa_backend",
         get_valid_kv_indices=get_valid_kv_indices,
@@ -231,7 +231,7 @@ def sparse(world: World, form: tuple[str, bool]) -> None:
     )
     p = paged(world.arch, [5, 33, 1], fp8=fp8, q_fp8=fp8)
     rows = len(p.lens)
-    last = {"kv_last_page_lens": torch.ones(rows, dtype=I32)}
+    page_metadata = {"kv_last_page_lens": torch.ones(rows, dtype=I32)}
     self = words(
         need_pad_heads=False,
         head_repeat_factor=1,
@@ -239,12 +239,12 @@ def sparse(world: World, form: tuple[str, bool]) -> None:
         kv_indptr=torch.zeros(65, dtype=I32),
         kv_indices=torch.zeros(4096, dtype=I32),
         device="cpu",
-        _prepare_aiter_dsa_decode_metadata=lambda *_: METADATA | last,
+        _prepare_aiter_dsa_decode_metadata=lambda *_: METADATA | page_metadata,
     )
     layer, cache = radix(), p.kv.view(-1, 1, 576)
     metadata = words(cu_seqlens_q=starts(rows), max_seq_len_q=1)
     cls = module.DeepseekSparseAttnBackend
-    if which == "decode":
+    if phase == "decode":
         out = cls._forward_aiter(self, p.q, cache, chosen_pages(p), layer, metadata, rows)
     else:
         out = cls._forward_aiter_extend(self, p.q, cache, chosen_pages(p), layer)
@@ -257,7 +257,7 @@ def sparse(world: World, form: tuple[str, bool]) -> None:
 
 def run_experts(
     world: World,
-    given: Experts,
+    experts: Experts,
     kind: str,
     quantise: Any,
     m: int = 8,
@@ -270,7 +270,7 @@ def run_experts(
     module = world.load(
         f"{LAYERS}.moe.moe_runner.aiter", _SMALLM_MOE_ON=False, _MOE_SORTING_DISPATCH_POLICY=0
     )
-    own = {
+    config_values = {
         "activation": "silu",
         "is_gated": True,
         "no_combine": False,
@@ -279,12 +279,12 @@ def run_experts(
         "gemm1_clamp_limit": None,
         "gate_up_interleaved": False,
     }
-    self = words(config=words(**own | (config or {})))
+    self = words(config=words(**config_values | (config or {})))
     quant = {
-        "w13_weight": given.w1,
-        "w2_weight": given.w2,
-        "w13_scale": given.w1_scale,
-        "w2_scale": given.w2_scale,
+        "w13_weight": experts.w1,
+        "w2_weight": experts.w2,
+        "w13_scale": experts.w1_scale,
+        "w2_scale": experts.w2_scale,
         "a13_scale": None,
         "a2_scale": None,
         "b13": None,
@@ -297,8 +297,8 @@ def run_experts(
         "fp8_activations": False,
         "fused_moe_kwargs": None,
     }
-    d = given.exact[1].shape[1]
-    x, (weights, selected) = normal(m, d), choice(m, len(given.exact[0]), 2)
+    d = experts.exact[1].shape[1]
+    x, (weights, selected) = normal(m, d), choice(m, len(experts.exact[0]), 2)
     ids = selected if ids is None else ids
     given_to_it = {
         "hidden_states": x,
@@ -318,9 +318,9 @@ def run_experts(
     mask = quant_info.expert_mask
     local = ids
     if mask is not None:
-        here = mask > 0
-        local = torch.where(here, here.cumsum(0) - 1, -1)[ids.long()]
-    expected = reference.experts(x[:rows], *given.exact, weights[:rows], local[:rows], quantise)
+        is_local = mask > 0
+        local = torch.where(is_local, is_local.cumsum(0) - 1, -1)[ids.long()]
+    expected = reference.experts(x[:rows], *experts.exact, weights[:rows], local[:rows], quantise)
     reference.assert_rows(out[:rows], expected)
 
 
@@ -345,9 +345,9 @@ def experts_bf16(world: World, m: int) -> None:
         module.copy_or_rebind_param(
             layer, name, shuffle_weight(getattr(layer, name).data, (16, 16))
         )
-    given = Experts(layer.w13_weight, layer.w2_weight, (w1.double(), w2.double()))
-    assert not hasattr(given.w1, "is_shuffled")
-    run_experts(world, given, "NONE", None, m)
+    experts = Experts(layer.w13_weight, layer.w2_weight, (w1.double(), w2.double()))
+    assert not hasattr(experts.w1, "is_shuffled")
+    run_experts(world, experts, "NONE", None, m)
 
 
 @sglang()
@@ -396,8 +396,8 @@ def experts_mxfp4(world: World, m: int) -> None:
 @sglang(refused="a1_scale")
 def experts_quantised_before(world: World) -> None:
     x, scale = reference.quant_fp8(normal(8, 256, dtype=F32), 1, False, fp8_of(world.arch))
-    given = fp8_experts(world.arch)
-    run_experts(world, given, "PER_128X128", None, hidden_states=x, a1_scale=scale)
+    experts = fp8_experts(world.arch)
+    run_experts(world, experts, "PER_128X128", None, hidden_states=x, a1_scale=scale)
 
 
 @sglang(refused="no_combine")
@@ -516,13 +516,13 @@ def run_linear(world: World, module: Any, m: int, is_shuffled: bool, is_quantise
     x = normal(m, k)
     payload, scale = reference.quant_fp8(x, 1, False, fp8_of(world.arch))
     stored = shuffled(w) if is_shuffled else w
-    given, input_scale = (payload, scale) if is_quantised else (x, None)
+    x_argument, input_scale = (payload, scale) if is_quantised else (x, None)
     if is_quantised and module._use_aiter_bpreshuffle_gfx95 and m > 1:
         input_scale = scale.T.contiguous().view(scale.shape)  # transposed memory, rows in name
         if not module.use_aiter_triton_gemm_w8a8_tuned_gfx950(n, k):
             input_scale = scale  # materialised by the layer
     out = module.aiter_w8a8_block_fp8_linear(
-        given, parameter(stored, False), [128, 128], parameter(w_scale, False), input_scale
+        x_argument, parameter(stored, False), [128, 128], parameter(w_scale, False), input_scale
     )
     assert out.dtype == BF16
     reference.assert_product(out, reference.fp8_rows(payload, scale), exact)
@@ -667,8 +667,8 @@ def mxfp4_linear_triton(world: World, dim: int) -> None:
     w, scale, exact = mxfp4_weight(256, 512)
     layer = words(weight=parameter(w, False), weight_scale=parameter(scale, False))
     x = normal(6, 512)
-    given = x if dim == 2 else x.view(2, 3, 512)
-    out = module.QuarkW4A4MXFP4.apply_weights(words(out_dtype=BF16), layer, given)
+    x_argument = x if dim == 2 else x.view(2, 3, 512)
+    out = module.QuarkW4A4MXFP4.apply_weights(words(out_dtype=BF16), layer, x_argument)
     reference.assert_product(out.reshape(6, 256), mxfp4_rows(x), exact)
 
 
@@ -679,8 +679,8 @@ def mxfp4_linear_quantised_before(world: World) -> None:
     layer = words(weight=parameter(w, False), weight_scale=parameter(scale, False))
     x = normal(6, 512)
     payload, x_scale = quant_mxfp4_ref(x, "even")
-    given = payload.view(U8), x_scale.view(U8)
-    out = module.QuarkW4A4MXFP4.apply_weights(words(out_dtype=BF16), layer, given)
+    x_argument = payload.view(U8), x_scale.view(U8)
+    out = module.QuarkW4A4MXFP4.apply_weights(words(out_dtype=BF16), layer, x_argument)
     reference.assert_product(out, mxfp4_rows(x), exact)
 
 
@@ -723,21 +723,21 @@ def mxfp4_quantiser_of_weights(world: World) -> None:
 
 
 @sglang(each=("w13", "w2", "shared"))
-def mxfp4_quantiser_when_loaded(world: World, which: str) -> None:
+def mxfp4_quantiser_when_loaded(world: World, weight_name: str) -> None:
     """QuarkW4A4MXFp4MoE, expert by expert."""
     module = world.load(f"{QUANT}.quark.schemes.quark_w4a4_mxfp4_moe")
     import aiter.ops.triton.quant as own
 
     module.dynamic_mxfp4_quant = own.dynamic_mxfp4_quant
     cls, x = module.QuarkW4A4MXFp4MoE, normal(3, 64, 256)
-    if which == "shared":
+    if weight_name == "shared":
         result = cls.quantize_shared_expert(None, x[0], torch.device("cpu"))
         return assert_mxfp4(result, x[0])
-    name = f"{which}_weight"
+    name = f"{weight_name}_weight"
     scales = torch.zeros(3, 64, 8, dtype=U8)
     layer = words(_load_device="cpu", **{name: parameter(x, False), f"{name}_scale": scales})
     world.covers("QuarkW4A4MXFp4MoE.get_online_weight_loader", "dynamic_mxfp4_quant")
-    getattr(cls, f"_quantize_{which}_online")(None, layer, own.dynamic_mxfp4_quant)
+    getattr(cls, f"_quantize_{weight_name}_online")(None, layer, own.dynamic_mxfp4_quant)
     return assert_mxfp4((getattr(layer, name).data, getattr(layer, f"{name}_scale")), x)
 
 

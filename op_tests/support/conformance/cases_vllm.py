@@ -15,7 +15,7 @@ __all__ = ["prepare", "rows", "vllm_attention", "vllm_experts", "vllm_linear", "
 @vllm()
 def signatures(world: World) -> None:
     """A wrapper has its callee's parameters, by which vLLM decides what it passes."""
-    module, own = world.load("vllm._aiter_ops"), ops(world)
+    module, served_ops = world.load("vllm._aiter_ops"), ops(world)
     world.covers("_check_aiter_mla_fp8_support", "mla_decode_fwd")
     assert module._check_aiter_mla_fp8_support()
     for name, target in (
@@ -25,4 +25,4 @@ def signatures(world: World) -> None:
         ("topk_softmax_supports_fused_sigmoid", "topk_softmax"),
     ):
         world.covers(f"rocm_aiter_ops.{name}", target)
-        assert getattr(own, name)(), name
+        assert getattr(served_ops, name)(), name

@@ -30,7 +30,7 @@ import torch
 import rfops
 from rfops.plugins import around, callees
 
-from .sites import ALIASES, MADE, Engine, Site
+from .sites import ALIASES, MADE_FUNCTION, Engine, Site
 
 Words = dict[str, Any]
 
@@ -306,7 +306,7 @@ class World:
         """Each statement of the module's file; one that fails over stubs is left out."""
         position, text = self.source(module.__name__)
         module.__file__ = self.file(position)
-        own = {
+        module_names = {
             k.rpartition(".")[2]: v
             for k, v in self._settings.items()
             if k.rpartition(".")[0] == module.__name__
@@ -320,8 +320,8 @@ class World:
                 exec(compile(tree, module.__file__, "exec", flags=flags), module.__dict__)
             except Exception as error:
                 module.left_out.append((statement.lineno, error))  # type: ignore[attr-defined]
-            module.__dict__.update({k: v for k, v in own.items() if k in module.__dict__})
-        module.__dict__.update(own)
+            module.__dict__.update({k: v for k, v in module_names.items() if k in module.__dict__})
+        module.__dict__.update(module_names)
 
     def file(self, position: str) -> str:
         return f"/{self.engine.name}.whl/{position}"
@@ -403,12 +403,12 @@ class World:
         def watched(*args: Any, **kwargs: Any) -> Any:
             note = Seen(callee.target, self.passed())
             self.seen.append(note)
-            engaged, left = callee.engaged, callee.left.copy()
+            engaged, declined = callee.engaged, callee.left.copy()
             try:
                 return wrapped(*args, **kwargs)
             finally:
                 note.engaged = callee.engaged > engaged
-                note.why = "; ".join(callee.left - left)
+                note.why = "; ".join(callee.left - declined)
 
         return watched
 
@@ -418,16 +418,16 @@ class World:
             self.seen.append(Seen(callee.target, self.passed(), True))
             result = wrapped(kind)
             note = functools.partial(self.watch, callee)
-            return note(result) if kind == QuantType.per_1x128 else self._other(result)
+            return note(result) if kind == QuantType.per_1x128 else self._note_unserved(result)
 
         return make
 
-    def _other(self, result: Callable[..., Any]) -> Callable[..., Any]:
+    def _note_unserved(self, result: Callable[..., Any]) -> Callable[..., Any]:
         """A quantiser that the plugin has no op for: the original's, seen too."""
 
         @functools.wraps(result)
         def call(*args: Any, **kwargs: Any) -> Any:
-            self.seen.append(Seen(MADE, self.passed(), False, "another quantiser"))
+            self.seen.append(Seen(MADE_FUNCTION, self.passed(), False, "another quantiser"))
             return result(*args, **kwargs)
 
         return call
@@ -476,7 +476,9 @@ class World:
         shuffle.shuffle_weight = aiter.shuffle_weight = shuffle_weight
         aiter.per_1x32_f4_quant_hip = per_1x32_f4_quant_hip
         importlib.import_module("aiter.utility.fp4_utils").e8m0_shuffle = e8m0_shuffle
-        result = {kind: _original(MADE, signature) for kind, signature in QUANTISERS.items()}
+        result = {
+            kind: _original(MADE_FUNCTION, signature) for kind, signature in QUANTISERS.items()
+        }
         group = result[QuantType.per_1x128]
         result[QuantType.per_1x128] = functools.partial(group, group_size=128)
         for target, signature in SIGNATURES.items():
@@ -494,7 +496,7 @@ class World:
                 setattr(importlib.import_module(module), name, function)
         for name, target in ALIASES.items():
             module, _, leaf = name.rpartition(".")
-            setattr(importlib.import_module(module), leaf, _found(target))
+            setattr(importlib.import_module(module), leaf, _find_target(target))
 
     def _register(self) -> None:
         """The plugin's own registration, and a watch around each of its wrappers."""
@@ -502,8 +504,8 @@ class World:
         for callee in (*callees.AITER, *callees.VLLM):
             if callee.target.partition(".")[0] not in ("aiter", self.engine.name):
                 continue
-            others = (name for name, target in ALIASES.items() if target == callee.target)
-            for name in (callee.target, *others):
+            aliases = (name for name, target in ALIASES.items() if target == callee.target)
+            for name in (callee.target, *aliases):
                 module, _, leaf = name.rpartition(".")
                 wrapped = getattr(sys.modules[module], leaf)
                 is_maker = isinstance(callee, around.Maker)
@@ -551,7 +553,7 @@ def _forget(values: Iterable[Any]) -> None:
             callee.answers.clear()
 
 
-def _found(target: str) -> Any:
+def _find_target(target: str) -> Any:
     module, _, name = target.rpartition(".")
     return getattr(sys.modules[module], name)
 

@@ -80,18 +80,18 @@ def replay(world: World, case: Case) -> Verdict:
         pass
     except Exception as error:  # a result that is wrong, or a mistake of the case
         fault = f"{type(error).__name__}: {error}"
-    passed = {site for seen in world.seen for site in seen.sites} | world.covered
+    passed = {site for note in world.seen for site in note.sites} | world.covered
     sites = {site.key for site in passed if site.function}  # a module is imported once for all
-    left = [seen for seen in world.seen if not seen.engaged]
-    reason = "; ".join(dict.fromkeys(seen.why for seen in left))
+    declined = [note for note in world.seen if not note.engaged]
+    reason = "; ".join(dict.fromkeys(note.why for note in declined))
     if not world.seen and not world.covered and not fault:
         fault = "no callee was called"
-    if case.refused and not left:
+    if case.refused and not declined:
         fault = f"engages now, or is wrong: strike its refusal ({case.refused}). {fault}"
     elif case.refused and not re.search(case.refused, reason):
         fault = f"refused for another reason than {case.refused}: {reason}"
     elif case.refused:
         fault = ""
-    elif left:
-        fault = f"left to {left[0].target}: {reason}"
+    elif declined:
+        fault = f"left to {declined[0].target}: {reason}"
     return Verdict(frozenset(sites), reason, fault)

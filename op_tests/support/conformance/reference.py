@@ -22,7 +22,7 @@ BLOCK = 128
 # Of a row's norm: the roundings of a result to bf16, and of what is between (P, or h and each
 # expert's row), err by 2^-8 / sqrt(3) = 2.3e-3 at most, in the root of the mean square; four of
 # them by twice that. A code of FP8 or FP4 that falls the other way is rare and adds little.
-SHARE = 5e-3
+MAX_RELATIVE_L2 = 5e-3
 
 
 def assert_close(actual: Tensor, expected: Tensor, bound: Tensor) -> None:
@@ -39,17 +39,17 @@ def assert_close(actual: Tensor, expected: Tensor, bound: Tensor) -> None:
 
 
 def assert_rows(actual: Tensor, expected: Tensor) -> None:
-    """Each row within SHARE of its norm."""
+    """Each row within MAX_RELATIVE_L2 of its norm."""
     assert actual.shape == expected.shape, (
         f"shape {list(actual.shape)}, expected {list(expected.shape)}"
     )
     error = (actual.double() - expected).norm(dim=-1)
     relative = error / expected.norm(dim=-1).clamp(min=1e-9)
     relative = torch.where(relative.isnan(), math.inf, relative)
-    if relative.numel() and relative.max() > SHARE:
+    if relative.numel() and relative.max() > MAX_RELATIVE_L2:
         offset = tuple(int(i) for i in torch.unravel_index(relative.argmax(), relative.shape))
         raise AssertionError(
-            f"row {offset}: relative L2 {relative[offset]:.3e}, expected {SHARE} at most"
+            f"row {offset}: relative L2 {relative[offset]:.3e}, expected {MAX_RELATIVE_L2} at most"
         )
 
 
@@ -74,13 +74,13 @@ def assert_attention(
     """Each head's row, and lse to fp32's sums and its dtype's rounding. Rows without a token have
     no result."""
     out, wanted_lse = expected
-    some = wanted_lse[:, 0] > -math.inf
-    assert_rows(actual[some], out[some])
+    has_keys = wanted_lse[:, 0] > -math.inf
+    assert_rows(actual[has_keys], out[has_keys])
     if lse is not None:
         assert torch.equal(lse == -math.inf, wanted_lse == -math.inf), "lse of rows without a token"
-        exact = wanted_lse[some]
+        exact = wanted_lse[has_keys]
         limit = (2e-5 + HALF_ULP[lse.dtype]) * (1 + exact.abs())
-        assert_close(lse[some], exact, limit)
+        assert_close(lse[has_keys], exact, limit)
 
 
 # ---------------------------------------------------------------- linear layers
@@ -88,8 +88,8 @@ def assert_attention(
 
 def fp8_weight(w: Tensor, scale: Tensor) -> Tensor:
     """Values of [..., N, K] with scales of 128 x 128."""
-    wide = scale.double().repeat_interleave(BLOCK, -2).repeat_interleave(BLOCK, -1)
-    return w.double() * wide[..., : w.shape[-2], : w.shape[-1]]
+    element_scales = scale.double().repeat_interleave(BLOCK, -2).repeat_interleave(BLOCK, -1)
+    return w.double() * element_scales[..., : w.shape[-2], : w.shape[-1]]
 
 
 def fp8_rows(x: Tensor, scale: Tensor) -> Tensor:
@@ -135,8 +135,8 @@ def experts(
     inner = w2.shape[2]
     for e in ids[ids >= 0].unique().tolist():
         token, j = (ids == e).nonzero(as_tuple=True)
-        both = rows[token] @ w1[e].T
-        h = torch.nn.functional.silu(both[:, :inner]) * both[:, inner:]
+        gate_up = rows[token] @ w1[e].T
+        h = torch.nn.functional.silu(gate_up[:, :inner]) * gate_up[:, inner:]
         h = h if quantise is None else quantise(h.to(x.dtype))
         out.index_add_(0, token, weights[token, j].double()[:, None] * (h @ w2[e].T))
     return out
@@ -197,8 +197,8 @@ def assert_aligned(actual: Any, ids: Tensor, block: int, num_experts: int, exper
     used, rows = int(padded), ids.flatten()
     expert = rows.long()
     if expert_map is not None:
-        known = (expert >= 0) & (expert < len(expert_map))
-        expert = torch.where(known, expert_map.long()[expert.clamp(0, len(expert_map) - 1)], -1)
+        is_mapped = (expert >= 0) & (expert < len(expert_map))
+        expert = torch.where(is_mapped, expert_map.long()[expert.clamp(0, len(expert_map) - 1)], -1)
     assert used % block == 0
     results: list[int] = []
     for start in range(0, used, block):
@@ -206,5 +206,5 @@ def assert_aligned(actual: Any, ids: Tensor, block: int, num_experts: int, exper
         assert all(int(expert[r]) == int(expert_ids[start // block]) for r in members), start
         results += members
     expected = [r for r in range(len(rows)) if expert[r] >= 0 or expert_map is not None]
-    here = [r for r in expected if expert[r] >= 0]
-    assert sorted(r for r in results if expert[r] >= 0) == here
+    local_rows = [r for r in expected if expert[r] >= 0]
+    assert sorted(r for r in results if expert[r] >= 0) == local_rows

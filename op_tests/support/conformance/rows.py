@@ -25,10 +25,10 @@ QUANT = "aiter.ops.quant"
 NORM_QUANT = "aiter.ops.triton.fused_fp8_quant.fused_rms_fp8_group_quant"
 CLAMP = "aiter.ops.triton.fusions.fused_clamp_act_mul.fused_clamp_act_mul"
 ANOTHER_LAUNCH = "rfops needs a launch more for res1, and for output_unquantized_inp1"
-Given = Mapping[str, Any]
+Values = Mapping[str, Any]
 
 
-def replay(world: World, site: Site, target: str, given: Given) -> tuple[Any, Given]:
+def replay(world: World, site: Site, target: str, values: Values) -> tuple[Any, Values]:
     """The site's call: its result, and the arguments by name. Literals are the site's own, all else
     is from `given`."""
     module, _, name = target.rpartition(".")
@@ -37,18 +37,18 @@ def replay(world: World, site: Site, target: str, given: Given) -> tuple[Any, Gi
     exec(f"def theirs({SIGNATURES[target]}): ...", space)
     parameters = list(inspect.signature(space["theirs"]).parameters)
     node = world.node(site)
-    by_position = [_value(a, given, p) for a, p in zip(node.args, parameters, strict=False)]
-    by_name = {k.arg: _value(k.value, given, k.arg) for k in node.keywords if k.arg}
+    by_position = [_value(a, values, p) for a, p in zip(node.args, parameters, strict=False)]
+    by_name = {k.arg: _value(k.value, values, k.arg) for k in node.keywords if k.arg}
     result = world.call(site, function, *by_position, names=by_name)
     passed = dict(zip(parameters, by_position, strict=False)) | by_name
     return result, passed
 
 
-def _value(node: ast.expr, given: Given, name: str) -> Any:
+def _value(node: ast.expr, values: Values, name: str) -> Any:
     try:
         return ast.literal_eval(node)
     except ValueError:
-        return given[name]
+        return values[name]
 
 
 # ---------------------------------------------------------------- what must come of it
@@ -83,7 +83,7 @@ def check_norm(world: World, site: Site) -> None:
 def check_norm_quant(world: World, site: Site) -> None:
     x, w, fp8 = normal(ROWS, COLUMNS), normal(COLUMNS), fp8_of(world.arch)
     second, second_w = normal(ROWS, 128), normal(128)
-    given = {
+    values = {
         "inp1": x,
         "inp1_weight": w,
         "inp1_epsilon": EPS,
@@ -96,11 +96,11 @@ def check_norm_quant(world: World, site: Site) -> None:
         "output_unquantized_inp1": False,
         "transpose_scale": False,
     }
-    ((payload, scale), *others), passed = replay(world, site, NORM_QUANT, given)
+    ((payload, scale), *other_results), passed = replay(world, site, NORM_QUANT, values)
     assert_fp8(payload, scale, norm(x, w))
-    assert others[0] is None and others[2] is None
+    assert other_results[0] is None and other_results[2] is None
     if passed.get("inp2") is not None:
-        assert_bf16(others[1], norm(second, second_w))
+        assert_bf16(other_results[1], norm(second, second_w))
 
 
 def activation(x: Tensor, limit: float) -> Tensor:
@@ -118,13 +118,13 @@ def check_silu(world: World, site: Site) -> None:
 
 def check_clamp(world: World, site: Site) -> None:
     x, fp8 = normal(ROWS, 2 * COLUMNS), fp8_of(world.arch)
-    given = {"inp": x, "out": nan(ROWS, COLUMNS), "swiglu_limit": 0.5, "transpose_scale": True}
-    made, passed = replay(world, site, CLAMP, {**given, "dtype_quant": fp8})
+    values = {"inp": x, "out": nan(ROWS, COLUMNS), "swiglu_limit": 0.5, "transpose_scale": True}
+    result, passed = replay(world, site, CLAMP, {**values, "dtype_quant": fp8})
     expected = activation(x, passed["swiglu_limit"])
     if passed.get("dtype_quant") is None:
-        assert_bf16(made, expected)
+        assert_bf16(result, expected)
         return
-    payload, scale = made
+    payload, scale = result
     if scale.dtype == torch.uint8:
         scale = (scale.double() - 127).exp2()
     assert_fp8(payload, scale.T if passed.get("transpose_scale") else scale, expected)
@@ -137,8 +137,8 @@ def check_quant(world: World, site: Site) -> None:
         torch.full((1,), 0.04) if "static" in site.target else torch.zeros(1 if is_tensor else ROWS)
     )
     scale = scale if is_tensor else scale.view(-1, 1)
-    given = {"out": out, "input": x, "scale": scale, "scales": scale}
-    replay(world, site, site.target, given)
+    values = {"out": out, "input": x, "scale": scale, "scales": scale}
+    replay(world, site, site.target, values)
     assert_fp8(
         out.view(1, -1) if is_tensor else out,
         scale.view(-1, 1),
@@ -148,8 +148,8 @@ def check_quant(world: World, site: Site) -> None:
 
 def check_new_quant(world: World, site: Site) -> None:
     x = normal(ROWS, COLUMNS)
-    given = {"x": x, "quant_dtype": fp8_of(world.arch)}
-    (payload, scale), _ = replay(world, site, site.target, given)
+    values = {"x": x, "quant_dtype": fp8_of(world.arch)}
+    (payload, scale), _ = replay(world, site, site.target, values)
     assert_fp8(payload, scale, x.double())
 
 

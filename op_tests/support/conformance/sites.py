@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from rfops.plugins.callees import AITER, VLLM
 
 TARGETS = tuple(callee.target for callee in (*AITER, *VLLM))
-MADE = "aiter.get_hip_quant()"  # the function that get_hip_quant returns
+MADE_FUNCTION = "aiter.get_hip_quant()"  # the function that get_hip_quant returns
 # Methods that the plugin's classes override: the end of a file's name, the method, what overrides.
 METHODS = (
     ("", "forward_mqa", "vllm: RFOPS_MLA"),
@@ -129,9 +129,9 @@ class _File:
         if isinstance(node, ast.ImportFrom):
             base = node.module or ""
             if node.level:
-                parts = self.module.split(".")
+                packages = self.module.split(".")
                 up = node.level - self.is_package
-                base = ".".join([*parts[: len(parts) - up], *([node.module] if base else [])])
+                base = ".".join([*packages[: len(packages) - up], *([node.module] if base else [])])
         for alias in node.names:
             if base:
                 origin, name = f"{base}.{alias.name}", alias.asname or alias.name
@@ -147,16 +147,16 @@ class _File:
         elif isinstance(target, ast.Attribute) and ast.unparse(target.value) in ("self", "cls"):
             self.assigned.append((self.tree, f"self.{target.attr}", value))  # of any class
         elif isinstance(target, ast.Tuple) and isinstance(value, ast.Call):
-            for i, part in enumerate(target.elts):
-                if isinstance(part, ast.Name):
+            for i, element in enumerate(target.elts):
+                if isinstance(element, ast.Name):
                     offset = ast.Subscript(value, ast.Constant(i))
                     self.parents[offset] = node
-                    self.assigned.append((self.scope(node), part.id, offset))
+                    self.assigned.append((self.scope(node), element.id, offset))
 
     def _bind(self, scope: ast.AST, name: str, origin: str) -> bool:
-        known = self.bindings.setdefault(scope, {}).setdefault(name, set())
-        is_new = origin not in known
-        known.add(origin)
+        origins = self.bindings.setdefault(scope, {}).setdefault(name, set())
+        is_new = origin not in origins
+        origins.add(origin)
         return is_new
 
     def scope(self, node: ast.AST) -> ast.AST:
@@ -197,10 +197,12 @@ class _File:
             if result:
                 return {origin + dot + remaining for origin in result}
             scope = None if scope is self.tree else self.scope(scope)
-        own = f"{self.module}.{text}"  # a function of this file, where nothing else has its name
+        local_name = (
+            f"{self.module}.{text}"  # a function of this file, where nothing else has its name
+        )
         if text.startswith("torch.ops."):
             return {text}
-        return {own} if text in self.thin | _RELAYS else set()
+        return {local_name} if text in self.thin | _RELAYS else set()
 
     def spread(self) -> bool:
         """Bind names that are assigned from known ones; whether there was a new one."""
@@ -208,8 +210,8 @@ class _File:
         for node in self.returns:
             assert node.value is not None
             function = self.qualified(node).rpartition(".")[2]
-            parts = node.value.elts if isinstance(node.value, ast.Tuple) else ()
-            named = [(f"{function}[{i}]", part) for i, part in enumerate(parts)]
+            elements = node.value.elts if isinstance(node.value, ast.Tuple) else ()
+            named = [(f"{function}[{i}]", element) for i, element in enumerate(elements)]
             for name, value in [(function, node.value), *named]:
                 new = self.origins(value) - self.returned.get(name, set())
                 if new:
@@ -231,11 +233,11 @@ def _is_text(node: ast.expr) -> bool:
 
 
 def _dotted(node: ast.expr) -> str:
-    parts: list[str] = []
+    names: list[str] = []
     while isinstance(node, ast.Attribute):
-        parts.insert(0, node.attr)
+        names.insert(0, node.attr)
         node = node.value
-    return ".".join([node.id, *parts]) if isinstance(node, ast.Name) else ""
+    return ".".join([node.id, *names]) if isinstance(node, ast.Name) else ""
 
 
 class Engine:
@@ -274,13 +276,15 @@ class Engine:
             changed = False
             for file in self._files.values():
                 for bindings in file.bindings.values():
-                    for known in bindings.values():
-                        more = set().union(*(self._exports.get(origin, ()) for origin in known))
-                        changed |= not more <= known
-                        known |= more
+                    for origins in bindings.values():
+                        reached = set().union(
+                            *(self._exports.get(origin, ()) for origin in origins)
+                        )
+                        changed |= not reached <= origins
+                        origins |= reached
                 changed |= file.spread()
-                for name, known in file.bindings.get(file.tree, {}).items():
-                    expected = {o for o in known if self._target(o)}
+                for name, origins in file.bindings.get(file.tree, {}).items():
+                    expected = {o for o in origins if self._target(o)}
                     if expected - self._exports.get(f"{file.module}.{name}", set()):
                         self._exports.setdefault(f"{file.module}.{name}", set()).update(expected)
                         changed = True
@@ -318,11 +322,11 @@ class Engine:
         if origin in self.relays:
             return f"-> {self.relays[origin]}"
         origin = ALIASES.get(origin, origin)
-        if origin in TARGETS or origin == MADE:
+        if origin in TARGETS or origin == MADE_FUNCTION:
             return origin
         leaf = origin.rpartition(".")[2].removesuffix("()")
         if origin.startswith("aiter.") and leaf in _LEAVES and origin not in NAMESAKES:
-            return MADE if origin.endswith("()") else origin
+            return MADE_FUNCTION if origin.endswith("()") else origin
         return ""
 
     @staticmethod
@@ -392,17 +396,17 @@ class Engine:
 def _form(call: ast.Call | None) -> str:
     if call is None:
         return "use"
-    given = sum(not isinstance(a, ast.Starred) for a in call.args)
+    num_positional = sum(not isinstance(a, ast.Starred) for a in call.args)
     names = ["*" for a in call.args if isinstance(a, ast.Starred)]
     names += [k.arg or "**" for k in call.keywords]
-    return f"{given} + {', '.join(names)}" if names else str(given)
+    return f"{num_positional} + {', '.join(names)}" if names else str(num_positional)
 
 
 def _numbered(sites: Iterable[Site]) -> Iterator[Site]:
     """Sites that are equal are told apart by their order in the file."""
-    seen: dict[Site, set[int]] = {}
+    lines_by_site: dict[Site, set[int]] = {}
     for site in sorted(sites, key=lambda s: (s.place, s.line)):
-        lines = seen.setdefault(site, set())
+        lines = lines_by_site.setdefault(site, set())
         if site.line not in lines:
             lines.add(site.line)
             yield Site(

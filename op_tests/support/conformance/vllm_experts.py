@@ -43,7 +43,7 @@ MOE_CONFIG = {
 }
 
 
-def quant_config(given: Experts, **changes: Any) -> Any:
+def quant_config(experts: Experts, **changes: Any) -> Any:
     result = dict.fromkeys(
         (
             "use_fp8_w8a8",
@@ -54,7 +54,7 @@ def quant_config(given: Experts, **changes: Any) -> Any:
         ),
         False,
     ) | dict.fromkeys(("block_shape", "a1_scale", "a2_scale", "w1_bias", "w2_bias"))
-    return words(**result | {"w1_scale": given.w1_scale, "w2_scale": given.w2_scale} | changes)
+    return words(**result | {"w1_scale": experts.w1_scale, "w2_scale": experts.w2_scale} | changes)
 
 
 def of_width(i: int) -> dict[str, int]:
@@ -67,7 +67,7 @@ FP8_BLOCKS = {"use_fp8_w8a8": True, "block_shape": [128, 128]}
 
 def run_experts(
     world: World,
-    given: Experts,
+    experts: Experts,
     quantise: Any,
     m: int = 8,
     k: int = 2,
@@ -79,27 +79,27 @@ def run_experts(
 ) -> None:
     """AiterExperts.apply, which every AITER MoE of vLLM goes through."""
     module = world.load(f"{MOE}.experts.rocm_aiter_moe")
-    d, i = given.exact[1].shape[1:]
+    d, i = experts.exact[1].shape[1:]
     sizes = {"hidden_dim_unpadded": d} | of_width(i)
     self = object.__new__(module.AiterExperts)
     self.__dict__ |= {
-        "quant_config": quant_config(given, **(config or {})),
+        "quant_config": quant_config(experts, **(config or {})),
         "moe_config": words(**MOE_CONFIG | sizes | (moe or {})),
     }
     x = normal(m, d)
-    weights, selected = choice(m, len(given.exact[0]), k)
+    weights, selected = choice(m, len(experts.exact[0]), k)
     ids = selected if ids is None else ids
     weights = changes.get("topk_weights", weights)
     out = nan(m, d)
     args = {
         "output": out,
         "hidden_states": x,
-        "w1": given.w1,
-        "w2": given.w2,
+        "w1": experts.w1,
+        "w2": experts.w2,
         "topk_weights": weights,
         "topk_ids": ids,
         "activation": world.load(f"{MOE}.activation").MoEActivation[activation],
-        "global_num_experts": len(given.exact[0]),
+        "global_num_experts": len(experts.exact[0]),
         "expert_map": None,
         "a1q_scale": None,
         "a2_scale": None,
@@ -115,14 +115,14 @@ def run_experts(
         out, x, weights, local = (t[:rows] for t in (out, x, weights, local))
     if changes.get("apply_router_weight_on_input"):
         x, weights = (x * weights.to(x.dtype)), torch.ones_like(weights)
-    expected = reference.experts(x, *given.exact, weights, local, quantise)
+    expected = reference.experts(x, *experts.exact, weights, local, quantise)
     reference.assert_rows(out, expected)
 
 
 def local_ids(ids: Tensor, mask: Tensor) -> Tensor:
     """Numbers of the experts with a 1 in the mask, -1 of others."""
-    here = mask > 0
-    number = torch.where(here, here.cumsum(0) - 1, -1)
+    is_local = mask > 0
+    number = torch.where(is_local, is_local.cumsum(0) - 1, -1)
     return number[ids.long()]
 
 
@@ -170,19 +170,19 @@ def experts_fp8_blocks(world: World, m: int) -> None:
 
 @vllm(each=("per_Tensor", "per_Token"), refused="quant_type")
 def experts_fp8_one_scale(world: World, kind: str) -> None:
-    given = fp8_experts(world.arch)
-    given.w1_scale = torch.ones(8, 1, 1 if kind == "per_Tensor" else 256)
-    given.w2_scale = torch.ones(8, 1, 1 if kind == "per_Tensor" else 256)
+    experts = fp8_experts(world.arch)
+    experts.w1_scale = torch.ones(8, 1, 1 if kind == "per_Tensor" else 256)
+    experts.w2_scale = torch.ones(8, 1, 1 if kind == "per_Tensor" else 256)
     config = {"use_fp8_w8a8": True, "per_out_ch_quant": kind == "per_Token"}
-    run_experts(world, given, None, config=config)
+    run_experts(world, experts, None, config=config)
 
 
 @vllm(archs=("gfx950",), each=(1, 8))
 def experts_mxfp4(world: World, m: int) -> None:
     """Weights and activations in MXFP4, its activations rounded up as aiter does."""
-    given = mxfp4_experts()
+    experts = mxfp4_experts()
     up = reference.as_mxfp4("up")
-    run_experts(world, given, up, m, config={"use_mxfp4_w4a4": True})
+    run_experts(world, experts, up, m, config={"use_mxfp4_w4a4": True})
 
 
 @vllm(archs=("gfx950",), refused="gate_mode")
@@ -218,16 +218,18 @@ def experts_clamped(world: World) -> None:
 
 @vllm(archs=("gfx950",), refused="bias1|gate_mode|activation")
 def experts_of_gpt_oss(world: World) -> None:
-    given = mxfp4_experts()
+    experts = mxfp4_experts()
     bias = {"w1_bias": torch.zeros(8, 512), "w2_bias": torch.zeros(8, 256)}
-    run_experts(world, given, None, activation="SWIGLUOAI", config={"use_mxfp4_w4a16": True} | bias)
+    run_experts(
+        world, experts, None, activation="SWIGLUOAI", config={"use_mxfp4_w4a16": True} | bias
+    )
 
 
 @vllm(archs=("gfx950",), refused="gate_mode|w1")
 def experts_mxfp8(world: World) -> None:
     """AiterMxfp8Experts: FP8 weights with e8m0 scales of 32."""
     module = world.load(f"{MOE}.experts.aiter_mxfp8_moe")
-    given = fp8_experts("gfx950")
+    experts = fp8_experts("gfx950")
     self = words(
         quant_config=words(gemm1_clamp_limit=None),
         w1_scale_val=torch.full((8 * 256, 8), 127, dtype=U8),
@@ -236,12 +238,12 @@ def experts_mxfp8(world: World) -> None:
     weights, ids = choice(8, 8, 2)
     silu = world.load(f"{MOE}.activation").MoEActivation.SILU
     module.AiterMxfp8Experts.apply(
-        self, nan(8, 256), normal(8, 256), given.w1, given.w2, weights, ids, silu, 8, None, None,
-        None, None, None, None, False,
+        self, nan(8, 256), normal(8, 256), experts.w1, experts.w2, weights, ids, silu, 8, None,
+        None, None, None, None, None, False,
     )  # fmt: skip
 
 
-def heterogeneous(world: World, together: bool) -> tuple[Any, list[Any], Experts]:
+def heterogeneous(world: World, is_joint: bool) -> tuple[Any, list[Any], Experts]:
     """DeepSeek-V4's layer whose shared expert is the last of the weights."""
     module = world.load(
         "vllm.models.deepseek_v4.amd.model",
@@ -249,30 +251,30 @@ def heterogeneous(world: World, together: bool) -> tuple[Any, list[Any], Experts
             f"{MOE}.experts.rocm_aiter_moe"
         ).rocm_aiter_fused_experts,
     )
-    module._use_heterogeneous_fhmoe = lambda rows: together
-    given = mxfp4_experts(e=9)
-    routed = quant_config(given, use_mxfp4_w4a4=True)
-    routed.w1_scale, routed.w2_scale = given.w1_scale[: 8 * 512], given.w2_scale[: 8 * 256]
+    module._use_heterogeneous_fhmoe = lambda rows: is_joint
+    experts = mxfp4_experts(e=9)
+    routed = quant_config(experts, use_mxfp4_w4a4=True)
+    routed.w1_scale, routed.w2_scale = experts.w1_scale[: 8 * 512], experts.w2_scale[: 8 * 256]
     layer = object.__new__(module.DeepseekV4HeterogeneousSharedRoutedExperts)
     layer.__dict__ |= dict(
-        shared_w1=given.w1[8:],
-        shared_w2=given.w2[8:],
-        shared_w1_scale=given.w1_scale[8 * 512 :],
-        shared_w2_scale=given.w2_scale[8 * 256 :],
+        shared_w1=experts.w1[8:],
+        shared_w2=experts.w2[8:],
+        shared_w1_scale=experts.w1_scale[8 * 512 :],
+        shared_w2_scale=experts.w2_scale[8 * 256 :],
         shared_expert_id=8,
-        w13_weight=given.w1,
-        w2_weight=given.w2,
+        w13_weight=experts.w1,
+        w2_weight=experts.w2,
         expert_map=None,
         _routed_quant_config=routed,
         moe_config=words(**MOE_CONFIG | of_width(256)),
         activation=world.load(f"{MOE}.activation").MoEActivation.SILU,
-        quant_method=words(moe_quant_config=quant_config(given, use_mxfp4_w4a4=True)),
+        quant_method=words(moe_quant_config=quant_config(experts, use_mxfp4_w4a4=True)),
         _ensure_moe_quant_config_init=lambda: None,
         _shared_expert_ref=lambda: torch.zeros_like,
     )
     weights, ids = choice(8, 8, 2)
-    more = torch.cat([weights, torch.ones(8, 1)], 1), torch.cat([ids, torch.full((8, 1), 8)], 1)
-    return layer, [normal(8, 256), more[0], more[1].to(I32)], given
+    routing = torch.cat([weights, torch.ones(8, 1)], 1), torch.cat([ids, torch.full((8, 1), 8)], 1)
+    return layer, [normal(8, 256), routing[0], routing[1].to(I32)], experts
 
 
 @vllm(archs=("gfx950",), refused="shared_w1|shared_expert_id")
@@ -284,10 +286,10 @@ def experts_with_another_shared_one(world: World) -> None:
 @vllm(archs=("gfx950",))
 def experts_without_the_shared_one(world: World) -> None:
     """The routed experts as the first rows of all: views, of whole experts."""
-    layer, (x, weights, ids), given = heterogeneous(world, False)
+    layer, (x, weights, ids), experts = heterogeneous(world, False)
     out = type(layer).forward_modular(layer, x, weights, ids, None, None)
     up = reference.as_mxfp4("up")
-    expected = reference.experts(x, *given.exact, weights[:, :2], ids[:, :2], up)
+    expected = reference.experts(x, *experts.exact, weights[:, :2], ids[:, :2], up)
     reference.assert_rows(out, expected)
 
 
@@ -295,12 +297,12 @@ def experts_without_the_shared_one(world: World) -> None:
 def experts_of_quark_w4a8(world: World) -> None:
     aiter_moe = world.load(f"{MOE}.experts.rocm_aiter_moe")
     module = world.load("vllm.model_executor.layers.quantization.quark.quark_moe")
-    given = fp8_experts(world.arch)
-    config = quant_config(given, use_fp8_w8a8=True, per_out_ch_quant=True)
+    experts = fp8_experts(world.arch)
+    config = quant_config(experts, use_fp8_w8a8=True, per_out_ch_quant=True)
     sizes = words(**MOE_CONFIG)
     layer = words(
-        w13_weight=given.w1,
-        w2_weight=given.w2,
+        w13_weight=experts.w1,
+        w2_weight=experts.w2,
         apply_router_weight_on_input=False,
         activation=aiter_moe.MoEActivation.SILU,
         moe_config=sizes,
@@ -322,26 +324,28 @@ def experts_by_route(world: World) -> None:
             f"{MOE}.experts.rocm_aiter_moe"
         ).rocm_aiter_fused_experts,
     )
-    given = mxfp4_experts()
+    experts = mxfp4_experts()
     x, (weights, ids) = normal(6, 256), choice(6, 8, 2)
-    kept: list[Tensor] = []
+    route_outputs: list[Tensor] = []
     self = object.__new__(module.MuseSparkAiterExperts)
     self.__dict__ |= dict(
-        quant_config=quant_config(given, use_mxfp4_w4a4=True),
+        quant_config=quant_config(experts, use_mxfp4_w4a4=True),
         moe_config=words(**MOE_CONFIG | of_width(256)),
         _unit_weights=lambda rows, k, device: torch.ones(rows, k),
-        _park_route_output=kept.append,
+        _park_route_output=route_outputs.append,
     )
     out = nan(6, 2, 256)
     silu = world.load(f"{MOE}.activation").MoEActivation.SILU
     module.MuseSparkAiterExperts.apply(
-        self, out, x, given.w1, given.w2, weights, ids, silu, 8, None, None, None, None, None, None,
-        False,
+        self, out, x, experts.w1, experts.w2, weights, ids, silu, 8, None, None, None, None, None,
+        None, False,
     )  # fmt: skip
     rows = x.repeat_interleave(2, 0)
     one = torch.ones(12, 1)
-    expected = reference.experts(rows, *given.exact, one, ids.view(-1, 1), reference.as_mxfp4("up"))
-    reference.assert_rows(kept[0].reshape(12, 256), expected)
+    expected = reference.experts(
+        rows, *experts.exact, one, ids.view(-1, 1), reference.as_mxfp4("up")
+    )
+    reference.assert_rows(route_outputs[0].reshape(12, 256), expected)
 
 
 def original_kernel(**_: Any) -> Tensor:
@@ -374,8 +378,8 @@ def run_out_of_tree(world: World, label: str, overlaps: bool = False) -> None:
         vllm_moe.MOE, functools.partial(type(vllm_moe.MOE).call, vllm_moe.MOE)
     )
     base = module.UnquantizedFusedMoEMethod
-    own = vllm_moe.method_over(base)
-    method = object.__new__(own)
+    wrapped_class = vllm_moe.method_over(base)
+    method = object.__new__(wrapped_class)
     method.unquantized_backend = words(name="TRITON")
     method.moe = words(has_bias=False)
     method.mk_can_overlap_shared_experts = overlaps
@@ -390,7 +394,9 @@ def run_out_of_tree(world: World, label: str, overlaps: bool = False) -> None:
         apply_router_weight_on_input=False,
     )
     x, (weights, ids) = normal(8, 256), choice(8, 8, 2)
-    shared = SharedExperts() if label == "with shared experts" else None
-    out = base.apply(method, layer, x, weights, ids, shared, None if shared is None else x)
+    shared_experts = SharedExperts() if label == "with shared experts" else None
+    out = base.apply(
+        method, layer, x, weights, ids, shared_experts, None if shared_experts is None else x
+    )
     expected = reference.experts(x, w1.double(), w2.double(), weights, ids, None)
     reference.assert_rows(out, expected)

@@ -133,10 +133,10 @@ def fp8_quantisers_of_rows(world: World, kind: str) -> None:
         use_aiter=True, group_shape=shape, is_group_quant=False, use_per_token_if_dynamic=is_token
     )
     x, scale = normal(5, 512), torch.full((1,), 0.04) if kind.startswith("static") else None
-    payload, made = module.QuantFP8.forward_hip(self, x, scale)
+    payload, new_scale = module.QuantFP8.forward_hip(self, x, scale)
     rows.assert_fp8(
         payload if is_token else payload.view(1, -1),
-        made.view(-1, 1),
+        new_scale.view(-1, 1),
         x.double() if is_token else x.double().view(-1),
     )
 
@@ -219,21 +219,21 @@ def mxfp4_linear(world: World, form: tuple[str, int]) -> None:
 def mxfp4_linear_of_a_wrapper(world: World, is_quantised: bool) -> None:
     w, scale, exact = mxfp4_weight(256, 512)
     x = normal(5, 512)
-    given = {}
+    scale_arguments = {}
     rows: Tensor = x
     if is_quantised:
         payload, x_scale = quant_mxfp4_ref(x, "even")
-        rows, given = payload.view(U8), {"x_scales": x_scale.view(U8)}
+        rows, scale_arguments = payload.view(U8), {"x_scales": x_scale.view(U8)}
     function = ops(world).triton_fp4_gemm_dynamic_quant
-    out = function(rows, w, scale.T.contiguous(), BF16, **given)
+    out = function(rows, w, scale.T.contiguous(), BF16, **scale_arguments)
     reference.assert_product(out, mxfp4_rows(x), exact)
 
 
 @vllm(each=("quark", "muse"))
-def mxfp4_quantiser(world: World, which: str) -> None:
+def mxfp4_quantiser(world: World, engine_name: str) -> None:
     """Weights of experts, quantised when they are loaded."""
     x = normal(4, 64, 256)
-    if which == "quark":
+    if engine_name == "quark":
         module = world.load("vllm.model_executor.layers.quantization.quark.utils")
         assert_mxfp4(module.quark_quantize_weight_to_mxfp4(x), x)
     else:

@@ -25,10 +25,10 @@ def router(world: World, name: str) -> Any:
     return world.load(f"{MOE}.router.{name}")
 
 
-def with_moe_enabled(world: World, gating: bool = False, shared: bool = False) -> None:
+def with_moe_enabled(world: World, gating: bool = False, has_shared: bool = False) -> None:
     ops(world).is_fused_moe_enabled = staticmethod(lambda: True)
     ops(world).is_topk_gating_enabled = staticmethod(lambda: gating)
-    ops(world).is_fusion_moe_shared_experts_enabled = staticmethod(lambda: shared)
+    ops(world).is_fusion_moe_shared_experts_enabled = staticmethod(lambda: has_shared)
 
 
 @vllm(each=("topk_softmax", "topk_gating"))

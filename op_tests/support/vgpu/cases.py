@@ -519,20 +519,20 @@ def result_checks(op: Op, form: Form) -> list[Check]:
 
 
 def _modifiers_text(op: Op, form: Form) -> str:
-    parts = []
+    modifiers = []
     if form.op_sel is not None:
-        parts.append(
+        modifiers.append(
             f"op_sel:[{','.join(str(form.op_sel >> i & 1) for i in range(len(op.srcs) + 1))}]"
         )
     if form.clamp:
-        parts.append("clamp")
+        modifiers.append("clamp")
     if form.omod:
-        parts.append(form.omod)
+        modifiers.append(form.omod)
     if form.dpp:
-        parts.append(form.dpp.text)
+        modifiers.append(form.dpp.text)
     if form.sdwa:
-        parts.append(form.sdwa.text)
-    return "".join(f" {p}" for p in parts)
+        modifiers.append(form.sdwa.text)
+    return "".join(f" {p}" for p in modifiers)
 
 
 def _source_bits(op: Op, i: int, form: Form, fixed: int | None, lanes: Array) -> Array:
@@ -568,12 +568,12 @@ def _expected(
             place(words, 0, "u32", np.where(active, bits, old))
         elif ref.width(kind) == 16:
             high = form.op_sel is not None and form.op_sel >> len(op.srcs) & 1
-            whole = (
+            wide_sums = (
                 bits << U64(16) | old & U64(0xFFFF)
                 if high
                 else bits | (old & U64(0xFFFF0000) if keep else U64(0))
             )
-            place(words, 0, "u32", np.where(active, whole, old))
+            place(words, 0, "u32", np.where(active, wide_sums, old))
         else:
             place(words, 0, kind, np.where(active, bits, old))
         outs.append(words)

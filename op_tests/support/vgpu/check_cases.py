@@ -21,7 +21,7 @@ from support.vgpu import check_hazards as hazards
 from support.vgpu.asm import source_of
 
 BYTES = 4000  # of each buffer: less than a page, so that what lies behind is mapped
-HERE = "// here"
+MARKER = "// here"
 FOLDER = OP_TESTS / "vgpu/check/sources"
 KINDS = {
     "memory": "out of bounds",
@@ -63,7 +63,9 @@ class Case:
     def place(self, base: int) -> dict[str, int]:
         """Where it is found, with the input buffer at `base`."""
         split = {key: value.rpartition("+") for key, value in self.at.items()}
-        return {key: base * bool(of) + int(number) for key, (of, _, number) in split.items()}
+        return {
+            key: base * bool(has_base) + int(number) for key, (has_base, _, number) in split.items()
+        }
 
     def set(self, key: str, value: str) -> None:
         """A line `//: key value`."""
@@ -98,7 +100,7 @@ def read(name: str, kind: str = "") -> dict[str, Case]:
 def hazard(row: hazards.Hazard, distance: int) -> Case:
     """One wait state short; the fix is that wait state."""
     body = hazards.SETUP + f"  {row.first}" + hazards.wait_states(distance - 1)
-    body += f"\n<fix>\n  {row.second}  {HERE}\n"
+    body += f"\n<fix>\n  {row.second}  {MARKER}\n"
     needs = f"after {distance - 1} wait states, it needs {distance}"
     short = needs if row.kind == "MFMA hazard" else "1 wait states too early"
     return Case(row.kind, body, "  s_nop 0", [row.words, short])
@@ -124,5 +126,5 @@ def source(arch: str) -> str:
     for name, case in cases(arch).items():
         kernels[name] = case.body.replace("<fix>", "")
         kernels[name + "_fixed"] = case.body.replace("<fix>", case.fix)
-    whole = {name: f"{HEAD}{body}\n  s_endpgm\n" for name, body in kernels.items()}
-    return source_of(whole, arch, most=256, denormals=0)
+    sources = {name: f"{HEAD}{body}\n  s_endpgm\n" for name, body in kernels.items()}
+    return source_of(sources, arch, most=256, denormals=0)

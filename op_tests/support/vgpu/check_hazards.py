@@ -32,7 +32,7 @@ READ, STORE = "v_mov_b32 v62, v24", "global_store_dword v1, v24, s[4:5]"
 WRITE = "v_mov_b32 v24, 0"
 
 RESULT, OVERWRITES = "reads the result of", "overwrites the result of"
-WHOLE, PART = "adds to the result of", "adds to a part of the result of"
+ADDS_TO_RESULT, ADDS_TO_SLICE = "adds to the result of", "adds to a part of the result of"
 
 
 class Hazard(NamedTuple):
@@ -44,46 +44,46 @@ class Hazard(NamedTuple):
     kind: str = "MFMA hazard"
 
 
-def both(first: str, second: str, words: str, distance: int) -> Hazard:
+def equal_distance(first: str, second: str, words: str, distance: int) -> Hazard:
     return Hazard(first, second, words, distance, distance)
 
 
-def other(first: str, second: str, words: str, distance: int) -> Hazard:
+def only_hazard(first: str, second: str, words: str, distance: int) -> Hazard:
     return Hazard(first, second, words, distance, distance, "hazard")
 
 
 DOT = "v_dot2_f32_f16 v24, v20, v21, v22"
-WIDE = "global_store_dwordx4 v1, v[24:27], s[4:5]"
+WIDE_STORE = "global_store_dwordx4 v1, v[24:27], s[4:5]"
 BUFFER = "buffer_store_dwordx4 v[24:27], v1, s[12:15], "
 
 HAZARDS = {
     # The vector ALU's results, and EXEC.
-    "valu_a": both("v_mov_b32 v20, 0", XDL4 + "0", RESULT, 2),
-    "valu_c": both("v_mov_b32 v31, 0", NEXT + "v[28:31]", RESULT, 2),
-    "valu_agpr": both(
+    "valu_a": equal_distance("v_mov_b32 v20, 0", XDL4 + "0", RESULT, 2),
+    "valu_c": equal_distance("v_mov_b32 v31, 0", NEXT + "v[28:31]", RESULT, 2),
+    "valu_agpr": equal_distance(
         "v_accvgpr_write_b32 a6, 0",
         "v_mfma_f32_16x16x16_f16 a[0:3], v[20:21], v[22:23], a[4:7]",
         RESULT,
         2,
     ),
-    "valu_double": both("v_mov_b32 v21, 0", DOUBLE4 + "0", RESULT, 2),
-    "valu_index": both("v_mov_b32 v46, 0", SPARSE, RESULT, 2),
+    "valu_double": equal_distance("v_mov_b32 v21, 0", DOUBLE4 + "0", RESULT, 2),
+    "valu_index": equal_distance("v_mov_b32 v46, 0", SPARSE, RESULT, 2),
     "valu_scale_a": Hazard("v_mov_b32 v60, 0", SCALED + "v60, v61", RESULT, None, 2),
     "valu_scale_b": Hazard("v_mov_b32 v61, 0", SCALED + "v60, v61", RESULT, None, 2),
-    "exec": both("v_cmpx_eq_u32 vcc, v3, v3", XDL4 + "0", "runs with the EXEC of", 4),
+    "exec": equal_distance("v_cmpx_eq_u32 vcc, v3, v3", XDL4 + "0", "runs with the EXEC of", 4),
     # A result, read by the vector ALU and by memory instructions.
-    "read_xdl2": both(XDL2 + "0", READ, RESULT, 5),
+    "read_xdl2": equal_distance(XDL2 + "0", READ, RESULT, 5),
     "read_xdl4": Hazard(XDL4 + "0", READ, RESULT, 7, 8),
     "read_xdl8": Hazard(XDL8 + "0", "v_add_f32 v62, v39, v3", RESULT, 11, 12),
-    "read_xdl16": both(XDL16 + "0", READ, RESULT, 19),
+    "read_xdl16": equal_distance(XDL16 + "0", READ, RESULT, 19),
     "read_sparse": Hazard(SPARSE, READ, RESULT, 7, 8),
     "read_fp8": Hazard(FP8, READ, RESULT, None, 12),
     "read_fp4": Hazard(FP4, READ, RESULT, None, 8),
     "read_scaled": Hazard(SCALED + "v60, v61", "v_mov_b32 v62, v58", RESULT, None, 12),
-    "read_single2": both(SINGLE2 + "0", READ, RESULT, 4),
-    "read_single8": both(SINGLE8 + "0", READ, RESULT, 10),
-    "read_single16": both(SINGLE16 + "0", READ, RESULT, 18),
-    "read_double4": both(DOUBLE4 + "0", READ, RESULT, 6),
+    "read_single2": equal_distance(SINGLE2 + "0", READ, RESULT, 4),
+    "read_single8": equal_distance(SINGLE8 + "0", READ, RESULT, 10),
+    "read_single16": equal_distance(SINGLE16 + "0", READ, RESULT, 18),
+    "read_double4": equal_distance(DOUBLE4 + "0", READ, RESULT, 6),
     "read_double16": Hazard(DOUBLE16 + "0", READ, RESULT, 11, 19),
     "read_agpr": Hazard(
         "v_mfma_f32_16x16x16_f16 a[4:7], v[20:21], v[22:23], 0",
@@ -94,61 +94,78 @@ HAZARDS = {
     ),
     "store_xdl4": Hazard(XDL4 + "0", STORE, RESULT, 7, 8),
     "store_lds": Hazard(XDL8 + "0", "ds_write_b32 v1, v30", RESULT, 11, 12),
-    "store_double4": both(DOUBLE4 + "0", STORE, RESULT, 9),
-    "store_double16": both(DOUBLE16 + "0", STORE, RESULT, 18),
+    "store_double4": equal_distance(DOUBLE4 + "0", STORE, RESULT, 9),
+    "store_double16": equal_distance(DOUBLE16 + "0", STORE, RESULT, 18),
     # A result as A or B, the index of a sparse A, or a scale, of the next one.
-    "a_xdl2": both(XDL2 + "0", NEXT_A, RESULT, 5),
+    "a_xdl2": equal_distance(XDL2 + "0", NEXT_A, RESULT, 5),
     "a_xdl4": Hazard(XDL4 + "0", NEXT_A, RESULT, 7, 8),
     "b_xdl8": Hazard(
         XDL8 + "0", "v_mfma_f32_16x16x16_f16 v[56:59], v[20:21], v[38:39], 0", RESULT, 11, 12
     ),
     "a_sparse": Hazard(SPARSE, NEXT_A, RESULT, 7, 8),
-    "a_single8": both(SINGLE8 + "0", NEXT_A, RESULT, 10),
-    "a_double4": both(DOUBLE4 + "0", NEXT_A, RESULT, 6),
+    "a_single8": equal_distance(SINGLE8 + "0", NEXT_A, RESULT, 10),
+    "a_double4": equal_distance(DOUBLE4 + "0", NEXT_A, RESULT, 6),
     "a_double16": Hazard(DOUBLE16 + "0", NEXT_A, RESULT, 11, 19),
     "index_xdl4": Hazard(XDL4 + "0", NEXT_SPARSE + "v27", RESULT, 7, 8),
     "scale_xdl4": Hazard(XDL4 + "0", SCALED + "v24, v61", RESULT, None, 8),
     "scale_fp8": Hazard(FP8, SCALED + "v60, v24", RESULT, None, 12),
     # A result as C: the whole of it, or a part.
-    "c_xdl2": both(XDL2 + "0", NEXT + "v[24:27]", WHOLE, 2),
-    "c_single2": both(SINGLE2 + "0", SPARSE, WHOLE, 2),
-    "c_double4": both(DOUBLE4 + "0", DOUBLE4 + "v[24:25]", WHOLE, 4),
-    "part_xdl2": Hazard(XDL2 + "0", NEXT + "v[26:29]", PART, 3, 4),
-    "part_xdl2_single": both(XDL2 + "0", NEXT_SINGLE + "v[26:29]", PART, 3),
-    "part_xdl4": Hazard(XDL4 + "0", NEXT + "v[26:29]", PART, 5, 6),
-    "part_xdl4_single": Hazard(XDL4 + "0", NEXT_SINGLE + "v[26:29]", PART, 5, 6),
-    "part_xdl8": Hazard(XDL8 + "0", NEXT + "v[24:27]", PART, 9, 10),
-    "part_xdl16": Hazard(XDL16 + "0", NEXT + "v[52:55]", PART, 17, 18),
-    "part_fp8": Hazard(FP8, NEXT + "v[26:29]", PART, None, 10),
-    "part_fp4": Hazard(FP4, NEXT + "v[26:29]", PART, None, 6),
-    "part_single8": both(SINGLE8 + "0", NEXT_SINGLE + "v[26:29]", PART, 8),
-    "part_double4": both(
-        DOUBLE4 + "0", "v_mfma_f64_16x16x4_f64 v[40:47], v[20:21], v[22:23], v[24:31]", PART, 4
+    "c_xdl2": equal_distance(XDL2 + "0", NEXT + "v[24:27]", ADDS_TO_RESULT, 2),
+    "c_single2": equal_distance(SINGLE2 + "0", SPARSE, ADDS_TO_RESULT, 2),
+    "c_double4": equal_distance(DOUBLE4 + "0", DOUBLE4 + "v[24:25]", ADDS_TO_RESULT, 4),
+    "part_xdl2": Hazard(XDL2 + "0", NEXT + "v[26:29]", ADDS_TO_SLICE, 3, 4),
+    "part_xdl2_single": equal_distance(XDL2 + "0", NEXT_SINGLE + "v[26:29]", ADDS_TO_SLICE, 3),
+    "part_xdl4": Hazard(XDL4 + "0", NEXT + "v[26:29]", ADDS_TO_SLICE, 5, 6),
+    "part_xdl4_single": Hazard(XDL4 + "0", NEXT_SINGLE + "v[26:29]", ADDS_TO_SLICE, 5, 6),
+    "part_xdl8": Hazard(XDL8 + "0", NEXT + "v[24:27]", ADDS_TO_SLICE, 9, 10),
+    "part_xdl16": Hazard(XDL16 + "0", NEXT + "v[52:55]", ADDS_TO_SLICE, 17, 18),
+    "part_fp8": Hazard(FP8, NEXT + "v[26:29]", ADDS_TO_SLICE, None, 10),
+    "part_fp4": Hazard(FP4, NEXT + "v[26:29]", ADDS_TO_SLICE, None, 6),
+    "part_single8": equal_distance(SINGLE8 + "0", NEXT_SINGLE + "v[26:29]", ADDS_TO_SLICE, 8),
+    "part_double4": equal_distance(
+        DOUBLE4 + "0",
+        "v_mfma_f64_16x16x4_f64 v[40:47], v[20:21], v[22:23], v[24:31]",
+        ADDS_TO_SLICE,
+        4,
     ),
     "part_double16": Hazard(
-        DOUBLE16 + "0", "v_mfma_f64_16x16x4_f64 v[40:47], v[20:21], v[22:23], v[26:33]", PART, 9, 17
+        DOUBLE16 + "0",
+        "v_mfma_f64_16x16x4_f64 v[40:47], v[20:21], v[22:23], v[26:33]",
+        ADDS_TO_SLICE,
+        9,
+        17,
     ),
     # A result or an addend, overwritten.
-    "write_xdl2": both(XDL2 + "0", WRITE, OVERWRITES, 5),
+    "write_xdl2": equal_distance(XDL2 + "0", WRITE, OVERWRITES, 5),
     "write_xdl4": Hazard(XDL4 + "0", WRITE, OVERWRITES, 7, 8),
     "write_by_load": Hazard(XDL4 + "0", "global_load_dword v27, v1, s[6:7]", OVERWRITES, 7, 8),
-    "write_single8": both(SINGLE8 + "0", WRITE, OVERWRITES, 10),
-    "write_double4": both(DOUBLE4 + "0", WRITE, OVERWRITES, 6),
-    "write_double16": both(DOUBLE16 + "0", WRITE, OVERWRITES, 11),
-    "addend_xdl2": both(XDL2 + "v[28:31]", "v_mov_b32 v28, 0", "overwrites the addend of", 1),
-    "addend_xdl4": both(XDL4 + "v[28:31]", "v_mov_b32 v31, 0", "overwrites the addend of", 3),
-    "addend_xdl8": both(XDL8 + "v[40:55]", "v_mov_b32 v55, 0", "overwrites the addend of", 7),
+    "write_single8": equal_distance(SINGLE8 + "0", WRITE, OVERWRITES, 10),
+    "write_double4": equal_distance(DOUBLE4 + "0", WRITE, OVERWRITES, 6),
+    "write_double16": equal_distance(DOUBLE16 + "0", WRITE, OVERWRITES, 11),
+    "addend_xdl2": equal_distance(
+        XDL2 + "v[28:31]", "v_mov_b32 v28, 0", "overwrites the addend of", 1
+    ),
+    "addend_xdl4": equal_distance(
+        XDL4 + "v[28:31]", "v_mov_b32 v31, 0", "overwrites the addend of", 3
+    ),
+    "addend_xdl8": equal_distance(
+        XDL8 + "v[40:55]", "v_mov_b32 v55, 0", "overwrites the addend of", 7
+    ),
     # Others.
-    "fma_double": both(DOUBLE4 + "0", "v_fma_f64 v[40:41], v[42:43], v[44:45], 0", "follows", 2),
-    "dot_read": other(DOT, READ, RESULT, 3),
-    "dot_stored": other(DOT, STORE, RESULT, 3),
-    "dot_as_a": other(DOT, "v_dot2_f32_f16 v25, v24, v21, v22", RESULT, 3),
-    "dot_in_another": other(DOT, "v_dot4_i32_i8 v25, v20, v21, v24", RESULT, 3),
-    "dot_overwritten": other(DOT, WRITE, OVERWRITES, 3),
-    "dot_twice": other("v_dot2c_f32_f16 v24, v20, v21", READ, RESULT, 3),
-    "wide_store": other(WIDE, "v_mov_b32 v27, 0", "overwrites the data of", 2),
-    "wide_buffer_store": other(BUFFER + "0 offen", WRITE, "overwrites the data of", 2),
-    "wide_buffer_store_offset": other(BUFFER + "s17 offen", WRITE, "overwrites the data of", 1),
+    "fma_double": equal_distance(
+        DOUBLE4 + "0", "v_fma_f64 v[40:41], v[42:43], v[44:45], 0", "follows", 2
+    ),
+    "dot_read": only_hazard(DOT, READ, RESULT, 3),
+    "dot_stored": only_hazard(DOT, STORE, RESULT, 3),
+    "dot_as_a": only_hazard(DOT, "v_dot2_f32_f16 v25, v24, v21, v22", RESULT, 3),
+    "dot_in_another": only_hazard(DOT, "v_dot4_i32_i8 v25, v20, v21, v24", RESULT, 3),
+    "dot_overwritten": only_hazard(DOT, WRITE, OVERWRITES, 3),
+    "dot_twice": only_hazard("v_dot2c_f32_f16 v24, v20, v21", READ, RESULT, 3),
+    "wide_store": only_hazard(WIDE_STORE, "v_mov_b32 v27, 0", "overwrites the data of", 2),
+    "wide_buffer_store": only_hazard(BUFFER + "0 offen", WRITE, "overwrites the data of", 2),
+    "wide_buffer_store_offset": only_hazard(
+        BUFFER + "s17 offen", WRITE, "overwrites the data of", 1
+    ),
 }
 
 SETUP = (

@@ -36,7 +36,7 @@ FLOATS = {  # name, encoding: bits as f16, bf16, f32, f64
 INTEGERS = range(-16, 65)
 TYPES = ("f16", "bf16", "f32", "f64")
 # Registers of a case: sources, the two destinations, and what stands for the constant.
-SOURCE, RESULTS, HELD = (32, 64, 96), (128, 160), 192
+SOURCE, RESULTS, HELD_REGISTER = (32, 64, 96), (128, 160), 192
 MASKS = ("s[40:41]", "s[50:51]")
 NOT_A_FUNCTION_OF_A_LANE = (
     "v_readlane",
@@ -53,8 +53,8 @@ def dwords(kind: str) -> int:
     return DWORDS.get(kind, 1)
 
 
-def register(first: int, count: int) -> str:
-    return f"v{first}" if count == 1 else f"v[{first}:{first + count - 1}]"
+def register(index: int, count: int) -> str:
+    return f"v{index}" if count == 1 else f"v[{index}:{index + count - 1}]"
 
 
 def is_vop3(row: Row) -> bool:
@@ -89,9 +89,9 @@ def source_registers(row: Row) -> list[str]:
     return [register(SOURCE[i], dwords(kind)) for i, kind in enumerate(row.srcs[:count])]
 
 
-def with_operand(row: Row, which: int, text: str) -> list[str]:
+def with_operand(row: Row, source_idx: int, text: str) -> list[str]:
     sources = source_registers(row)
-    sources[which] = text
+    sources[source_idx] = text
     return sources
 
 
@@ -112,17 +112,17 @@ def encodings(lines: list[str], arch: str) -> list[bytes | None]:
     return out
 
 
-def source_code(row: Row, code: bytes, which: int) -> int:
+def source_code(row: Row, code: bytes, source_idx: int) -> int:
     """The encoded source operand, 255 where a literal follows."""
     word = int.from_bytes(code[-8:], "little")
     if not is_vop3(row) and row.format in ("VOP1", "VOP2", "VOPC"):
         return int.from_bytes(code[:4], "little") & 511
-    return word >> (32 + 9 * which) & 511
+    return word >> (32 + 9 * source_idx) & 511
 
 
 class Operand(NamedTuple):
     row: Row
-    which: int  # source
+    source_idx: int  # source
     kind: str  # of TYPES, or "i16": the 32-bit float, of which the instruction takes 16 bits
 
 
@@ -135,7 +135,7 @@ def candidates(arch: str) -> list[tuple[Row, int]]:
         if row.name.startswith(NOT_A_FUNCTION_OF_A_LANE):
             continue
         count = len(source_registers(row)) if is_vop3(row) else 1
-        out += [(row, which) for which in range(count)]
+        out += [(row, source_idx) for source_idx in range(count)]
     return out
 
 
@@ -144,20 +144,20 @@ def operands(arch: str) -> list[Operand]:
     tried = candidates(arch)
     spellings = ["0.5", *(hex(bits) for bits in FLOATS["0.5"][1:])]
     lines = [
-        instruction(row, 0, with_operand(row, which, text))
-        for row, which in tried
+        instruction(row, 0, with_operand(row, source_idx, text))
+        for row, source_idx in tried
         for text in spellings
     ]
     codes = encodings(lines, arch)
     out = []
-    for n, (row, which) in enumerate(tried):
+    for n, (row, source_idx) in enumerate(tried):
         group = codes[len(spellings) * n : len(spellings) * (n + 1)]
-        inline = [c is not None and source_code(row, c, which) == 240 for c in group]
+        inline = [c is not None and source_code(row, c, source_idx) == 240 for c in group]
         if not inline[0]:
             continue
         kinds = [kind for kind, is_inline in zip(TYPES, inline[1:], strict=True) if is_inline]
-        assert len(kinds) <= 1, (row.name, which, kinds)
-        out.append(Operand(row, which, kinds[0] if kinds else "i16"))
+        assert len(kinds) <= 1, (row.name, source_idx, kinds)
+        out.append(Operand(row, source_idx, kinds[0] if kinds else "i16"))
     return out
 
 
@@ -170,22 +170,22 @@ class Case(NamedTuple):
     @property
     def texts(self) -> tuple[str, str]:
         """The instruction with the constant, and with a register in its place."""
-        row, which, _ = self.operand
-        held = register(HELD, dwords(row.srcs[which]))
+        row, source_idx, _ = self.operand
+        register_text = register(HELD_REGISTER, dwords(row.srcs[source_idx]))
         return (
-            instruction(row, 0, with_operand(row, which, self.constant), self.tail),
-            instruction(row, 1, with_operand(row, which, held), self.tail),
+            instruction(row, 0, with_operand(row, source_idx, self.constant), self.tail),
+            instruction(row, 1, with_operand(row, source_idx, register_text), self.tail),
         )
 
 
 def _tails(operand: Operand) -> Iterator[tuple[str, str]]:
     """(modifiers, type of the constant under them)."""
-    row, which, kind = operand
+    row, source_idx, kind = operand
     if row.format != "VOP3P" or "matrix" in row.flags or row.name.startswith("v_dot"):
         yield "", kind
         return
     count = len(row.srcs)
-    bit = [int(i == which) for i in range(count)]
+    bit = [int(i == source_idx) for i in range(count)]
 
     def text(name: str, values: list[int]) -> str:
         return f"{name}:[{','.join(map(str, values))}]"
@@ -220,20 +220,20 @@ _FILL = (
 )
 
 
-def _held(case: Case) -> str:
+def _load_constant(case: Case) -> str:
     """Puts the constant's bits into every register of the operand."""
-    row, which, kind = case.operand
-    count = dwords(row.srcs[which])
+    row, source_idx, kind = case.operand
+    count = dwords(row.srcs[source_idx])
     halves = (case.bits & 0xFFFFFFFF, case.bits >> 32)
     if kind == "f32" and count > 1:  # every 32-bit element
         halves = (halves[0], halves[0])
-    return "".join(f"v_mov_b32 v{HELD + i}, {halves[i % 2]:#x}\n" for i in range(count))
+    return "".join(f"v_mov_b32 v{HELD_REGISTER + i}, {halves[i % 2]:#x}\n" for i in range(count))
 
 
 def _run_both(case: Case) -> str:
     """Both forms, from the same old contents of the destination."""
     row = case.operand.row
-    text = [_held(case), "s_mov_b64 vcc, s[44:45]\n"]
+    text = [_load_constant(case), "s_mov_b64 vcc, s[44:45]\n"]
     if row.format != "VOPC" and "matrix" not in row.flags:
         text += [
             f"v_mov_b32 v{r + i}, v{SOURCE[0] + 7 + i}\n"
@@ -289,16 +289,16 @@ def differing(selected: list[Case], arch: str, block: int = 400) -> list[tuple[C
     store = "global_store_dword v2, v4, s[6:7]\nv_add_u32 v2, 0x100, v2\n"
     snippets = [
         _FILL
-        + "".join(_run_both(case) + _compare(case) + store for case in some)
-        + tail.format(size=hex(256 * len(some)))
-        for some in blocks
+        + "".join(_run_both(case) + _compare(case) + store for case in case_group)
+        + tail.format(size=hex(256 * len(case_group)))
+        for case_group in blocks
     ]
     batch, lanes = Snippets(snippets, arch, **_RESOURCES), inputs()
     out = []
-    for n, some in enumerate(blocks):
-        actual = batch.run(n, lanes, len(some) + 4).reshape(-1)[: LANES * len(some)]
-        lanes_off = (actual.reshape(len(some), LANES) != 0).sum(1)
-        out += [(some[i], int(lanes_off[i])) for i in np.flatnonzero(lanes_off)]
+    for n, case_group in enumerate(blocks):
+        actual = batch.run(n, lanes, len(case_group) + 4).reshape(-1)[: LANES * len(case_group)]
+        lanes_off = (actual.reshape(len(case_group), LANES) != 0).sum(1)
+        out += [(case_group[i], int(lanes_off[i])) for i in np.flatnonzero(lanes_off)]
     return out
 
 

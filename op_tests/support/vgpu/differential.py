@@ -25,7 +25,7 @@ from support.vgpu import opcodes
 from support.vgpu import random_programs as programs
 from support.vgpu.asm import Module
 from support.vgpu.cases import ARCHS
-from support.vgpu.random_programs import LANES, SHARED, SIZES, SLICE, VECTORS, Program
+from support.vgpu.random_programs import LANES, SHARED_BYTES, SIZES, SLICE, VECTORS, Program
 from support.vgpu.reference import Array
 
 HEADER = Path(__file__).parents[2] / "vgpu" / "fuzz"
@@ -64,7 +64,9 @@ LEVELS = {  # flags that change what clang selects
     "memory atomics": ("-O2", "-munsafe-fp-atomics"),
     "aligned": ("-O2", "-Xclang", "-target-feature", "-Xclang", "-unaligned-access-mode"),
 }
-FEW = 2  # programs of a batch at -O0, which gives 30 times the code and takes as much longer
+NUM_SLOW_PROGRAMS = (
+    2  # programs of a batch at -O0, which gives 30 times the code and takes as much longer
+)
 
 
 def _run(*command: str | Path) -> None:
@@ -181,16 +183,18 @@ class Outcome(NamedTuple):
     shared: Array
 
 
-def execute(program: Program, data: Data, on: ctypes.CDLL | Module) -> Outcome:
+def execute(program: Program, data: Data, target: ctypes.CDLL | Module) -> Outcome:
     width = data.lanes.shape[1] + data.uniform.shape[1]
     out = Outcome(
-        np.zeros((LANES, width), np.uint8), data.memory.copy(), np.zeros((1, SHARED), np.uint8)
+        np.zeros((LANES, width), np.uint8),
+        data.memory.copy(),
+        np.zeros((1, SHARED_BYTES), np.uint8),
     )
     pointers = [x.ctypes.data for x in (*data[:2], out.memory, out.shared, out.variables)]
-    if isinstance(on, Module):
-        on.launch(program.name, 1, LANES, np.array(pointers, np.uint64).tobytes())
+    if isinstance(target, Module):
+        target.launch(program.name, 1, LANES, np.array(pointers, np.uint64).tobytes())
     else:
-        getattr(on, program.name)(*map(ctypes.c_void_p, pointers))
+        getattr(target, program.name)(*map(ctypes.c_void_p, pointers))
     return out
 
 
@@ -201,18 +205,21 @@ def differences(program: Program, want: Outcome, actual: Outcome) -> list[str]:
     positions += [
         (name, size + offset, SIZES[kind]) for kind, name, offset in program.uniform_layout()[0]
     ]
-    parts = [
+    compared_results = [
         (name, want.variables[:, offset : offset + n], actual.variables[:, offset : offset + n])
         for name, offset, n in positions
     ]
-    parts += [("memory", want.memory, actual.memory), ("shared", want.shared, actual.shared)]
+    compared_results += [
+        ("memory", want.memory, actual.memory),
+        ("shared", want.shared, actual.shared),
+    ]
     out = []
-    for name, right, result in parts:
-        off = (right != result).any(1)
-        if off.any():
-            lane = int(np.argmax(off))
+    for name, right, result in compared_results:
+        differing = (right != result).any(1)
+        if differing.any():
+            lane = int(np.argmax(differing))
             out.append(
-                f"{name}: {int(off.sum())} lanes, lane {lane} want "
+                f"{name}: {int(differing.sum())} lanes, lane {lane} want "
                 f"{right[lane][::-1].tobytes().hex()} got "
                 f"{result[lane][::-1].tobytes().hex()}"
             )
@@ -250,12 +257,12 @@ class Tally:
     def runs(self) -> int:
         return self.by_arch.total()
 
-    def add(self, other: Tally) -> None:
-        self.programs += other.programs
-        self.by_arch += other.by_arch
-        self.instructions += other.instructions
-        self.names += other.names
-        self.mismatches += other.mismatches
+    def add(self, addend: Tally) -> None:
+        self.programs += addend.programs
+        self.by_arch += addend.by_arch
+        self.instructions += addend.instructions
+        self.names += addend.names
+        self.mismatches += addend.mismatches
 
     def __str__(self) -> str:
         runs = " + ".join(f"{n} {arch}" for arch, n in sorted(self.by_arch.items()))
@@ -282,11 +289,11 @@ def _mnemonics(asm: str) -> collections.Counter[str]:
     )
 
 
-def sampled_levels(first: int, count: int) -> dict[str, list[str]]:
+def sampled_levels(first_seed: int, count: int) -> dict[str, list[str]]:
     """`count` levels an architecture, other ones for other seeds; all of them come in turn."""
     names = list(LEVELS)
     return {
-        arch: [names[(first // 8 * count + 5 * a + i) % len(names)] for i in range(count)]
+        arch: [names[(first_seed // 8 * count + 5 * a + i) % len(names)] for i in range(count)]
         for a, arch in enumerate(ARCHS)
     }
 
@@ -301,13 +308,15 @@ def run_batch(
     data = {(p.seed, n): Data.of(p, n) for p in batch for n in range(datasets)}
     want = {(p.seed, n): execute(p, data[p.seed, n], host) for p in batch for n in range(datasets)}
     tally = Tally(programs=len(batch))
-    for arch, level in [(on, level) for on, selected in levels.items() for level in selected]:
-        selected = batch[:FEW] if level == "O0" else batch
+    for arch, level in [
+        (target_arch, level) for target_arch, selected in levels.items() for level in selected
+    ]:
+        selected = batch[:NUM_SLOW_PROGRAMS] if level == "O0" else batch
         source.write_text(programs.source(selected))
         module, asm = build_device(source, folder, arch, level)
-        counted = _mnemonics(asm)
-        tally.names += counted
-        tally.instructions += counted.total()
+        mnemonic_counts = _mnemonics(asm)
+        tally.names += mnemonic_counts
+        tally.instructions += mnemonic_counts.total()
         for program in selected:
             for n in range(datasets):
                 lines = _compare(program, data[program.seed, n], want[program.seed, n], module)
@@ -325,9 +334,9 @@ def _compare(program: Program, data: Data, want: Outcome, module: Module) -> lis
     return differences(program, want, actual)
 
 
-def batches(first: int, count: int, size: int = 8) -> Iterator[list[Program]]:
-    for start in range(first, first + count, size):
-        yield [Program(seed) for seed in range(start, min(start + size, first + count))]
+def batches(first_seed: int, count: int, size: int = 8) -> Iterator[list[Program]]:
+    for start in range(first_seed, first_seed + count, size):
+        yield [Program(seed) for seed in range(start, min(start + size, first_seed + count))]
 
 
 def minimised(result: Mismatch, folder: Path) -> Mismatch:
@@ -341,9 +350,9 @@ def minimised(result: Mismatch, folder: Path) -> Mismatch:
             shorter = Program(result.program.seed)
             shorter.steps = best.program.steps[:offset] + best.program.steps[offset + stride :]
             tally = run_batch([shorter], {result.arch: [result.level]}, folder, result.data + 1)
-            same = [m for m in tally.mismatches if m.data == result.data and name in m.names()]
-            if same:
-                best = same[0]
+            same_data = [m for m in tally.mismatches if m.data == result.data and name in m.names()]
+            if same_data:
+                best = same_data[0]
             else:
                 offset += stride
         stride //= 2

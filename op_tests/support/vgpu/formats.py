@@ -62,12 +62,14 @@ class Format:
         magnitude, negative = np.abs(x), np.signbit(x)
         grid = self.magnitudes
         step = grid[-1] - grid[-2]
-        beyond = np.append(grid, grid[-1] + step)  # the first value that does not fit
-        above = np.clip(np.searchsorted(beyond, np.nan_to_num(magnitude, nan=0.0)), 1, len(grid))
-        low, high = beyond[above - 1], beyond[above]
+        extended_grid = np.append(grid, grid[-1] + step)  # the first value that does not fit
+        upper_idx = np.clip(
+            np.searchsorted(extended_grid, np.nan_to_num(magnitude, nan=0.0)), 1, len(grid)
+        )
+        low, high = extended_grid[upper_idx - 1], extended_grid[upper_idx]
         middle = (low + high) / 2
-        up = (magnitude > middle) | ((magnitude == middle) & (above % 2 == 0))
-        code = np.where(up, above, above - 1)
+        up = (magnitude > middle) | ((magnitude == middle) & (upper_idx % 2 == 0))
+        code = np.where(up, upper_idx, upper_idx - 1)
         return self._finish(code, magnitude, negative, saturate=saturate)
 
     def round_random(
@@ -82,8 +84,8 @@ class Format:
         _, exponent = np.frexp(np.maximum(finite, np.finfo(np.float32).tiny))
         lowest = np.maximum(exponent - 1, 1 - self.bias)
         significand = np.floor(np.ldexp(finite, 23 - lowest)).astype(np.int64)
-        kept = (significand + (np.asarray(seed, np.int64) >> (32 - drop))) >> drop
-        code = kept + ((lowest - (1 - self.bias)).astype(np.int64) << self.mantissa)
+        rounded = (significand + (np.asarray(seed, np.int64) >> (32 - drop))) >> drop
+        code = rounded + ((lowest - (1 - self.bias)).astype(np.int64) << self.mantissa)
         code = np.where(np.isfinite(magnitude), code, 1 << 20)
         return self._finish(code, magnitude, negative, saturate=saturate)
 
@@ -160,7 +162,7 @@ def float_bits(values: np.ndarray) -> np.ndarray:
     return np.asarray(values, np.float32).view(np.uint32)
 
 
-def around(fmt: Format, scale: float = 1.0) -> np.ndarray:
+def points_around(fmt: Format, scale: float = 1.0) -> np.ndarray:
     """float32 values at, next to and halfway between all values of a format, and beyond them."""
     grid = fmt.magnitudes
     top = grid[-1]
@@ -175,10 +177,10 @@ def around(fmt: Format, scale: float = 1.0) -> np.ndarray:
     )
     with np.errstate(over="ignore"):
         points = (points * scale).astype(np.float32)
-        near = [np.nextafter(points, np.float32(np.inf)), np.nextafter(points, np.float32(0))]
-    every = np.concatenate([points, *near])
+        neighbours = [np.nextafter(points, np.float32(np.inf)), np.nextafter(points, np.float32(0))]
+    values = np.concatenate([points, *neighbours])
     special = np.array([np.inf, np.nan, 0.0], np.float32)
-    return np.concatenate([every, -every, special, -special])
+    return np.concatenate([values, -values, special, -special])
 
 
 def random_floats(count: int, seed: int) -> np.ndarray:

@@ -49,9 +49,9 @@ def mutate(data: bytes, rng: random.Random, pool: list[bytes]) -> bytes:
         elif kind == 5:
             out[offset:offset] = out[offset : offset + rng.choice((4, 8, 24))]
         else:
-            other = rng.choice(pool)
-            start = rng.randrange(len(other))
-            piece = other[start : start + rng.choice((4, 8, 24, 64))]
+            donor = rng.choice(pool)
+            start = rng.randrange(len(donor))
+            piece = donor[start : start + rng.choice((4, 8, 24, 64))]
             out[offset : offset + len(piece)] = piece
     return bytes(out)
 
@@ -115,7 +115,7 @@ def decoder(gpu: Gpu) -> Callable[[bytes], int]:
     text = ctypes.create_string_buffer(256)
 
     def decode(data: bytes) -> int:
-        count, known = len(data) // 4, 0
+        count, num_known = len(data) // 4, 0
         words = (ctypes.c_uint32 * count).from_buffer_copy(data[: 4 * count])
         for gfx in (942, 950):
             for i in range(count):
@@ -124,8 +124,8 @@ def decoder(gpu: Gpu) -> Callable[[bytes], int]:
                     gfx, ctypes.byref(words, 4 * i), remaining, text, len(text)
                 )
                 assert size <= remaining and text.value, (gfx, data.hex())
-                known += size > 0
-        return int(known > 0)
+                num_known += size > 0
+        return int(num_known > 0)
 
     return decode
 
@@ -164,11 +164,11 @@ def program(gpu: Gpu, gfx: int, data: bytes) -> list[int]:
     text, changed = ctypes.create_string_buffer(256), True
     while changed:  # a word that goes may have been what hid another instruction
         changed = False
-        now = (ctypes.c_uint32 * len(words))(*words)
+        snapshot = (ctypes.c_uint32 * len(words))(*words)
         for i in range(len(words)):
             remaining = len(words) - i
             size = gpu.lib.rfops_vgpu_disassemble(
-                gfx, ctypes.byref(now, 4 * i), remaining, text, 256
+                gfx, ctypes.byref(snapshot, 4 * i), remaining, text, 256
             )
             if size and text.value.decode().startswith(LEFT_OUT):
                 words[i], changed = NOP, True

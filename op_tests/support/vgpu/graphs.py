@@ -127,27 +127,27 @@ def event(hip: Hip) -> c_void_p:
     return result
 
 
-def begin(hip: Hip, on: c_void_p, mode: int = GLOBAL) -> None:
-    hip.call("hipStreamBeginCapture", on, mode)
+def begin(hip: Hip, stream: c_void_p, mode: int = GLOBAL) -> None:
+    hip.call("hipStreamBeginCapture", stream, mode)
 
 
-def end(hip: Hip, on: c_void_p) -> c_void_p:
+def end(hip: Hip, stream: c_void_p) -> c_void_p:
     graph = c_void_p()
-    hip.call("hipStreamEndCapture", on, byref(graph))
+    hip.call("hipStreamEndCapture", stream, byref(graph))
     return graph
 
 
-def end_status(hip: Hip, on: c_void_p) -> int:
+def end_status(hip: Hip, stream: c_void_p) -> int:
     """Of an end that gives no graph."""
     graph = c_void_p(1)
-    status = hip.hipStreamEndCapture(on, byref(graph))
+    status = hip.hipStreamEndCapture(stream, byref(graph))
     assert status != SUCCESS and not graph.value
     return status
 
 
-def capture_status(hip: Hip, on: c_void_p) -> int:
+def capture_status(hip: Hip, stream: c_void_p) -> int:
     status = c_int(-1)
-    hip.call("hipStreamIsCapturing", on, byref(status))
+    hip.call("hipStreamIsCapturing", stream, byref(status))
     return status.value
 
 
@@ -164,12 +164,12 @@ def new_graph(hip: Hip) -> c_void_p:
     return graph
 
 
-def nodes(hip: Hip, entry: str, of: c_void_p) -> list[int]:
+def nodes(hip: Hip, entry: str, handle: c_void_p) -> list[int]:
     """What one of HIP's list queries gives."""
     count = c_size_t()
-    hip.call(entry, of, None, byref(count))
+    hip.call(entry, handle, None, byref(count))
     result = (c_void_p * max(1, count.value))()
-    hip.call(entry, of, result, byref(count))
+    hip.call(entry, handle, result, byref(count))
     return list(result)[: count.value]
 
 
@@ -201,9 +201,9 @@ def add(hip: Hip, graph: c_void_p, kind: str, needs: list[c_void_p], *params: ob
 
 
 @contextmanager
-def null_stream(hip: Hip, on: c_void_p) -> Iterator[None]:
+def null_stream(hip: Hip, stream: c_void_p) -> Iterator[None]:
     """What works on the null stream works on this one."""
-    hip.call("rfops_vgpu_set_null_stream", on)
+    hip.call("rfops_vgpu_set_null_stream", stream)
     try:
         yield
     finally:

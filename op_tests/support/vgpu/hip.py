@@ -104,12 +104,12 @@ def zig(*arguments: str | Path) -> None:
     assert completed.returncode == 0, f"{' '.join(command)}\n{completed.stderr[:4000]}"
 
 
-def compile_hip(source: str, arch: str, folder: Path, *more: str) -> bytes:
+def compile_hip(source: str, arch: str, folder: Path, *extra_flags: str) -> bytes:
     """A code object; `more` are flags, -g for debug lines."""
     hip, asm, obj, out = (folder / f"kernels.{arch}.{end}" for end in ("hip", "s", "o", "hsaco"))
     hip.write_text(source)
     flags = ("-x", "hip", "--cuda-device-only", f"--offload-arch={arch}", "-nogpuinc", "-nogpulib")
-    zig("clang", *flags, *more, "-O3", "-S", hip, "-o", asm)
+    zig("clang", *flags, *extra_flags, "-O3", "-S", hip, "-o", asm)
     zig("clang", "--target=amdgcn-amd-amdhsa", f"-mcpu={arch}", "-c", asm, "-o", obj)
     zig("ld.lld", "-shared", obj, "-o", out)
     return out.read_bytes()
@@ -160,8 +160,8 @@ class Hip:
         """kernelParams form. Pads grid and block with ones."""
         params = (c_void_p * max(1, len(arguments)))(*map(ctypes.addressof, arguments))
         shape = [*grid, 1, 1][:3] + [*block, 1, 1][:3]
-        last = () if "Cooperative" in entry else (None,)
-        return getattr(self.lib, entry)(function, *shape, lds, stream, params, *last)
+        extra_arguments = () if "Cooperative" in entry else (None,)
+        return getattr(self.lib, entry)(function, *shape, lds, stream, params, *extra_arguments)
 
     def launch_extra(
         self,

@@ -173,7 +173,7 @@ class Buffer:
     """A device copy of an array between two guards."""
 
     def __init__(self, hip: Hip, array: Array) -> None:
-        self.hip, self.array, self.before = hip, array, array.copy()
+        self.hip, self.array, self.initial = hip, array, array.copy()
         base = c_void_p()
         hip.call("hipMalloc", byref(base), c_size_t(array.nbytes + 2 * GUARD))
         self.base = base
@@ -184,21 +184,23 @@ class Buffer:
         return np.array((self.base.value or 0) + GUARD, np.uint64)
 
     def upload(self) -> None:
-        whole = poisoned(self.array.nbytes + 2 * GUARD, np.uint8)
-        whole[GUARD : GUARD + self.array.nbytes] = np.frombuffer(self.array.tobytes(), np.uint8)
-        copy = (pointer(whole), c_size_t(whole.nbytes), HOST_TO_DEVICE)
+        guarded = poisoned(self.array.nbytes + 2 * GUARD, np.uint8)
+        guarded[GUARD : GUARD + self.array.nbytes] = np.frombuffer(self.array.tobytes(), np.uint8)
+        copy = (pointer(guarded), c_size_t(guarded.nbytes), HOST_TO_DEVICE)
         self.hip.call("hipMemcpy", self.base, *copy)
 
     def read(self) -> None:
         """Reads back into the array; asserts that no guard was overwritten."""
-        whole = np.empty(self.array.nbytes + 2 * GUARD, np.uint8)
-        copy = (self.base, c_size_t(whole.nbytes), DEVICE_TO_HOST)
-        self.hip.call("hipMemcpy", pointer(whole), *copy)
-        body = whole[GUARD : GUARD + self.array.nbytes]
+        guarded = np.empty(self.array.nbytes + 2 * GUARD, np.uint8)
+        copy = (self.base, c_size_t(guarded.nbytes), DEVICE_TO_HOST)
+        self.hip.call("hipMemcpy", pointer(guarded), *copy)
+        body = guarded[GUARD : GUARD + self.array.nbytes]
         self.array[...] = np.frombuffer(body.tobytes(), self.array.dtype).reshape(self.array.shape)
-        for side, guard in (("before", whole[:GUARD]), ("behind", whole[-GUARD:])):
-            touched = guard != poisoned(GUARD, np.uint8)
-            assert not touched.any(), f"wrote {side} the buffer, guard byte {np.argmax(touched)}"
+        for side, guard in (("before", guarded[:GUARD]), ("behind", guarded[-GUARD:])):
+            is_changed = guard != poisoned(GUARD, np.uint8)
+            assert not is_changed.any(), (
+                f"wrote {side} the buffer, guard byte {np.argmax(is_changed)}"
+            )
 
 
 class Runner:
@@ -257,11 +259,11 @@ class Runner:
             buffer.read()
             unchanged = "" if index in launch.expect else ", which must be unchanged"
             try:
-                expect(argument, launch.expect.get(index, buffer.before))
+                expect(argument, launch.expect.get(index, buffer.initial))
             except AssertionError as error:
-                where = f"{launch.kernel}: argument {index}{unchanged}"
-                raise AssertionError(f"{where}: {error}") from None
-            buffer.before = argument.copy()
+                location = f"{launch.kernel}: argument {index}{unchanged}"
+                raise AssertionError(f"{location}: {error}") from None
+            buffer.initial = argument.copy()
         for name, expected in launch.expect_variables.items():
             actual = np.empty_like(expected)
             offset = self.variable(name, expected)

@@ -54,10 +54,10 @@ BITS = {
 
 
 def names_for(arch: str) -> list[str]:
-    known = list(DATA["instructions"])
+    names = list(DATA["instructions"])
     if arch == "gfx942":
-        return known
-    return [n for n in known if "xf32" not in n] + [n for n in ADDED_GFX950 if "f8f6f4" not in n]
+        return names
+    return [n for n in names if "xf32" not in n] + [n for n in ADDED_GFX950 if "f8f6f4" not in n]
 
 
 # ------------------------------------------------------------------------------ shapes, layouts
@@ -119,15 +119,15 @@ def added_layout(shape: Shape, operand: str) -> np.ndarray:
         twin = {16: "v_mfma_f32_16x16x16_f16", 32: "v_mfma_f32_32x32x8_f16"}[shape.dim]
         return calculated(shape_of(twin), "D")
     bits = BITS[shape.a if operand == "A" else shape.b]
-    held = shape.k * shape.dim // LANES
-    run = min(held, 128 // bits if bits != 6 else 32)
+    elems_per_lane = shape.k * shape.dim // LANES
+    run = min(elems_per_lane, 128 // bits if bits != 6 else 32)
     return contiguous(shape.dim, shape.k, run)[None]
 
 
 def calculated(shape: Shape, operand: str, layout: int | None = None) -> np.ndarray:
     """A layout of the calculator: [block, row or column, k] or [block, row, column]."""
-    which = DATA["instructions"][shape.name][operand] if layout is None else layout
-    numbers = np.array(DATA["layouts"][str(which)].split(), np.int64)
+    layout_id = DATA["instructions"][shape.name][operand] if layout is None else layout
+    numbers = np.array(DATA["layouts"][str(layout_id)].split(), np.int64)
     per_row = {"A": shape.k, "B": shape.k, "D": shape.dim, "K": shape.k // 4}[operand]
     if operand == "A" and shape.sparse:
         per_row = shape.k // 4
@@ -163,7 +163,7 @@ def measured_sparse(shape: Shape, operand: str) -> np.ndarray:
 # ------------------------------------------------------------------------------ packing
 
 
-def put(rows: np.ndarray, positions: np.ndarray, bits: int, codes: np.ndarray) -> None:
+def write_codes(rows: np.ndarray, positions: np.ndarray, bits: int, codes: np.ndarray) -> None:
     """Writes codes of `bits` bits at item * 64 + lane of zeroed register rows."""
     positions, codes = np.broadcast_arrays(positions, codes)
     lane, bit = positions.ravel() % LANES, positions.ravel() // LANES * bits
@@ -201,8 +201,8 @@ def encode(values: np.ndarray, kind: str, arch: str) -> np.ndarray:
 
 
 def format_of(kind: str, arch: str) -> formats.Format:
-    others = {"fp6": formats.E2M3, "bf6": formats.E3M2, "fp4": formats.E2M1}
-    return (others | formats.eight_bit(arch))[kind]
+    small_formats = {"fp6": formats.E2M3, "bf6": formats.E3M2, "fp4": formats.E2M1}
+    return (small_formats | formats.eight_bit(arch))[kind]
 
 
 def exact_values(rng: np.random.Generator, kind: str, size: tuple[int, ...]) -> np.ndarray:
@@ -210,8 +210,8 @@ def exact_values(rng: np.random.Generator, kind: str, size: tuple[int, ...]) -> 
     if kind == "i8":
         return rng.integers(-128, 128, size).astype(np.float64)
     if kind in ("fp8", "bf8", "fp6", "bf6", "fp4"):
-        few = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
-        return rng.choice(few, size) * rng.choice([-1.0, 1.0], size)
+        magnitudes = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+        return rng.choice(magnitudes, size) * rng.choice([-1.0, 1.0], size)
     return rng.integers(-16, 17, size).astype(np.float64)
 
 
@@ -259,8 +259,8 @@ def random_product(rng: np.random.Generator, shape: Shape, arch: str) -> Product
     if shape.sparse:
         pairs = np.array([[0, 1], [0, 2], [0, 3], [1, 2], [1, 3], [2, 3]])
         picks = pairs[rng.integers(0, 6, (b, d, shape.k // 4))]
-        first = np.arange(shape.k // 4)[:, None] * 4
-        product.chosen = (picks + first).reshape(b, d, shape.stored_k)
+        base_index = np.arange(shape.k // 4)[:, None] * 4
+        product.chosen = (picks + base_index).reshape(b, d, shape.stored_k)
     return product
 
 
@@ -274,17 +274,17 @@ def operand_rows(product: Product, layouts: Layouts, index_shift: int = 0) -> li
     a, b, c = (np.zeros((shape.registers(x), LANES), np.uint32) for x in "ABD")
     index = np.zeros((1, LANES), np.uint32)
     if product.chosen is None:
-        put(a, layouts(shape, "A"), BITS[shape.a], encode(product.a, shape.a, arch))
+        write_codes(a, layouts(shape, "A"), BITS[shape.a], encode(product.a, shape.a, arch))
     else:
-        first = layouts(shape, "A")
+        a_positions = layouts(shape, "A")
         codes = encode(product.a, shape.a, arch)
-        put(a, first, BITS[shape.a], codes[..., 0::2])
-        put(a, first + LANES, BITS[shape.a], codes[..., 1::2])
+        write_codes(a, a_positions, BITS[shape.a], codes[..., 0::2])
+        write_codes(a, a_positions + LANES, BITS[shape.a], codes[..., 1::2])
         local = product.chosen % 4
         fields = local[..., 0::2] | local[..., 1::2] << 2
         positions = layouts(shape, "K")
-        put(index, positions + index_shift * LANES, 4, fields)
-    put(b, layouts(shape, "B"), BITS[shape.b], encode(product.b, shape.b, arch))
+        write_codes(index, positions + index_shift * LANES, 4, fields)
+    write_codes(b, layouts(shape, "B"), BITS[shape.b], encode(product.b, shape.b, arch))
     kind = out_kind(shape)
-    put(c, layouts(shape, "D"), 64 if kind == "f64" else 32, encode(product.c, kind, arch))
+    write_codes(c, layouts(shape, "D"), 64 if kind == "f64" else 32, encode(product.c, kind, arch))
     return [a, b, c, *([index] if shape.sparse else [])]

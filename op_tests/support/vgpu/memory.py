@@ -49,13 +49,13 @@ _ENTER = f"""
 _WAIT = "  s_waitcnt vmcnt(0) lgkmcnt(0)\n"
 
 
-def _copy(lane_bytes: int, into: str, back: bool) -> str:
+def _copy(lane_bytes: int, destination: str, writes_back: bool) -> str:
     """Copies each lane's piece of the case's memory to LDS or scratch, or back."""
     lines = [f"v_mul_u32_u24 v30, {lane_bytes}, v0"]
     for index in range(0, lane_bytes, 16):
         memory = (
             f"v30, v[32:35], s[8:9] offset:{index}"
-            if back
+            if writes_back
             else f"v[32:35], v30, s[8:9] offset:{index}"
         )
         local = {
@@ -63,9 +63,9 @@ def _copy(lane_bytes: int, into: str, back: bool) -> str:
             ("ds", True): f"ds_read_b128 v[32:35], v30 offset:{index}",
             ("scratch", False): f"scratch_store_dwordx4 off, v[32:35], off offset:{index}",
             ("scratch", True): f"scratch_load_dwordx4 v[32:35], off, off offset:{index}",
-        }[into, back]
+        }[destination, writes_back]
         steps = [local, f"global_store_dwordx4 {memory}"]
-        if not back:
+        if not writes_back:
             steps = [f"global_load_dwordx4 {memory}", local]
         lines += [steps[0], _WAIT, steps[1]]
     return "\n".join(lines) + "\n" + _WAIT
@@ -80,8 +80,8 @@ class Case(NamedTuple):
 
     def text(self) -> str:
         size = {"": 0, "ds": LDS_BYTES // LANES, "scratch": PRIVATE}[self.local]
-        enter = _ENTER + (_copy(size, self.local, back=False) if size else "")
-        leave = _copy(size, self.local, back=True) if size else ""
+        enter = _ENTER + (_copy(size, self.local, writes_back=False) if size else "")
+        leave = _copy(size, self.local, writes_back=True) if size else ""
         return (
             f"{enter}  s_mov_b64 exec, s[12:13]\n{self.body}\n{_WAIT}  s_mov_b64 exec, -1\n{leave}"
         )
@@ -159,10 +159,10 @@ class Load(NamedTuple):
     def value(self, raw: bytes) -> list[int]:
         if self.bytes >= 4:
             return np.frombuffer(raw, np.uint32).tolist()
-        part = int(np.frombuffer(raw, self.dtype)[0])
+        number = int(np.frombuffer(raw, self.dtype)[0])
         if self.half:
-            return [(part & 0xFFFF) << (16 if self.half == "high" else 0)]
-        return [part & 0xFFFFFFFF]
+            return [(number & 0xFFFF) << (16 if self.half == "high" else 0)]
+        return [number & 0xFFFFFFFF]
 
 
 class Store(NamedTuple):
@@ -212,7 +212,7 @@ def loaded(
     memory: Array,
     offsets: Array,
     mask: int,
-    inside: Callable[[int], bool] | None = None,
+    in_bounds: Callable[[int], bool] | None = None,
 ) -> Array:
     """Result registers of a load; `inside(end)`: whether a dword (or part) ending there is read."""
     out = np.full((4, LANES), OLD, np.uint32)
@@ -222,7 +222,7 @@ def loaded(
         values = load.value(raw[offset : offset + load.bytes].ljust(load.bytes, b"\0"))
         for d, value in enumerate(values):
             end = offset + min(4 * d + 4, load.bytes)
-            out[d, lane] = value if inside is None or inside(end) else 0
+            out[d, lane] = value if in_bounds is None or in_bounds(end) else 0
     return out
 
 
@@ -232,7 +232,7 @@ def stored(
     offsets: Array,
     dwords: Array,
     mask: int,
-    inside: Callable[[int], bool] | None = None,
+    in_bounds: Callable[[int], bool] | None = None,
 ) -> Array:
     """The memory after a store of `dwords` [n, 64]; lanes in ascending order."""
     out = memory.copy()
@@ -241,12 +241,12 @@ def stored(
         raw = np.frombuffer(store.raw(dwords[:, lane]), np.uint8)
         for begin in range(0, store.bytes, 4):
             piece = raw[begin : begin + 4]
-            if inside is None or inside(offset + begin + len(piece)):
+            if in_bounds is None or in_bounds(offset + begin + len(piece)):
                 out[offset + begin : offset + begin + len(piece)] = piece
     return out
 
 
-def same(label: str, actual: Array, want: Array) -> None:
+def assert_same(label: str, actual: Array, want: Array) -> None:
     """Bit equality; the first difference is named."""
     assert actual.shape == want.shape, (label, actual.shape, want.shape)
     wrong = np.argwhere(np.asarray(actual) != np.asarray(want))

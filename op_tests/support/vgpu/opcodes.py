@@ -153,19 +153,19 @@ def encode_smem(row: Row) -> Iterator[list[int]]:
         yield split(base | data | 4 | 1 << 17 | 1 << 16 | 0x40 << 32, 2)
 
 
-def vector_codes(row: Row, first: int) -> list[int]:
+def vector_codes(row: Row, choice: int) -> list[int]:
     """Source codes for VOP3: VGPRs, with one SGPR, with inline constants."""
     codes = []
     for i, _ in enumerate(row.srcs):
-        codes.append([VGPR + 8 + 4 * i, 20, 129][first if i == 0 else 0])
+        codes.append([VGPR + 8 + 4 * i, 20, 129][choice if i == 0 else 0])
     return codes
 
 
 def encode_vop3(row: Row, opcode: int) -> Iterator[list[int]]:
     base = 0x34 << 26 | opcode << 16 | (0 if row.dst == "-" and row.format != "VOPC" else 4)
     if row.name in ("v_readlane_b32", "v_writelane_b32"):
-        first = VGPR + 8 if row.name == "v_readlane_b32" else 20
-        yield split(base | first << 32 | 20 << 41, 2)
+        source_code = VGPR + 8 if row.name == "v_readlane_b32" else 20
+        yield split(base | source_code << 32 | 20 << 41, 2)
         return
     carry_out = 40 << 8 if "carry_out" in row.flags else 0
     mask = 42 << 50 if "carry_in" in row.flags else 0
@@ -176,9 +176,9 @@ def encode_vop3(row: Row, opcode: int) -> Iterator[list[int]]:
     )
     scalar_ok = scalar_ok and not row.name.startswith("v_div_fmas")  # it reads VCC already
     scalar_ok = scalar_ok and not wide_convert(row)
-    for first in (0, 1, 2) if scalar_ok else (0,):
+    for choice in (0, 1, 2) if scalar_ok else (0,):
         word = base | carry_out | mask
-        for i, code in enumerate(vector_codes(row, first)):
+        for i, code in enumerate(vector_codes(row, choice)):
             word |= code << (32 + 9 * i)
         yield split(word, 2)
 
@@ -236,11 +236,11 @@ def encode_vop12c(row: Row) -> Iterator[list[int]]:
 
 def has_lane_forms(row: Row) -> bool:
     """SDWA and DPP exist for 32-bit instructions that are not dot products or carries."""
-    without = (
+    excluded = (
         "v_dot v_fmac v_mac_f16 v_pk_fmac v_cndmask v_mov_b64 v_cvt_f32_bf16 v_cvt_pk_f32 "
         "v_cvt_f32_fp8 v_cvt_f32_bf8 v_prng v_sat_pk v_clrexcp v_cvt_norm v_ldexp_f16"
     )
-    return not row.name.startswith(tuple(without.split())) and not row.flags & {
+    return not row.name.startswith(tuple(excluded.split())) and not row.flags & {
         "carry_in",
         "carry_out",
     }

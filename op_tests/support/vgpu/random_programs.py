@@ -62,7 +62,7 @@ COUNTS = dict.fromkeys(SIZES, 2) | {
     "f32": 3,
 }
 UNIFORM = {"u32": 2, "i32": 2, "u64": 2, "i64": 1, "u16x2": 1, "f32": 1}
-LANES, SLICE, SHARED = 256, 64, 256  # as in programs.h; bytes of memory that all lanes share
+LANES, SLICE, SHARED_BYTES = 256, 64, 256  # as in programs.h; bytes of memory that all lanes share
 
 _HALVES = (0, 1, 2, 0x40, 0x41, 0xFF, 0x100, 0x3800, 0x3C00, 0x3F00, 0x3F80, 0x4000, 0x4080, 0x4400,
            0xB800, 0xBC00, 0xBF80, 0xC000, 0xC080, 0xC400, 0x3118, 0x3E22, 0xF983, 0x7FFF, 0x8000,
@@ -108,7 +108,7 @@ _NARROW = (
     "to_int<$>(@f32)",
     "to_int<$>(@f16)",
 )
-_WIDE = ("$(@u8)", "$(widen(@i8))", "$(@u16)", "$(@i16)", "$(@u32)", "$(@i32)", "$(@u64)",
+_WIDE_TERMS = ("$(@u8)", "$(widen(@i8))", "$(@u16)", "$(@i16)", "$(@u32)", "$(@i32)", "$(@u64)",
          "$(@i64)", "to_int<$>(@f32)", "to_int<$>(@f64)", "to_int<$>(@f16)", "to_int<$>(@bf16)",
          "$(leading_zeros(@u32))", "$(trailing_zeros(@u32))", "$(leading_zeros(@u64))")  # fmt: skip
 _FLOAT = (
@@ -211,7 +211,7 @@ def _rules(kind: str) -> tuple[str, ...]:
     special = _SPECIAL.get(kind, ())
     if kind in INTS:
         plain = _INT if INTS[kind] > 2 else (*_INT[:-2],)
-        return plain + (_WIDE if INTS[kind] > 2 else _NARROW) + 2 * special
+        return plain + (_WIDE_TERMS if INTS[kind] > 2 else _NARROW) + 2 * special
     if kind in FLOATS:
         unary = tuple(r for r in _FLOAT_UNARY if kind != "bf16")
         plain = tuple(
@@ -264,11 +264,11 @@ class Program:
         choose = self.random.choice
         if kind in VECTORS:
             element, count = VECTORS[kind]
-            parts = [self._constant(element) for _ in range(count)]
+            elements = [self._constant(element) for _ in range(count)]
             if element in ("u16", "i16") and self.random.random() < 0.5:  # inline constants of f32
-                parts = [f"{element}(0)"] * count
-                parts[choose((1, 1, count - 1, 0))] = f"{element}({choose(_INLINE_HALVES):#x})"
-            return f"{kind}{{{', '.join(parts)}}}"
+                elements = [f"{element}(0)"] * count
+                elements[choose((1, 1, count - 1, 0))] = f"{element}({choose(_INLINE_HALVES):#x})"
+            return f"{kind}{{{', '.join(elements)}}}"
         if kind in FLOATS:
             return f"{kind}({choose(_FLOAT_CONSTANTS)})"
         bits = 8 * INTS[kind]
@@ -309,7 +309,7 @@ class Program:
     def _fill(self, rule: str, kind: str, depth: int, uniform: bool) -> str:
         element = VECTORS[kind][0] if kind in VECTORS else kind
 
-        def part(match: re.Match[str]) -> str:
+        def substitute(match: re.Match[str]) -> str:
             name, mark = match[1], match[2]
             if mark == "?":
                 return self._condition(depth - 1, uniform)
@@ -320,7 +320,7 @@ class Program:
         text = _CAST.sub(r"to<\1>(", rule.replace("$(", f"{kind}(").replace("$", kind))
         text = text.replace("BITS", str(8 * (INTS | FLOATS)[element]))
         text = re.sub(r"#(\d+) ?", lambda m: str(self.random.randrange(int(m[1]))), text)
-        return "(" + re.sub(r"@(\w*)([!?]?)", part, text) + ")"
+        return "(" + re.sub(r"@(\w*)([!?]?)", substitute, text) + ")"
 
     # -------------------------------------------------------------------- statements
 
@@ -333,8 +333,10 @@ class Program:
 
     def _branch(self) -> str:
         uniform = self.random.random() < 0.3
-        then, other = (f"{self._assign(2, uniform)} {self._assign(2, uniform)}" for _ in range(2))
-        return f"if ({self._condition(2, uniform)}) {{ {then} }} else {{ {other} }}"
+        then_branch, else_branch = (
+            f"{self._assign(2, uniform)} {self._assign(2, uniform)}" for _ in range(2)
+        )
+        return f"if ({self._condition(2, uniform)}) {{ {then_branch} }} else {{ {else_branch} }}"
 
     def _loop(self) -> str:
         self._loops += 1
@@ -377,12 +379,12 @@ class Program:
             return f"store<{kind}>({self._address(kind)}, q<{kind}>({self.expression(kind, 2)}));"
         target = self.random.choice(self.variables[kind])
         if kind in ("u16x2", "i16x2", "f16x2") and self.random.random() < 0.5:  # d16
-            part = self.random.choice(("x", "y"))
+            member = self.random.choice(("x", "y"))
             narrow = self.random.choice(("u8", "i8", "u16")) if kind != "f16x2" else "f16"
             loaded = f"load<{narrow}>({self._address(narrow)})"
             loaded = f"widen({loaded})" if narrow == "i8" else loaded
             element = VECTORS[kind][0]
-            return f"{target}.{part} = q<{element}>({element}({loaded}));"
+            return f"{target}.{member} = q<{element}>({element}({loaded}));"
         return f"{target} = q<{kind}>(load<{kind}>({self._address(kind)}));"
 
     def _atomic(self) -> str:
@@ -400,7 +402,7 @@ class Program:
         call = f"atomic_{op}<{kind}>({position}, {value});"
         return call if self.random.random() < 0.3 else f"{target} = {call}"
 
-    def _shared(self) -> str:
+    def _share_memory(self) -> str:
         """All lanes at one place, whose result does not depend on their order."""
         op = self.random.choice(("add", "or", "max"))
         offset = {"add": 0, "or": 64, "max": 128}[op]  # one operation a place
@@ -410,7 +412,7 @@ class Program:
 
     # -------------------------------------------------------------------- between lanes
 
-    def _across(self) -> Step:
+    def _shuffle_lanes(self) -> Step:
         make: Callable[[], Step] = self.random.choice(
             (
                 self._dpp,
@@ -431,7 +433,7 @@ class Program:
         return [self.random.choice(self.variables["u32"]) for _ in range(count)]
 
     def _dpp(self) -> Step:
-        to, old, source, other = self._words(4)
+        dest, old, source, operand = self._words(4)
         control = self.random.choice(DPP_CONTROLS)
         full = self.random.random() < 0.5
         rows, banks = (15, 15) if full else (self.random.randrange(16), self.random.randrange(16))
@@ -457,54 +459,55 @@ class Program:
         device = f"__builtin_amdgcn_update_dpp(s.{old}, s.{source}, {arguments})"
         host = f"dpp(t + (l & ~63u), s[l].{old}, l & 63, {arguments})"
         return Step(
-            f"{{ const u32 x = {device}; s.{to} = {self._wrapped(wrap, f's.{other}')}; }}",
+            f"{{ const u32 x = {device}; s.{dest} = {self._wrapped(wrap, f's.{operand}')}; }}",
             f"TAKE({source}) EACH {{ const u32 x = {host}; "
-            f"s[l].{to} = {self._wrapped(wrap, f's[l].{other}')}; }}",
+            f"s[l].{dest} = {self._wrapped(wrap, f's[l].{operand}')}; }}",
         )
 
     @staticmethod
-    def _wrapped(wrap: str, other: str) -> str:
-        return wrap.replace("X", "u32(x)").replace("Y", other)
+    def _wrapped(wrap: str, operand: str) -> str:
+        return wrap.replace("X", "u32(x)").replace("Y", operand)
 
     def _swizzle(self) -> Step:
-        to, source = self._words(2)
+        dest, source = self._words(2)
         choice = self.random
         pattern = choice.choice((0x8000 | choice.randrange(256), choice.randrange(0x8000)))
         return Step(
-            f"s.{to} = __builtin_amdgcn_ds_swizzle(s.{source}, {pattern:#x});",
-            f"TAKE({source}) EACH s[l].{to} = swizzle(t + (l & ~63u), l & 63, {pattern:#x});",
+            f"s.{dest} = __builtin_amdgcn_ds_swizzle(s.{source}, {pattern:#x});",
+            f"TAKE({source}) EACH s[l].{dest} = swizzle(t + (l & ~63u), l & 63, {pattern:#x});",
         )
 
     def _permute(self) -> Step:
-        to, source, index = self._words(3)
+        dest, source, index = self._words(3)
         if self.random.random() < 0.5:
             flip = self.random.randrange(64)
             return Step(
-                f"s.{to} = __builtin_amdgcn_ds_permute((s.lane ^ {flip}) * 4, s.{source});",
-                f"TAKE({source}) EACH s[l].{to} = t[l ^ {flip}];",
+                f"s.{dest} = __builtin_amdgcn_ds_permute((s.lane ^ {flip}) * 4, s.{source});",
+                f"TAKE({source}) EACH s[l].{dest} = t[l ^ {flip}];",
             )
         return Step(
-            f"s.{to} = __builtin_amdgcn_ds_bpermute(s.{index}, s.{source});",
-            f"TAKE({source}) EACH s[l].{to} = t[(l & ~63u) | (s[l].{index} >> 2 & 63)];",
+            f"s.{dest} = __builtin_amdgcn_ds_bpermute(s.{index}, s.{source});",
+            f"TAKE({source}) EACH s[l].{dest} = t[(l & ~63u) | (s[l].{index} >> 2 & 63)];",
         )
 
     def _read_lane(self) -> Step:
-        (source,), to = self._words(1), self.random.choice(self.uniform["u32"])
+        (source,), dest = self._words(1), self.random.choice(self.uniform["u32"])
         lane = self.random.randrange(64)
         if self.random.random() < 0.5:
             device, lane = f"__builtin_amdgcn_readfirstlane(s.{source})", 0
         else:
             device = f"__builtin_amdgcn_readlane(s.{source}, {lane})"
         return Step(
-            f"s.{to} = {device};", f"TAKE({source}) EACH s[l].{to} = t[(l & ~63u) | {lane}];"
+            f"s.{dest} = {device};",
+            f"TAKE({source}) EACH s[l].{dest} = t[(l & ~63u) | {lane}];",
         )
 
     def _ballot(self) -> Step:
-        (a, b), to = self._words(2), self.random.choice(self.uniform["u64"])
+        (a, b), dest = self._words(2), self.random.choice(self.uniform["u64"])
         return Step(
-            f"s.{to} = __builtin_amdgcn_ballot_w64(s.{a} < s.{b});",
+            f"s.{dest} = __builtin_amdgcn_ballot_w64(s.{a} < s.{b});",
             f"u64 m[4] = {{}}; EACH m[l / 64] |= u64{{s[l].{a} < s[l].{b}}} << (l & 63);"
-            f" EACH s[l].{to} = m[l / 64];",
+            f" EACH s[l].{dest} = m[l / 64];",
         )
 
     def _swap(self) -> Step:
@@ -519,25 +522,25 @@ class Program:
     def _exchange(self) -> Step:
         """Through LDS, behind barriers."""
         kind = self.random.choice(list(SIZES))
-        to, source = (self.random.choice(self.variables[kind]) for _ in range(2))
-        offset, back = (self.random.randrange(SLICE + 1 - SIZES[kind]) for _ in range(2))
+        dest, source = (self.random.choice(self.variables[kind]) for _ in range(2))
+        offset, source_offset = (self.random.randrange(SLICE + 1 - SIZES[kind]) for _ in range(2))
         if self.random.random() < 0.6:
-            offset, back = offset & -SIZES[kind], offset & -SIZES[kind]
-        other = (
+            offset, source_offset = offset & -SIZES[kind], offset & -SIZES[kind]
+        neighbour = (
             f"({{id}} * {self.random.choice((1, 3, 5, 7))} + {self.random.randrange(256)}) % kLanes"
         )
-        load = f"load<{kind}>({{all}} + ({other}) * kSlice + {back})"
+        load = f"load<{kind}>({{all}} + ({neighbour}) * kSlice + {source_offset})"
         return Step(
             f"barrier(); store<{kind}>(s.lds + {offset}, s.{source}); barrier(); "
-            f"s.{to} = q<{kind}>({load.format(all='all_lds', id='s.id')}); barrier();",
+            f"s.{dest} = q<{kind}>({load.format(all='all_lds', id='s.id')}); barrier();",
             f"EACH store<{kind}>(s[l].lds + {offset}, s[l].{source}); "
-            f"EACH s[l].{to} = q<{kind}>({load.format(all='all_lds', id='l')});",
+            f"EACH s[l].{dest} = q<{kind}>({load.format(all='all_lds', id='l')});",
         )
 
     def _step(self) -> Step:
         result = self.random.random()
         if result < 0.18:
-            return self._across()
+            return self._shuffle_lanes()
         statements: list[Callable[[], str]] = [
             lambda: self._assign(3),
             lambda: self._assign(3),
@@ -552,7 +555,7 @@ class Program:
             self._memory,
             self._memory,
             self._atomic,
-            self._shared,
+            self._share_memory,
         ]
         return Step(self.random.choice(statements)())
 
@@ -567,16 +570,18 @@ class Program:
 
     def text(self) -> str:
         lanes, size = self.layout()
-        same, same_size = self.uniform_layout()
-        declared = " ".join(f"{kind} {name};" for kind, name, _ in lanes + same)
+        uniforms, same_size = self.uniform_layout()
+        declared = " ".join(f"{kind} {name};" for kind, name, _ in lanes + uniforms)
         loads = [
             f"{name} = q<{kind}>(load<{kind}>(in + {offset}));" for kind, name, offset in lanes
         ]
         loads += [
-            f"{name} = q<{kind}>(load<{kind}>(uni + {offset}));" for kind, name, offset in same
+            f"{name} = q<{kind}>(load<{kind}>(uni + {offset}));" for kind, name, offset in uniforms
         ]
         stores = [f"store<{kind}>(out + {offset}, {name});" for kind, name, offset in lanes]
-        stores += [f"store<{kind}>(out + {size + offset}, {name});" for kind, name, offset in same]
+        stores += [
+            f"store<{kind}>(out + {size + offset}, {name});" for kind, name, offset in uniforms
+        ]
         methods, device, host = [], [], []
         for n, step in enumerate(self.steps):
             if step.host:

@@ -93,8 +93,8 @@ def is_snan(x: Array) -> Array:
 def sum_odd(x: Array, y: Array) -> Array:
     """x + y in float64, rounded to odd: exact enough for one more rounding to f32 or f16."""
     total = x + y
-    part = total - x
-    error = (x - (total - part)) + (y - part)
+    y_rounded = total - x
+    error = (x - (total - y_rounded)) + (y - y_rounded)
     bits = total.view(np.int64)
     fix = np.isfinite(total) & (error != 0) & (bits & 1 == 0)
     return np.where(fix, bits + np.where((error > 0) == (total > 0), 1, -1), bits).view(np.float64)
@@ -118,15 +118,15 @@ def round_fraction(value: Fraction, kind: str, mode: str = "even") -> float:
         exponent -= 1
     step = Fraction(2) ** max(exponent - digits + 1, lowest)
     count, remaining = divmod(value, step)
-    away = {"up": not negative, "down": negative, "zero": False}.get(mode)
+    rounds_away = {"up": not negative, "down": negative, "zero": False}.get(mode)
     if mode == "even":
-        away = remaining * 2 > step or (remaining * 2 == step and count % 2 == 1)
-    if remaining and away:
+        rounds_away = remaining * 2 > step or (remaining * 2 == step and count % 2 == 1)
+    if remaining and rounds_away:
         count += 1
     result = count * step
     if result >= Fraction(2) ** top:
         to_infinity = mode == "even" or bool(
-            away if remaining else {"up": not negative, "down": negative}.get(mode, False)
+            rounds_away if remaining else {"up": not negative, "down": negative}.get(mode, False)
         )
         largest = (2 - Fraction(2) ** (1 - digits)) * Fraction(2) ** (top - 1)
         result_float = math.inf if to_infinity else float(largest)
@@ -166,8 +166,8 @@ def fma64(a: Array, b: Array, c: Array) -> Array:
 def pick_extreme(a: Array, b: Array, largest: bool) -> Array:
     """v_min / v_max with MODE.IEEE set: a signalling NaN wins, a quiet one loses, -0 < +0."""
     with np.errstate(all="ignore"):
-        first = np.where(a == b, np.signbit(a) != largest, (a > b) if largest else (a < b))
-        out = np.where(np.isnan(a), b, np.where(np.isnan(b), a, np.where(first, a, b)))
+        takes_a = np.where(a == b, np.signbit(a) != largest, (a > b) if largest else (a < b))
+        out = np.where(np.isnan(a), b, np.where(np.isnan(b), a, np.where(takes_a, a, b)))
     return np.where(is_snan(a) | is_snan(b), a.dtype.type(np.nan), out).astype(a.dtype)
 
 
@@ -217,10 +217,10 @@ def norm16(x: Array, signed: bool) -> Array:
 
 def fract(x: Array) -> Array:
     """x - floor(x), kept below one."""
-    below = np.nextafter(x.dtype.type(1), x.dtype.type(0))
+    largest = np.nextafter(x.dtype.type(1), x.dtype.type(0))
     with np.errstate(all="ignore"):
         value = (f64(x) - np.floor(f64(x))).astype(x.dtype)
-    return np.where(value >= 1, below, value)
+    return np.where(value >= 1, largest, value)
 
 
 def frexp(x: Array) -> tuple[Array, Array]:
@@ -236,19 +236,27 @@ def ldexp(x: Array, power: Array) -> Array:
 
 def circle(x: Array, function: Callable[[Array], Array]) -> Array:
     """sin or cos of x turns, with the argument reduced exactly; 0 or 1 outside [-256, 256]."""
-    outside = np.isfinite(x) & (np.abs(f64(x)) > 256)
+    out_of_range = np.isfinite(x) & (np.abs(f64(x)) > 256)
     with np.errstate(all="ignore"):
-        turns = f64(x) - np.rint(f64(x))
-    turns = turns.astype(np.longdouble)
+        rotations = f64(x) - np.rint(f64(x))
+    rotations = rotations.astype(np.longdouble)
     two_pi = np.longdouble("6.283185307179586476925286766559005768")
     if function is np.sin:  # fold to a quarter turn, so that zeros come out exactly
-        turns = np.where(turns > 0.25, 0.5 - turns, np.where(turns < -0.25, -0.5 - turns, turns))
-        return np.where(
-            x == 0, f64(x), np.where(outside, 0.0, np.sin(turns * two_pi).astype(np.float64))
+        rotations = np.where(
+            rotations > 0.25,
+            0.5 - rotations,
+            np.where(rotations < -0.25, -0.5 - rotations, rotations),
         )
-    turns = np.abs(turns)
-    near = np.where(turns > 0.125, np.sin((0.25 - turns) * two_pi), np.cos(turns * two_pi))
-    return np.where(outside, 1.0, near.astype(np.float64))
+        return np.where(
+            x == 0,
+            f64(x),
+            np.where(out_of_range, 0.0, np.sin(rotations * two_pi).astype(np.float64)),
+        )
+    rotations = np.abs(rotations)
+    reduced = np.where(
+        rotations > 0.125, np.sin((0.25 - rotations) * two_pi), np.cos(rotations * two_pi)
+    )
+    return np.where(out_of_range, 1.0, reduced.astype(np.float64))
 
 
 def quiet(function: Callable[..., Array]) -> Callable[..., Array]:
@@ -382,11 +390,11 @@ def quad_sad(a: Array, b: Array, c: Array, masked: bool) -> Array:
 
 
 def lerp_u8(a: Array, b: Array, c: Array) -> Array:
-    parts = [
+    averages = [
         (x + y + (z & 1)) >> 1
         for x, y, z in zip(bytes_of(a), bytes_of(b), bytes_of(c), strict=True)
     ]
-    return sum(part << (8 * i) for i, part in enumerate(parts))
+    return sum(average << (8 * i) for i, average in enumerate(averages))
 
 
 def perm(a: Array, b: Array, selector: Array) -> Array:
@@ -431,15 +439,15 @@ def wide(a: Array, b: Array) -> Array:
     return a.astype(object) * b.astype(object)
 
 
-def shift64(x: Array, count: Array, left: bool) -> Array:
+def shift64(x: Array, count: Array, to_left: bool) -> Array:
     count = (count & 63).astype(x.dtype)
-    return x << count if left else x >> count
+    return x << count if to_left else x >> count
 
 
 def fields(x: Array, count: int, signed: bool) -> list[Array]:
     """The 32 / count fields of a dword."""
-    parts = [x >> shift & ((1 << count) - 1) for shift in range(0, 32, count)]
-    return [np.where(p >> (count - 1), p - (1 << count), p) for p in parts] if signed else parts
+    fields = [x >> shift & ((1 << count) - 1) for shift in range(0, 32, count)]
+    return [np.where(p >> (count - 1), p - (1 << count), p) for p in fields] if signed else fields
 
 
 def dot(count: int, signed: bool) -> Callable[..., Array]:

@@ -25,13 +25,17 @@ _PROLOGUE = """
 """
 
 
-def tuple_of(file: str, first: int, count: int) -> str:
+def tuple_of(file: str, first_register: int, count: int) -> str:
     """Assembler text of `count` registers: v3 or v[3:6]."""
-    return f"{file}{first}" if count == 1 else f"{file}[{first}:{first + count - 1}]"
+    return (
+        f"{file}{first_register}"
+        if count == 1
+        else f"{file}[{first_register}:{first_register + count - 1}]"
+    )
 
 
-def names_of(file: str, first: int, count: int) -> list[str]:
-    return [f"{file}{first + i}" for i in range(count)]
+def names_of(file: str, first_register: int, count: int) -> list[str]:
+    return [f"{file}{first_register + i}" for i in range(count)]
 
 
 @dataclass
@@ -79,5 +83,5 @@ class Cases:
         for row, column in zip(padded, columns, strict=True):
             row[:n] = column
         starts = range(0, padded.shape[1], LANES)
-        parts = [self.run(index, padded[:, offset : offset + LANES]) for offset in starts]
-        return np.concatenate(parts, axis=1)[:, :n]
+        chunks = [self.run(index, padded[:, offset : offset + LANES]) for offset in starts]
+        return np.concatenate(chunks, axis=1)[:, :n]

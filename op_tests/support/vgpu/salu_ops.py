@@ -219,13 +219,13 @@ def _carry(fn: Callable[[Scalars], int]) -> Callable[[Scalars], Outcome]:
 
 
 def _choose(
-    first: Callable[[int, int], bool], view: Callable[[int], int]
+    is_first: Callable[[int, int], bool], view: Callable[[int], int]
 ) -> Callable[[Scalars], Outcome]:
     """min and max: SCC says whether the first was taken."""
 
     def run(s: Scalars) -> Outcome:
-        taken = first(view(s.a), view(s.b))
-        return (s.a if taken else s.b), taken
+        takes_a = is_first(view(s.a), view(s.b))
+        return (s.a if takes_a else s.b), takes_a
 
     return run
 

@@ -111,10 +111,10 @@ class Sdwa:
     def destination(self) -> str:
         return f"dst_sel:{self.dst} dst_unused:{self.unused}"
 
-    def source(self, bits: Array, which: int) -> Array:
-        shift, count = _SELECTS[self.src[which]]
+    def source(self, bits: Array, source_idx: int) -> Array:
+        shift, count = _SELECTS[self.src[source_idx]]
         value = bits >> U64(shift) & U64((1 << count) - 1)
-        if self.sext[which]:
+        if self.sext[source_idx]:
             value = ref.encode(
                 np.where(
                     value >> U64(count - 1),
@@ -132,8 +132,8 @@ class Sdwa:
         if self.unused == "UNUSED_PRESERVE":
             return value | old & U64(0xFFFFFFFF & ~field_mask)
         if self.unused == "UNUSED_SEXT":
-            above = 0xFFFFFFFF & ~((1 << (shift + count)) - 1)
-            return value | np.where(bits >> U64(count - 1) & U64(1), U64(above), U64(0))
+            sign_bits = 0xFFFFFFFF & ~((1 << (shift + count)) - 1)
+            return value | np.where(bits >> U64(count - 1) & U64(1), U64(sign_bits), U64(0))
         return value
 
 

@@ -14,33 +14,37 @@ _T = "ftz"  # runs on the transcendental unit
 
 def _unary_floats() -> list[Op]:
     rows = []
-    for kind, last in (("f64", "nodpp nosdwa"), ("f32", ""), ("f16", "")):
+    for kind, flags in (("f64", "nodpp nosdwa"), ("f32", ""), ("f16", "")):
         one = f"{kind} {kind}"
         real = ref.TYPES[kind][1]
         integer = "i16" if kind == "f16" else "i32"
         rows += [
-            row(f"v_trunc_{kind}", one, np.trunc, last),
-            row(f"v_ceil_{kind}", one, np.ceil, last),
-            row(f"v_rndne_{kind}", one, np.rint, last),
-            row(f"v_floor_{kind}", one, np.floor, last),
-            row(f"v_fract_{kind}", one, ref.fract, last),
-            row(f"v_rcp_{kind}", one, lambda a: 1.0 / f64(a), f"{_T} {last}", 1),
+            row(f"v_trunc_{kind}", one, np.trunc, flags),
+            row(f"v_ceil_{kind}", one, np.ceil, flags),
+            row(f"v_rndne_{kind}", one, np.rint, flags),
+            row(f"v_floor_{kind}", one, np.floor, flags),
+            row(f"v_fract_{kind}", one, ref.fract, flags),
+            row(f"v_rcp_{kind}", one, lambda a: 1.0 / f64(a), f"{_T} {flags}", 1),
             row(
                 f"v_rsq_{kind}",
                 one,
                 lambda a: 1.0 / np.sqrt(a.astype(np.longdouble)),
-                f"{_T} {last}",
+                f"{_T} {flags}",
                 1,
             ),
             row(
-                f"v_sqrt_{kind}", one, lambda a: np.sqrt(a.astype(np.longdouble)), f"{_T} {last}", 1
+                f"v_sqrt_{kind}",
+                one,
+                lambda a: np.sqrt(a.astype(np.longdouble)),
+                f"{_T} {flags}",
+                1,
             ),
-            row(f"v_frexp_mant_{kind}", one, lambda a: ref.frexp(a)[0], last),
+            row(f"v_frexp_mant_{kind}", one, lambda a: ref.frexp(a)[0], flags),
             row(
                 f"v_frexp_exp_{integer}_{kind}",
                 f"{integer} {kind}",
                 lambda a: ref.frexp(a)[1],
-                last,
+                flags,
             ),
         ]
         if kind != "f64":
@@ -105,9 +109,9 @@ VOP1 = [
 ]
 
 
-def _shift(kind: str, left: bool) -> Callable[[Array, Array], Array]:
+def _shift(kind: str, to_left: bool) -> Callable[[Array, Array], Array]:
     mask = ref.width(kind) - 1
-    if left:
+    if to_left:
         return lambda a, b: b << (a & mask)
     return lambda a, b: b >> (a & mask)
 
@@ -227,7 +231,7 @@ def _three_ints() -> list[Op]:
     return rows
 
 
-def _cube(which: str) -> Callable[..., Array]:
+def _cube(operation: str) -> Callable[..., Array]:
     def run(x: Array, y: Array, z: Array) -> Array:
         ax, ay, az = np.abs(x), np.abs(y), np.abs(z)
         on_z, on_y = (az >= ax) & (az >= ay), ay >= ax
@@ -236,7 +240,7 @@ def _cube(which: str) -> Callable[..., Array]:
             "sc": (np.where(z < 0, -x, x), x, np.where(x < 0, z, -z)),
             "tc": (-y, np.where(y < 0, -z, z), -y),
             "ma": (z * 2, y * 2, x * 2),
-        }[which]
+        }[operation]
         return np.where(on_z, z_value, np.where(on_y, y_value, x_value)).astype(np.float32)
 
     return run
@@ -257,8 +261,8 @@ def _pack(low: Array, high: Array) -> Array:
 def _to_zero_f16(x: Array) -> Array:
     """f16 bits of a float32, rounded toward zero."""
     nearest = x.astype(np.float16)
-    above = np.abs(f64(nearest)) > np.abs(f64(x))
-    return (nearest.view(np.uint16) - above).astype(np.int64)
+    rounded_up = np.abs(f64(nearest)) > np.abs(f64(x))
+    return (nearest.view(np.uint16) - rounded_up).astype(np.int64)
 
 
 def _mad_wide(kind: str) -> Callable[..., Array]:

@@ -21,7 +21,7 @@ import torch
 import rfops
 from rfops.jit.launch import tensor_memory
 from support.engine_project import Project
-from support.vgpu.check_cases import BYTES, CLEAN, HERE, Case, cases, source
+from support.vgpu.check_cases import BYTES, CLEAN, MARKER, Case, cases, source
 from support.vgpu.hip import ARCHS, ILLEGAL_ADDRESS, LAUNCH_FAILURE, SUCCESS, Hip, compile_hip, zig
 
 
@@ -86,7 +86,7 @@ class Gpu:
     def line_of(self, kernel: str) -> int:
         """The line of the source that the finding in `kernel` has to name, from 1."""
         start = self.text.index(f"{kernel}:")
-        return next(i for i in range(start, len(self.text)) if HERE in self.text[i]) + 1
+        return next(i for i in range(start, len(self.text)) if MARKER in self.text[i]) + 1
 
 
 @pytest.fixture(scope="module")

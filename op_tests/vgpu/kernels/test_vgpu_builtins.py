@@ -13,7 +13,7 @@ import pytest
 
 from support.vgpu import formats as formats
 from support.vgpu.asm import Module
-from support.vgpu.formats import around, expect_codes, float_bits
+from support.vgpu.formats import expect_codes, float_bits, points_around
 from support.vgpu.hip import compile_hip
 
 SOURCE = r"""
@@ -188,7 +188,7 @@ def test_gemm_of_one_tile(arch: str, kernel: str) -> None:
 @pytest.mark.parametrize("arch", ARCHS)
 def test_fp8_conversions(arch: str) -> None:
     fmt = formats.eight_bit(arch)["fp8"]
-    x = np.resize(around(fmt)[::5], 128).reshape(64, 2)
+    x = np.resize(points_around(fmt)[::5], 128).reshape(64, 2)
     out = np.zeros((64, 8), np.uint32)
     launch(arch, "convert_fp8", out, x)
     low, high = x[:, 0].astype(np.float64), x[:, 1].astype(np.float64)
@@ -241,7 +241,7 @@ def test_block_scaled_tile(
 
 
 def test_scaled_conversions() -> None:
-    x = np.resize(around(formats.E2M1, 4.0), 128).reshape(64, 2)
+    x = np.resize(points_around(formats.E2M1, 4.0), 128).reshape(64, 2)
     out = np.zeros((64, 6), np.uint32)
     launch("gfx950", "convert_scaled", out, x, np.float32(4.0))
     low, high = x[:, 0].astype(np.float64) / 4, x[:, 1].astype(np.float64) / 4

@@ -18,8 +18,8 @@ from support.vgpu.memory import (
     Batch,
     Case,
     active,
+    assert_same,
     random_bytes,
-    same,
 )
 
 Rmw = Callable[[int, int, int], int]  # old, new value or addend, second operand
@@ -336,11 +336,13 @@ def test_atomic(name: str) -> None:
                 size=len(memory),
                 data=a,
             )
-            same(f"{name} returns {returns} mask {mask:x}", memory, want)
+            assert_same(f"{name} returns {returns} mask {mask:x}", memory, want)
             if returns:
                 on = active(mask)
                 dwords = atomic.bits // 32
-                same(f"{name} old values mask {mask:x}", actual[:dwords, on], old[:dwords, on])
+                assert_same(
+                    f"{name} old values mask {mask:x}", actual[:dwords, on], old[:dwords, on]
+                )
 
 
 # ------------------------------------------------------------------------------ many workgroups
@@ -371,7 +373,9 @@ def test_atomics_of_many_workgroups_lose_nothing() -> None:
     )
     count = groups * LANES
     assert cells[0] == count
-    same("every lane got its own number", np.sort(out[:, 0]), np.arange(count, dtype=np.uint32))
+    assert_same(
+        "every lane got its own number", np.sort(out[:, 0]), np.arange(count, dtype=np.uint32)
+    )
     assert cells[16:17].view(np.float32)[0] == count  # exact: below 2^24
     assert cells[32:34].view(np.uint64)[0] == count
 

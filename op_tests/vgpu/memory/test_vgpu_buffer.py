@@ -19,11 +19,11 @@ from support.vgpu.memory import (
     Batch,
     Case,
     active,
+    assert_same,
     data_dwords,
     loaded,
     random_bytes,
     random_data,
-    same,
     stored,
 )
 
@@ -71,7 +71,7 @@ def test_loads_outside_read_zero_dword_by_dword(kind: str) -> None:
             offsets = rng.integers(84, 1100, LANES)
             actual = RAW.run(f"load {kind}", memory, offsets, mask, imm=84, size=size)
             want = loaded(LOADS[kind], memory, offsets, mask, lambda end, size=size: end <= size)
-            same(f"{kind} of {size} bytes", actual, want)
+            assert_same(f"{kind} of {size} bytes", actual, want)
 
 
 @pytest.mark.parametrize("kind", STORES)
@@ -88,15 +88,15 @@ def test_stores_outside_are_dropped_dword_by_dword(kind: str) -> None:
             lambda end, size=size: end <= size,
         )
         RAW.run(f"store {kind}", memory, offsets, imm=84, size=size, data=data)
-        same(f"{kind} of {size} bytes", memory, want)
+        assert_same(f"{kind} of {size} bytes", memory, want)
 
 
 def test_atomics_outside_are_dropped_and_return_zero() -> None:
     memory = np.full(LANES, 7, np.uint32)
     data = np.full(LANES, 5, np.uint64)
     actual = RAW.run("atomic", memory, LANE * 4, size=126, data=data)
-    same("memory", memory, np.where(LANE < 31, 12, 7).astype(np.uint32))
-    same("old values", actual[0], np.where(LANE < 31, 7, 0).astype(np.uint32))
+    assert_same("memory", memory, np.where(LANE < 31, 12, 7).astype(np.uint32))
+    assert_same("old values", actual[0], np.where(LANE < 31, 7, 0).astype(np.uint32))
 
 
 @pytest.mark.parametrize("dwords", [1, 4])
@@ -110,7 +110,7 @@ def test_a_register_offset_below_zero_is_out_of_range(dwords: int) -> None:
     for d in range(dwords):
         offset = 4095 + 41 + 4 * d
         want = np.where(inside, memory[offset : offset + 4].view(np.uint32)[0], 0).astype(np.uint32)
-        same(f"dword {d}", actual[d], want)
+        assert_same(f"dword {d}", actual[d], want)
 
 
 def test_a_store_below_zero_is_dropped() -> None:
@@ -122,7 +122,7 @@ def test_a_store_below_zero_is_dropped() -> None:
         offset = 4095 + 4 * lane
         want[offset : offset + 4] = data_dwords(data)[0, lane : lane + 1].view(np.uint8)
     RAW.run("store below zero", memory, offsets, imm=4095, size=8192, data=data)
-    same("memory", memory, want)
+    assert_same("memory", memory, want)
 
 
 # ------------------------------------------------------------------------------ index and stride
@@ -167,36 +167,40 @@ def test_structured_buffers_check_the_index() -> None:
         base=memory.ctypes.data,
     )
     want = loaded(LOADS["dwordx2"], memory, index * 48 + offset + 12, FULL)
-    same("index and offset", actual[:2], np.where(index < 100, want[:2], 0).astype(np.uint32))
+    assert_same(
+        "index and offset", actual[:2], np.where(index < 100, want[:2], 0).astype(np.uint32)
+    )
     actual = INDEXED.run("index", memory, index, size=100)
     want = loaded(LOADS["dword"], memory, index * 48 + 8, FULL)
-    same("index", actual[0], np.where(index < 100, want[0], 0).astype(np.uint32))
+    assert_same("index", actual[0], np.where(index < 100, want[0], 0).astype(np.uint32))
 
 
 def test_without_index_or_stride_a_buffer_is_raw() -> None:
     memory = random_bytes(8192, 2)
     offsets = LANE * 4
     want = loaded(LOADS["dword"], memory, offsets, FULL, lambda end: end <= 100)
-    same("stride", INDEXED.run("stride but no index", memory, offsets, size=100), want)
+    assert_same("stride", INDEXED.run("stride but no index", memory, offsets, size=100), want)
     want = np.full(LANES, memory[8:12].view(np.uint32)[0])
-    same("index", INDEXED.run("index, no stride", memory, LANE + 500, size=100)[0], want)
+    assert_same("index", INDEXED.run("index, no stride", memory, LANE + 500, size=100)[0], want)
 
 
 def test_thread_number_as_index() -> None:
     memory = random_bytes(8192, 3)
     want = loaded(LOADS["dword"], memory, LANE * 12 + 8, FULL)
-    same("not range-checked", INDEXED.run("thread", memory, LANE * 0, size=0), want)
+    assert_same("not range-checked", INDEXED.run("thread", memory, LANE * 0, size=0), want)
     wide = INDEXED.run("thread, wide stride", memory, LANE * 0)
     assert wide[0, 0] == memory[8:12].view(np.uint32)[0]
     index = np.random.default_rng(3).integers(0, 120, LANES)
     actual = INDEXED.run("thread and index", memory, index, size=100)
     want = np.where(index < 100, loaded(LOADS["dword"], memory, index * 12, FULL)[0], 0)
-    same("an index replaces the thread in a linear buffer", actual[0], want.astype(np.uint32))
+    assert_same(
+        "an index replaces the thread in a linear buffer", actual[0], want.astype(np.uint32)
+    )
     previous = memory.copy()
     INDEXED.run("thread atomic", memory, LANE * 0, data=np.full(LANES, 3, np.uint64))
     want_memory = previous[: 12 * LANES].copy().view(np.uint32)
     want_memory[::3] += 3
-    same("atomic", memory[: 12 * LANES].view(np.uint32), want_memory)
+    assert_same("atomic", memory[: 12 * LANES].view(np.uint32), want_memory)
 
 
 def _swizzled(offset: Array | int, log: int) -> Array:
@@ -212,7 +216,7 @@ def test_swizzled_buffers(log: int) -> None:
     actual = INDEXED.run(f"swizzled load {log}", memory, offsets, imm=4, base=memory.ctypes.data)
     for d in range(3):
         want = loaded(LOADS["dword"], memory, _swizzled(offsets + 4 * d, log), FULL)
-        same(f"dword {d}", actual[d], want[0])
+        assert_same(f"dword {d}", actual[d], want[0])
     want_memory, data = memory.copy(), random_data(log)
     for d in range(2):
         positions = _swizzled(8 + 4 * d, log)
@@ -220,7 +224,7 @@ def test_swizzled_buffers(log: int) -> None:
     INDEXED.run(
         f"swizzled store {log}", memory, np.full(LANES, 8), data=data, base=memory.ctypes.data
     )
-    same("store", memory, want_memory)
+    assert_same("store", memory, want_memory)
 
 
 # ------------------------------------------------------------------------------ component formats
@@ -360,7 +364,7 @@ def test_typed_load(data: int, number: int) -> None:
     for lane, values in enumerate(_components(memory, data)):
         for c, (width, value) in enumerate(zip(WIDTHS[data], values, strict=True)):
             want[c, lane] = _unpack(value, width, number)
-    same(f"format {data}, number {number}", actual, want)
+    assert_same(f"format {data}, number {number}", actual, want)
 
 
 @pytest.mark.parametrize(("data", "number"), FORMATS)
@@ -368,7 +372,7 @@ def test_typed_store_inverts_the_load(data: int, number: int) -> None:
     memory = _pattern(data, number)
     size = sum(WIDTHS[data]) // 8
     TYPED.run(f"copy {data} {number}", memory, LANE * size, size=2048)
-    same(
+    assert_same(
         f"format {data}, number {number}",
         memory[2048 : 2048 + LANES * size],
         memory[: LANES * size],
@@ -383,13 +387,13 @@ def test_typed_stores_clamp_and_round() -> None:
     memory = np.zeros(LANES, np.uint8)
     data = _floats([0.5, 1.5, -3, 1e9, np.nan, 0.49999, 254.5 / 255, -0.0])
     TYPED.run("store unorm", memory, LANE, size=LANES, data=data)
-    same("unorm8", memory[:8], np.array([128, 255, 0, 255, 0, 127, 254, 0], np.uint8))
+    assert_same("unorm8", memory[:8], np.array([128, 255, 0, 255, 0, 127, 254, 0], np.uint8))
     halves = np.zeros(LANES, np.uint16)
     values = [1 + 2**-11, 1 + 3 * 2**-11, 65519, 65520, 2**-25, -1e-7, 0.1, -2]
     TYPED.run("store half", halves, LANE * 2, size=2 * LANES, data=_floats(values))
     with np.errstate(over="ignore"):
         want = np.array(values, np.float32).astype(np.float16).view(np.uint16)
-    same("float16 rounds to nearest even", halves[:8], want)
+    assert_same("float16 rounds to nearest even", halves[:8], want)
 
 
 def test_selectors_and_invalid_format() -> None:
@@ -399,8 +403,8 @@ def test_selectors_and_invalid_format() -> None:
     want = np.stack([texels[:, 1], texels[:, 0], np.ones(LANES), np.zeros(LANES)]).astype(
         np.float32
     )
-    same("y, x, 1, 0", actual, want.view(np.uint32))
-    same(
+    assert_same("y, x, 1, 0", actual, want.view(np.uint32))
+    assert_same(
         "invalid format",
         TYPED.run("invalid", memory, LANE * 0, size=64)[:2],
         np.zeros((2, LANES), np.uint32),
@@ -419,11 +423,13 @@ def test_d16_formats() -> None:
     memory = np.random.default_rng(1).normal(size=4 * LANES).astype(np.float32)
     actual = TYPED.run("d16", memory, LANE * 16, size=memory.nbytes)
     x, y, z = (_towards_zero(memory[c::4]) for c in range(3))
-    same("32-bit floats lose their low bits", actual[:3], np.stack([x | y << 16, z, x << 16]))
+    assert_same(
+        "32-bit floats lose their low bits", actual[:3], np.stack([x | y << 16, z, x << 16])
+    )
     raw = random_bytes(4 * LANES, 2)
     wide = raw.view(np.int8).astype(np.int16).view(np.uint16).astype(np.uint32)
     actual = TYPED.run("d16 ints", raw, LANE * 4, size=raw.nbytes)
-    same(
+    assert_same(
         "integers",
         actual[:2],
         np.stack([wide[0::4] | wide[1::4] << 16, wide[2::4] | wide[3::4] << 16]),
@@ -432,9 +438,9 @@ def test_d16_formats() -> None:
     out = np.zeros(2 * LANES, np.float32)
     data = halves.view(np.uint32).astype(np.uint64)
     TYPED.run("d16 store", out, LANE * 8, size=out.nbytes, data=data)
-    same("d16 store", out.view(np.uint32), halves.astype(np.float32).view(np.uint32))
+    assert_same("d16 store", out.view(np.uint32), halves.astype(np.float32).view(np.uint32))
     TYPED.run("d16 hi store", out, LANE * 4, size=out.nbytes, data=data)
-    same(
+    assert_same(
         "d16 hi store", out.view(np.uint32)[:LANES], halves[1::2].astype(np.float32).view(np.uint32)
     )
 
@@ -513,7 +519,7 @@ def test_load_to_lds(arch: str, family: str, kind: str) -> None:
             to = M0 + IMM + lane * step
             want[to : to + 4 * load.dwords] = np.ascontiguousarray(values[:, lane]).view(np.uint8)
         DMA[arch].run(f"{family} {kind}", memory, offsets, mask, imm=IMM, size=DMA_SIZE)
-        same(f"{arch} {family} {kind} {mask:x}", memory[0x4000:], want)
+        assert_same(f"{arch} {family} {kind} {mask:x}", memory[0x4000:], want)
 
 
 def test_load_to_lds_beyond_the_allocation_is_dropped() -> None:
@@ -525,7 +531,7 @@ def test_load_to_lds_beyond_the_allocation_is_dropped() -> None:
     want = np.zeros(LDS_BYTES, np.uint8)
     room = 512 - IMM
     want[LDS_BYTES - room :] = memory[IMM : IMM + room]
-    same("LDS", memory[0x4000:], want)
+    assert_same("LDS", memory[0x4000:], want)
 
 
 def test_wide_loads_to_lds_fault_on_gfx942() -> None:

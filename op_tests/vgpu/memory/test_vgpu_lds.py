@@ -21,11 +21,11 @@ from support.vgpu.memory import (
     Batch,
     Case,
     active,
+    assert_same,
     data_dwords,
     loaded,
     random_bytes,
     random_data,
-    same,
     stored,
 )
 
@@ -86,10 +86,10 @@ def test_read2(suffix: str, mask: int) -> None:
     memory = random_bytes(LDS_BYTES, 1)
     offsets = np.random.default_rng(2).integers(0, 1024, LANES)
     want = _both(suffix, memory, offsets, mask)
-    same("read2", PAIR_BATCH.run(f"read2{suffix}", memory, offsets, mask), want)
+    assert_same("read2", PAIR_BATCH.run(f"read2{suffix}", memory, offsets, mask), want)
     in_place = PAIR_BATCH.run(f"read2{suffix} in place", memory, offsets, mask)
     want[0] = np.where(active(mask), want[0], OLD)
-    same("read2 over its address", in_place, want)
+    assert_same("read2 over its address", in_place, want)
 
 
 @pytest.mark.parametrize("suffix", PAIRS)
@@ -102,7 +102,7 @@ def test_write2(suffix: str, mask: int) -> None:
     want = stored(store, memory, offsets + first * unit, words, mask)
     want = stored(store, want, offsets + second * unit, words[2:], mask)
     PAIR_BATCH.run(f"write2{suffix}", memory, offsets, mask, data=data)
-    same("write2", memory, want)
+    assert_same("write2", memory, want)
 
 
 @pytest.mark.parametrize("suffix", PAIRS)
@@ -117,8 +117,8 @@ def test_wrxchg2(suffix: str, mask: int) -> None:
     want = stored(store, memory, offsets + first * unit, words, mask)
     want = stored(store, want, offsets + second * unit, words[2:], mask)
     actual = PAIR_BATCH.run(f"wrxchg2{suffix}", memory, offsets, mask, data=data)
-    same("old values", actual, want_old)
-    same("new values", memory, want)
+    assert_same("old values", actual, want_old)
+    assert_same("new values", memory, want)
 
 
 # ------------------------------------------------------------------------------ permutations
@@ -154,7 +154,7 @@ def _pull(values: Array, source: Array, mask: int) -> Array:
 def test_bpermute_pulls(mask: int) -> None:
     address, data = np.random.default_rng(1).integers(0, 1 << 20, LANES), random_data(1)
     actual = PERMUTE_BATCH.run("bpermute", random_bytes(64, 0), address, mask, data=data)
-    same(
+    assert_same(
         "ds_bpermute_b32", actual[0], _pull(data_dwords(data)[0], (address + 4) // 4 % LANES, mask)
     )
 
@@ -166,7 +166,7 @@ def test_permute_pushes_and_the_highest_lane_wins(mask: int) -> None:
     pushed = np.zeros(LANES, np.uint32)
     for lane in np.flatnonzero(active(mask)):
         pushed[(address[lane] + 8) // 4 % LANES] = data_dwords(data)[0, lane]
-    same("ds_permute_b32", actual[0], np.where(active(mask), pushed, OLD).astype(np.uint32))
+    assert_same("ds_permute_b32", actual[0], np.where(active(mask), pushed, OLD).astype(np.uint32))
 
 
 @pytest.mark.parametrize("text", SWIZZLES)
@@ -175,7 +175,7 @@ def test_swizzle(text: str) -> None:
     for mask in MASKS:
         data = random_data(mask % 1000)
         actual = PERMUTE_BATCH.run(text, random_bytes(64, 0), LANE, mask, data=data)
-        same(f"{text} {mask:x}", actual[0], _pull(data_dwords(data)[0], source, mask))
+        assert_same(f"{text} {mask:x}", actual[0], _pull(data_dwords(data)[0], source, mask))
 
 
 # ------------------------------------------------------------------------------ by lane, counters
@@ -207,10 +207,10 @@ def test_addtid(mask: int) -> None:
     memory, data = random_bytes(LDS_BYTES, 4), random_data(5)
     offsets = 0x10C + LANE * 4
     actual = OTHER_BATCH.run("read_addtid", memory, LANE, mask)
-    same("ds_read_addtid_b32", actual, loaded(LOADS["dword"], memory, offsets, mask))
+    assert_same("ds_read_addtid_b32", actual, loaded(LOADS["dword"], memory, offsets, mask))
     want = stored(STORES["dword"], memory, offsets, data_dwords(data), mask)
     OTHER_BATCH.run("write_addtid", memory, LANE, mask, data=data)
-    same("ds_write_addtid_b32", memory, want)
+    assert_same("ds_write_addtid_b32", memory, want)
 
 
 @pytest.mark.parametrize(("name", "sign"), [("append", 1), ("consume", -1)])
@@ -220,7 +220,7 @@ def test_counters(name: str, sign: int) -> None:
         counter = memory[0x50:0x54].view(np.uint32)
         counter[0] = 1000
         actual = OTHER_BATCH.run(name, memory, LANE, mask)
-        same(name, actual[0], np.where(active(mask), 1000, OLD).astype(np.uint32))
+        assert_same(name, actual[0], np.where(active(mask), 1000, OLD).astype(np.uint32))
         assert counter[0] == 1000 + sign * mask.bit_count()
 
 
@@ -230,10 +230,12 @@ def test_outside_the_allocation() -> None:
     inside = int(sum(1 << lane for lane in range(1, LANES, 2)))
     want = stored(STORES["dwordx2"], memory, offsets, data_dwords(data), inside)
     OTHER_BATCH.run("write beyond", memory, offsets, data=data)
-    same("writes outside are dropped", memory, want)
+    assert_same("writes outside are dropped", memory, want)
     actual = OTHER_BATCH.run("read beyond", memory, offsets)
     read = loaded(LOADS["dwordx2"], memory, np.minimum(offsets, LDS_BYTES - 8), FULL)
-    same("reads outside are zero", actual[:2], np.where(LANE % 2, read[:2], 0).astype(np.uint32))
+    assert_same(
+        "reads outside are zero", actual[:2], np.where(LANE % 2, read[:2], 0).astype(np.uint32)
+    )
 
 
 def test_an_address_below_zero_wraps() -> None:
@@ -243,10 +245,10 @@ def test_an_address_below_zero_wraps() -> None:
     memory, data = random_bytes(LDS_BYTES, 9), random_data(10)
     offsets = LANE * 8  # v10 is this less 256: below zero for half of the lanes
     actual = OTHER_BATCH.run("read wrapped", memory, offsets)
-    same("reads", actual[:2], loaded(LOADS["dwordx2"], memory, offsets, FULL)[:2])
+    assert_same("reads", actual[:2], loaded(LOADS["dwordx2"], memory, offsets, FULL)[:2])
     want = stored(STORES["dwordx2"], memory, offsets, data_dwords(data), FULL)
     OTHER_BATCH.run("write wrapped", memory, offsets, data=data)
-    same("writes", memory, want)
+    assert_same("writes", memory, want)
 
 
 # ------------------------------------------------------------------------------ transposed reads
@@ -286,7 +288,7 @@ def test_transposed_read(name: str) -> None:
         for column in range(16):
             packed = sum(int(v) << (bits * r) for r, v in enumerate(matrix[:, column]))
             want = [packed >> (32 * d) & 0xFFFFFFFF for d in range(bits * count // 32)]
-            same(
+            assert_same(
                 f"{name} lane {group + column}",
                 actual[: len(want), group + column],
                 np.array(want, np.uint32),

@@ -21,11 +21,11 @@ from support.vgpu.memory import (
     Batch,
     Case,
     active,
+    assert_same,
     data_dwords,
     loaded,
     random_bytes,
     random_data,
-    same,
     stored,
 )
 
@@ -173,8 +173,8 @@ def test_load(family: str, kind: str) -> None:
                     f"{family} load {kind} {acc}", memory, offsets, mask, imm=imm, size=len(memory)
                 )
                 want = loaded(load, memory, _whole(family, offsets), mask)
-                same(f"{family} {kind} pattern {p} mask {mask:x} acc {acc}", actual, want)
-                same("a load leaves memory alone", memory, previous)
+                assert_same(f"{family} {kind} pattern {p} mask {mask:x} acc {acc}", actual, want)
+                assert_same("a load leaves memory alone", memory, previous)
 
 
 @pytest.mark.parametrize("kind", STORES)
@@ -195,7 +195,7 @@ def test_store(family: str, kind: str) -> None:
                     size=len(memory),
                     data=data,
                 )
-                same(f"{family} {kind} pattern {p} mask {mask:x} acc {acc}", memory, want)
+                assert_same(f"{family} {kind} pattern {p} mask {mask:x} acc {acc}", memory, want)
 
 
 # ------------------------------------------------------------------------------ FLAT apertures
@@ -260,7 +260,7 @@ def test_flat_follows_the_apertures() -> None:
     want = np.full((4, LANES), OLD, np.uint32)
     for lane in range(LANES):
         want[:3, lane] = _aperture_bytes(memory, data, offsets, lane)[:12].copy().view(np.uint32)
-    same("flat_load_dwordx3", actual, want)
+    assert_same("flat_load_dwordx3", actual, want)
 
 
 def test_flat_stores_to_every_aperture() -> None:
@@ -275,7 +275,7 @@ def test_flat_stores_to_every_aperture() -> None:
     for lane in range(LANES):
         seen = _aperture_bytes(previous, data, offsets, lane)
         want = np.concatenate([dwords[:0:-1, lane], seen[12:16].copy().view(np.uint32)])
-        same(f"lane {lane}", actual[:, lane], want)
+        assert_same(f"lane {lane}", actual[:, lane], want)
 
 
 def test_flat_beyond_lds_reads_zero() -> None:
@@ -283,7 +283,7 @@ def test_flat_beyond_lds_reads_zero() -> None:
     offsets = np.where(LANE % 2, LDS_BYTES - 4 - LANE * 8, LDS_BYTES - 3 + LANE)
     actual = _FLAT.run("beyond LDS", memory, offsets, data=random_data(5))
     want = np.where(LANE % 2, data_dwords(random_data(5))[0], 0).astype(np.uint32)
-    same("flat_load_dword", actual[0], want)
+    assert_same("flat_load_dword", actual[0], want)
 
 
 # ------------------------------------------------------------------------------ faults
@@ -336,7 +336,7 @@ def test_fault_names_instruction_and_lane(case: str, lane5: int, text: str) -> N
 def test_an_inactive_lane_faults_nothing() -> None:
     memory = np.zeros(LANES * PRIVATE, np.uint8)
     actual = _FAULTS.run("stack", memory, np.where(LANE == 5, 1 << 20, 0), FULL & ~(1 << 5))
-    same("scratch_load_dword", actual[0], np.where(active(1 << 5), OLD, 0).astype(np.uint32))
+    assert_same("scratch_load_dword", actual[0], np.where(active(1 << 5), OLD, 0).astype(np.uint32))
 
 
 # ------------------------------------------------------------------------------ SMEM
@@ -403,7 +403,9 @@ SMEM = Batch(
 def test_scalar_load(n: int, form: str, offset: int) -> None:
     memory = random_bytes(1024, n)
     actual = SMEM.run(f"load {n} {form}", memory, np.zeros(LANES))[0]
-    same(f"s_load_dwordx{n} {form}", actual[:n], memory[offset : offset + 4 * n].view(np.uint32))
+    assert_same(
+        f"s_load_dwordx{n} {form}", actual[:n], memory[offset : offset + 4 * n].view(np.uint32)
+    )
 
 
 @pytest.mark.parametrize("n", [1, 2, 4, 8, 16])
@@ -415,7 +417,7 @@ def test_scalar_buffer_load_is_range_checked(n: int) -> None:
             int(memory[o : o + 4].view(np.uint32)[0]) if o + 4 <= 128 else 0
             for o in range(offset + 8, offset + 8 + 4 * n, 4)
         ]
-        same(f"s_buffer_load x{n} at {offset}", actual[:n], np.array(dwords, np.uint32))
+        assert_same(f"s_buffer_load x{n} at {offset}", actual[:n], np.array(dwords, np.uint32))
 
 
 @pytest.mark.parametrize("n", [1, 2, 4])
@@ -428,9 +430,9 @@ def test_scalar_stores(n: int) -> None:
     cut[32:40] = want[32:40]
     buffered = memory.copy()
     SMEM.run(f"store {n}", memory, np.zeros(LANES), data=data)
-    same("s_store", memory, want)
+    assert_same("s_store", memory, want)
     SMEM.run(f"buffer store {n}", buffered, np.zeros(LANES), size=40, data=data)
-    same("s_buffer_store, dwords beyond 40 bytes dropped", buffered, cut if n > 1 else want)
+    assert_same("s_buffer_store, dwords beyond 40 bytes dropped", buffered, cut if n > 1 else want)
 
 
 def test_clocks_run_forward() -> None:

@@ -16,11 +16,11 @@ _Visitor = ctypes.CFUNCTYPE(ctypes.c_uint32, ctypes.c_uint64, ctypes.c_void_p)
 _DEVICE_TYPE, _GPU = 17, 1  # an agent's attribute, its value
 _FLAGS, _KERNARG = 1, 1  # of a memory pool: its flags, that of kernel arguments
 _OBJECT, _ARGUMENT_BYTES, _LDS_BYTES, _SCRATCH_BYTES = 22, 11, 13, 14  # of a kernel's symbol
-_SLOTS, _SINGLE_PRODUCER = 256, 1
+_QUEUE_PACKETS, _SINGLE_PRODUCER = 256, 1
 # A dispatch whose barrier bit makes it wait for the packet before it. Fences of system scope: what
 # the host has written is seen, and what it reads.
 _HEADER = 2 | 1 << 8 | 2 << 9 | 2 << 11
-_DIMENSIONS, _LESS = 3, 2
+_DIMENSIONS, _CONDITION_LT = 3, 2  # of a grid; HSA_SIGNAL_CONDITION_LT
 _INTERVAL = 10**8  # of the system's clock, between two looks at a queue's error
 
 
@@ -47,13 +47,22 @@ class Queue:
         self.failed: list[int] = []
         callback = ctypes.CFUNCTYPE(None, ctypes.c_uint32, ctypes.c_void_p, ctypes.c_void_p)
         self.on_error = callback(lambda status, _queue, _data: self.failed.append(status))
-        self.handle, whole = ctypes.c_void_p(), ctypes.c_uint32(2**32 - 1)
-        options = (_SLOTS, _SINGLE_PRODUCER, self.on_error, None, whole, whole)
+        self.handle, default_size = ctypes.c_void_p(), ctypes.c_uint32(2**32 - 1)
+        options = (
+            _QUEUE_PACKETS,
+            _SINGLE_PRODUCER,
+            self.on_error,
+            None,
+            default_size,
+            default_size,
+        )
         self.call("hsa_queue_create", _WORD(self.gpu), *options, ctypes.byref(self.handle))
         head = ctypes.string_at(self.handle.value or 0, 40)
         _, _, self.base, self.doorbell, self.size, _, _ = struct.unpack("<IIQQIIQ", head)
-        self.done, self.packets = _WORD(), list[bytes]()
-        self.call("hsa_signal_create", ctypes.c_int64(0), 0, None, ctypes.byref(self.done))
+        self.completion_signal, self.packets = _WORD(), list[bytes]()
+        self.call(
+            "hsa_signal_create", ctypes.c_int64(0), 0, None, ctypes.byref(self.completion_signal)
+        )
 
     def call(self, name: str, *arguments: Any) -> None:
         status = getattr(self.hsa, name)(*arguments)
@@ -61,14 +70,15 @@ class Queue:
             raise RuntimeError(f"{name}: status {status:#x}")
 
     def visited(self, name: str, *arguments: Any) -> list[int]:
-        found: list[int] = []
+        """Return the handles that the iteration function `name` of the runtime passes."""
+        handles: list[int] = []
 
         def visit(handle: int, _data: Any) -> int:
-            found.append(handle)
+            handles.append(handle)
             return 0
 
         self.call(name, *arguments, _Visitor(visit), None)
-        return found
+        return handles
 
     def info(self, name: str, handle: int, attribute: int) -> int:
         value = _WORD()
@@ -86,14 +96,15 @@ class Queue:
         return program
 
     def kernel(self, program: Any, symbol: str) -> int:
-        found, agent = _WORD(), _WORD(self.gpu)
-        references = ctypes.byref(agent), ctypes.byref(found)
+        """Return the handle of a kernel's symbol in a loaded program."""
+        kernel_symbol, agent = _WORD(), _WORD(self.gpu)
+        references = ctypes.byref(agent), ctypes.byref(kernel_symbol)
         name = f"{symbol}.kd".encode()
         self.call("hsa_executable_get_symbol_by_name", program, name, *references)
-        return found.value
+        return kernel_symbol.value
 
     def arguments(self, size: int) -> int:
-        """Memory for a kernel's arguments: its address."""
+        """Allocate `size` bytes for a kernel's arguments and return their address."""
         memory = ctypes.c_void_p()
         allocate = "hsa_amd_memory_pool_allocate"
         self.call(allocate, _WORD(self.pool), ctypes.c_size_t(size), 0, ctypes.byref(memory))
@@ -101,29 +112,31 @@ class Queue:
         self.call("hsa_amd_agents_allow_access", 1, ctypes.byref(agent), None, memory)
         return memory.value or 0
 
-    def put(self, body: bytes) -> None:
-        """A packet but for its header and completion signal, to be run by `finish`."""
+    def enqueue(self, body: bytes) -> None:
+        """Queue a dispatch packet, without its header and completion signal, for `finish`."""
         self.packets.append(body)
 
     def finish(self) -> None:
         """Write the packets, ring, and wait for the last one's signal."""
         if not self.packets:
             return
-        self.hsa.hsa_signal_store_screlease(self.done, ctypes.c_int64(1))
-        signals = [0] * (len(self.packets) - 1) + [self.done.value]
+        self.hsa.hsa_signal_store_screlease(self.completion_signal, ctypes.c_int64(1))
+        signals = [0] * (len(self.packets) - 1) + [self.completion_signal.value]
         for body, signal in zip(self.packets, signals, strict=True):
             index = self.hsa.hsa_queue_add_write_index_screlease(self.handle, _WORD(1))
             while index - self.hsa.hsa_queue_load_read_index_scacquire(self.handle) >= self.size:
                 self.check()
                 self.ring(index - 1)
-            slot = self.base + index % self.size * 64
-            ctypes.memmove(slot + 4, body + struct.pack("<Q", signal), 60)
+            packet_address = self.base + index % self.size * 64
+            ctypes.memmove(packet_address + 4, body + struct.pack("<Q", signal), 60)
             # The header makes it the packet processor's: it is written last.
-            ctypes.c_uint32.from_address(slot).value = _HEADER | _DIMENSIONS << 16
+            ctypes.c_uint32.from_address(packet_address).value = _HEADER | _DIMENSIONS << 16
         self.packets.clear()
         self.ring(index)
         wait = self.hsa.hsa_signal_wait_scacquire
-        while wait(self.done, _LESS, ctypes.c_int64(1), _WORD(_INTERVAL), 0) > 0:
+        while (
+            wait(self.completion_signal, _CONDITION_LT, ctypes.c_int64(1), _WORD(_INTERVAL), 0) > 0
+        ):
             self.check()
 
     def ring(self, index: int) -> None:
@@ -162,7 +175,7 @@ def loader(kernels: Mapping[str, Any], code: Mapping[str, str]) -> Callable[[str
             ctypes.memmove(address, memory, len(memory))
             lanes = [groups * threads for groups, threads in zip(grid, block, strict=True)]
             shape = (*block, 0, *lanes, scratch, lds)
-            QUEUE.put(struct.pack("<4H5I3Q", *shape, kernel_object, address, 0))
+            QUEUE.enqueue(struct.pack("<4H5I3Q", *shape, kernel_object, address, 0))
 
         return launch
 

@@ -38,8 +38,8 @@ def is_installed() -> bool:
 def real_aiter() -> str | None:
     """Return where a real aiter is installed, None where there is none; RFOPS_AITER_SOURCE's is not
     counted."""
-    own = {FOLDER.resolve(), (settings.path("RFOPS_AITER_SOURCE") or FOLDER).resolve()}
-    entries = [entry for entry in sys.path if Path(entry or ".").resolve() not in own]
+    served_folders = {FOLDER.resolve(), (settings.path("RFOPS_AITER_SOURCE") or FOLDER).resolve()}
+    entries = [entry for entry in sys.path if Path(entry or ".").resolve() not in served_folders]
     spec = PathFinder.find_spec("aiter", entries)
     if spec is None or (spec.origin is None and not _has_code(spec.submodule_search_locations)):
         return None
@@ -63,10 +63,10 @@ def install(*, force: bool = False) -> None:
         return
     imported = sys.modules.get("aiter")
     is_stub = str(getattr(imported, "__file__", "")).startswith(str(FOLDER))
-    found = real_aiter() or ("sys.modules" if imported is not None and not is_stub else None)
-    if found is not None and not force:
+    origin = real_aiter() or ("sys.modules" if imported is not None and not is_stub else None)
+    if origin is not None and not force:
         raise RuntimeError(
-            f"rfops.compat.aiter.install: aiter must not be installed, found it at {found}. Use "
+            f"rfops.compat.aiter.install: aiter must not be installed, found it at {origin}. Use "
             "that one with rfops' plugins, or call install(force=True) to hide it"
         )
     finder = Finder(_source())
@@ -77,6 +77,7 @@ def install(*, force: bool = False) -> None:
 
 
 def _source() -> Path | None:
+    """Return RFOPS_AITER_SOURCE, or None. Raises ValueError where it is no checkout of aiter."""
     source = settings.path("RFOPS_AITER_SOURCE")
     if source is not None and not (source / "aiter" / "ops").is_dir():
         raise ValueError(

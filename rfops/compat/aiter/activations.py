@@ -144,27 +144,29 @@ def fused_clamp_act_mul(
         y = y if weights is None else (y.float() * weights).to(inp.dtype)
         if dtype_quant is None:
             return y if out is None else out.copy_(y)
-        made = quant_mxfp8(y) if is_mx else _by_groups(y, transpose_scale, dtype_quant)
+        results = quant_mxfp8(y) if is_mx else _by_groups(y, transpose_scale, dtype_quant)
     else:
         quant = "mxfp8" if is_mx else "fp8_group"
         values = _split_quant(words, quant)
         payload, scales = act_mul_quant(
             inp, *values, transpose_scale=transpose_scale, dtype=dtype_quant
         )
-        made = payload, scales.T if transpose_scale else scales
-    return _placed(made, out, scale, shuffle_scale)
+        results = payload, scales.T if transpose_scale else scales
+    return _placed(results, out, scale, shuffle_scale)
 
 
 def _by_groups(y: Tensor, transposed: bool, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return y [M, K] in FP8 `dtype` and its fp32 scales of 128, [K/128, M] where transposed."""
     payload, scales = quant_fp8_blockscale(y, (1, 128), transposed, dtype)
     return payload, scales.T if transposed else scales
 
 
 def _placed(
-    made: tuple[Tensor, Tensor], out: Tensor | None, scale: Tensor | None, shuffled: bool
+    results: tuple[Tensor, Tensor], out: Tensor | None, scale: Tensor | None, shuffled: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return payload and scales, in out and scale where given; e8m0 as bytes."""
-    payload, scales = made
+    """Return payload and scales, written to `out` and `scale` where these are tensors; e8m0 scales
+    as bytes, in shuffle_scale's layout where shuffled."""
+    payload, scales = results
     if scales.element_size() == 1:
         tiles = shuffle.e8m0_shuffle(scales) if shuffled else scales
         assert tiles is not None

@@ -59,9 +59,9 @@ def batched_gemm_a8w8_mxscale(
     """[M, G, N] of x [M, G, K] times wo_a [G, N, K]^T, FP8, with e8m0 scales [M, G, K/128] and
     [G, N/128, K/128]: a launch for each of G."""
     out = x.new_empty(*x.shape[:2], wo_a.shape[1], dtype=dtype)
-    of_x, of_w = e8m0_to_f32(x_scale), e8m0_to_f32(w_scale)
+    x_factors, w_factors = e8m0_to_f32(x_scale), e8m0_to_f32(w_scale)
     for g, w in enumerate(wo_a):
-        out[:, g] = gemm_a8w8_blockscale(x[:, g], w, of_x[:, g], of_w[g], dtype)
+        out[:, g] = gemm_a8w8_blockscale(x[:, g], w, x_factors[:, g], w_factors[g], dtype)
     return out
 
 
@@ -87,9 +87,9 @@ def batched_gemm_a16wfp4(
     shape = (m, batch, n) if transpose_bm else (batch, m, n)
     out = y if y is not None else x.new_empty(shape, dtype=dtype or _BF16)
     result = out.transpose(0, 1) if transpose_bm else out
-    wide = torch.float32 if y_scale is not None else _BF16
+    product_dtype = torch.float32 if y_scale is not None else _BF16
     for b in range(batch):
-        product = compat.gemm_a16wfp4(x[b].contiguous(), w[b], w_scales[b], dtype=wide)
+        product = compat.gemm_a16wfp4(x[b].contiguous(), w[b], w_scales[b], dtype=product_dtype)
         result[b].copy_(product if y_scale is None else product / y_scale)
     return out
 
@@ -161,8 +161,9 @@ def fused_gemm_afp4wfp4_split_cat(
     dtype: torch.dtype | None = _BF16,
     config: _Config = None,
 ) -> tuple[Tensor, Tensor]:
-    """Of c [M, D, S1 + S2], x times w^T in MXFP4, and y [M, D, S3]: c's first S1 columns with y's
-    after them, and its last S2."""
+    """Return two parts of c [M, D, S1 + S2] = x times w^T in MXFP4: its first S1 columns followed
+    by y [M, D, S3], and its last S2 columns."""
     product = compat.gemm_afp4wfp4(x, w, x_scale, w_scale, dtype, None, config)
-    first, second = product.view(*y.shape[:2], S1 + S2).split((S1, S2), -1)
-    return torch.cat((first, y.to(first.dtype)), -1), second.contiguous()
+    c_head, c_tail = product.view(*y.shape[:2], S1 + S2).split((S1, S2), -1)
+    joined = torch.cat((c_head, y.to(c_head.dtype)), -1)
+    return joined, c_tail.contiguous()

@@ -42,7 +42,7 @@ d_dtypes: Mapping[str, torch.dtype] = MappingProxyType(
 def _parsed(text: str, convert: Callable[[str], Any]) -> Any:
     """Return one value, or a tuple of them where `text` has a comma, brackets allowed."""
     try:
-        values = [convert(part.strip()) for part in text.strip("()").split(",") if part.strip()]
+        values = [convert(word.strip()) for word in text.strip("()").split(",") if word.strip()]
     except (KeyError, ValueError) as error:
         raise argparse.ArgumentTypeError(f"{text!r} has no meaning here: {error}") from error
     return values[0] if len(values) == 1 and "," not in text else tuple(values)
@@ -67,10 +67,14 @@ def str2tuple(text: str) -> int | tuple[int, ...]:
 def str2Dtype(text: str) -> Any:
     """Read names of d_dtypes, of QuantType in any case, and none."""
     quants = {name.lower(): value for name, value in QuantType.__members__.items()}
-    known: dict[str, Any] = {**quants, **d_dtypes}
+    values_by_name: dict[str, Any] = {**quants, **d_dtypes}
 
     def convert(word: str) -> Any:
-        return None if word.lower() == "none" else known.get(word) or known[word.lower()]
+        return (
+            None
+            if word.lower() == "none"
+            else values_by_name.get(word) or values_by_name[word.lower()]
+        )
 
     return _parsed(text, convert)
 

@@ -21,11 +21,11 @@ _BF16 = torch.bfloat16
 
 
 def _refuse(name: str, **values: Any) -> None:
-    """Refuse arguments that are neither None, False nor 0."""
+    """Raise ValueError for an argument that is a tensor, or neither None, False nor 0."""
     for argument, value in values.items():
         if value is not None and (isinstance(value, Tensor) or value):
-            got = describe(value) if isinstance(value, Tensor) else show(value)
-            Guard(name).fail(argument, "None", got, "call the original")
+            value_text = describe(value) if isinstance(value, Tensor) else show(value)
+            Guard(name).fail(argument, "None", value_text, "call the original")
 
 
 # ---------------------------------------------------------------- 16 bits
@@ -75,8 +75,10 @@ def hipb_mm(
     dtype = out_dtype or mat1.dtype
     if mat1.itemsize == 1:
         one = torch.ones(1, device=mat1.device)
-        of_x, of_w = (one if scale is None else scale for scale in (scaleA, scaleB))
-        return _by_rows("hipb_mm", mat1, mat2.T, of_x, of_w, bias, dtype, bool(bpreshuffle))
+        x_factors, w_factors = (one if scale is None else scale for scale in (scaleA, scaleB))
+        return _by_rows(
+            "hipb_mm", mat1, mat2.T, x_factors, w_factors, bias, dtype, bool(bpreshuffle)
+        )
     w = unshuffle_weight(mat2.T) if bpreshuffle else mat2.T
     return gemm_a16w16(mat1, w, bias, dtype)
 
@@ -130,12 +132,16 @@ def _by_rows(
     dtype: torch.dtype,
     is_shuffled: bool,
 ) -> Tensor:
-    """x [M, K] times w [N, K]^T times the scales of their rows, rounded once."""
+    """Return x [M, K] times w [N, K]^T times the scales of their rows, each M or N of them or one,
+    plus bias [N], rounded once to `dtype`. int8 is multiplied in fp32 by torch, FP8 by rfops.
+    Raises ValueError for another number of scales."""
     (m, k), n = x.shape, w.shape[0]
     rows, columns = x_scale.reshape(-1, 1), w_scale.reshape(1, -1)
     if rows.shape[0] not in (1, m) or columns.shape[1] not in (1, n):
-        given = f"{describe(x_scale)} and {describe(w_scale)}"
-        Guard(name).fail("x_scale and w_scale", f"of {m} or 1 and {n} or 1", given, "pass rows'")
+        scales_text = f"{describe(x_scale)} and {describe(w_scale)}"
+        Guard(name).fail(
+            "x_scale and w_scale", f"of {m} or 1 and {n} or 1", scales_text, "pass rows'"
+        )
     if x.dtype is torch.int8:
         plain = unshuffle_weight(w) if is_shuffled else w
         product = (x.float() @ plain.float().T) * rows

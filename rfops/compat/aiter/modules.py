@@ -54,8 +54,8 @@ class Served(ModuleType):
             return importlib.import_module(f"{module}.{name}")
         row = names.SERVED.get(module, {}).get(name)
         if row is not None:
-            provider, _, own = row.partition(":")
-            value = getattr(importlib.import_module(provider), own or name)
+            provider, _, own_name = row.partition(":")
+            value = getattr(importlib.import_module(provider), own_name or name)
         elif name in names.ABSENT:
             value = absent(module, name)
         else:
@@ -66,8 +66,8 @@ class Served(ModuleType):
     def __dir__(self) -> list[str]:
         prefix = f"{self.__name__}."
         inner = {m.removeprefix(prefix) for m in names.MODULES if m.startswith(prefix)}
-        own = {m for m in inner if "." not in m}
-        return sorted({*vars(self), *names.SERVED.get(self.__name__, {}), *own})
+        submodules = {m for m in inner if "." not in m}
+        return sorted({*vars(self), *names.SERVED.get(self.__name__, {}), *submodules})
 
 
 class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):

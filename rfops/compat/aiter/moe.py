@@ -27,8 +27,9 @@ _ACTIVATIONS: Mapping[int, Callable[[Tensor], Tensor]] = MappingProxyType(
 )
 
 
-def never(*_args: Any, **_kwargs: Any) -> bool:
-    """aiter's questions whether a part of it is there, which rfops has not: False."""
+def return_false(*_args: Any, **_kwargs: Any) -> bool:
+    """Return False: the answer to aiter's questions whether an optional backend, which rfops lacks,
+    is available."""
     return False
 
 
@@ -37,7 +38,7 @@ def fused_moe(hidden_states: Tensor, w1: Any, w2: Any, *args: Any, **kwargs: Any
     known again by its bytes."""
     from rfops.plugins import layouts  # a room that may import this one
 
-    if not isinstance(w1, Shuffled) and layouts.of(w1) == layouts.SHUFFLED:
+    if not isinstance(w1, Shuffled) and layouts.find_layout(w1) == layouts.SHUFFLED:
         w1, w2 = Shuffled(w1, layouts.SHUFFLED), Shuffled(w2, layouts.SHUFFLED)
     return compat.fused_moe(hidden_states, w1, w2, *args, **kwargs)
 
@@ -96,11 +97,11 @@ def torch_moe_stage1(
     x = _values(hidden_states, a1_scale, int(quant_type))
     out = torch.zeros(*topk_ids.shape, w1.shape[1])
     for e in topk_ids.unique().tolist():
-        token, slot = (topk_ids == e).nonzero(as_tuple=True)
+        token, top_k_idx = (topk_ids == e).nonzero(as_tuple=True)
         scale = None if w1_scale is None else w1_scale.view(w1.shape[0], -1, w1_scale.shape[-1])[e]
         rows = x[token] @ _values(w1[e], scale, int(quant_type)).T
-        rows = rows * topk_weight[token, slot, None] if doweight else rows
-        out[token, slot] = rows if w1_bias is None else rows + w1_bias[e]
+        rows = rows * topk_weight[token, top_k_idx, None] if doweight else rows
+        out[token, top_k_idx] = rows if w1_bias is None else rows + w1_bias[e]
     gate, up = out.chunk(2, -1)
     return (_ACTIVATIONS[int(activation)](gate) * up).to(dtype)
 
@@ -123,11 +124,11 @@ def torch_moe_stage2(
     h = _values(hidden_states.reshape(m * top_k, -1), a2_scale, int(quant_type)).view(m, top_k, -1)
     out = torch.zeros(m, w2.shape[1])
     for e in topk_ids.unique().tolist():
-        token, slot = (topk_ids == e).nonzero(as_tuple=True)
+        token, top_k_idx = (topk_ids == e).nonzero(as_tuple=True)
         scale = None if w2_scale is None else w2_scale.view(w2.shape[0], -1, w2_scale.shape[-1])[e]
-        rows = h[token, slot] @ _values(w2[e], scale, int(quant_type)).T
+        rows = h[token, top_k_idx] @ _values(w2[e], scale, int(quant_type)).T
         rows = rows if w2_bias is None else rows + w2_bias[e]
-        out.index_add_(0, token, rows * topk_weights[token, slot, None] if doweight else rows)
+        out.index_add_(0, token, rows * topk_weights[token, top_k_idx, None] if doweight else rows)
     return out.to(dtype)
 
 

@@ -107,8 +107,8 @@ def rmsnorm_quant(
     """out and scale = the norm of input [M, K], quantised: FP8 by row (group_size 0) or by 128
     with fp32 scales, MX-FP8 or MXFP4 by 32 with e8m0. Raises ValueError for int8."""
     factor = dropins.norm_weight(weight, gemma_norm)
-    where = out, scale, group_size, shuffle_scale
-    _quantise("rmsnorm_quant", input, factor, None, epsilon, *where)
+    quant_arguments = out, scale, group_size, shuffle_scale
+    _quantise("rmsnorm_quant", input, factor, None, epsilon, *quant_arguments)
 
 
 def add_rmsnorm_quant(
@@ -125,9 +125,9 @@ def add_rmsnorm_quant(
 ) -> None:
     """residual_out = input + residual_in; out and scale = its norm, as rmsnorm_quant's."""
     factor = dropins.norm_weight(weight, gemma_norm)
-    where = out, scale, group_size, shuffle_scale
+    quant_arguments = out, scale, group_size, shuffle_scale
     residual = _sum_in(residual_in, residual_out)
-    _quantise("add_rmsnorm_quant", input, factor, residual, epsilon, *where)
+    _quantise("add_rmsnorm_quant", input, factor, residual, epsilon, *quant_arguments)
 
 
 def rmsnorm2d_fwd_with_dynamicquant(
@@ -226,8 +226,8 @@ def fused_qk_rmsnorm_group_quant(
         if q_out_quantized is None:
             Guard(name).fail("q_out_quantized", "a tensor", "None", "pass it with q_out_scale")
         assert q_out_quantized is not None
-        where = q_out_quantized, q_out_scale, group_size, transpose_scale
-        _quantise(name, x, factor, residual, q_epsilon, *where)
+        quant_arguments = q_out_quantized, q_out_scale, group_size, transpose_scale
+        _quantise(name, x, factor, residual, q_epsilon, *quant_arguments)
         x, residual = (x, None) if residual is None else (residual, None)  # the sum is made
     if q_out_unquantized is not None:
         _rms_norm(x, factor, residual, q_epsilon, q_out_unquantized)
@@ -284,9 +284,9 @@ def fused_qk_rmsnorm(
     of_k = k_out, q_res_out, k, k_weight, k_epsilon
     if kind is QuantType.No:
         if gemma_norm or q_residual is not None:  # which aiter's leaves out, in silence
-            got = "gemma_norm" if gemma_norm else "q_residual"
+            argument = "gemma_norm" if gemma_norm else "q_residual"
             hint = "call fused_qk_rmsnorm_group_quant without q_out_scale"
-            Guard("fused_qk_rmsnorm").fail("quant_type", f"another with {got}", "No", hint)
+            Guard("fused_qk_rmsnorm").fail("quant_type", f"another with {argument}", "No", hint)
         rows = (None, None, q, q_weight, q_epsilon, q_out_quantized)
         fused_qk_rmsnorm_group_quant(*rows, *of_k)
         return

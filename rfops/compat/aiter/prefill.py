@@ -36,7 +36,7 @@ def flash_attn_varlen_func(
     causal: bool = False,
     return_lse: bool = False,
     out: Tensor | None = None,
-    **others: Any,
+    **extra_arguments: Any,
 ) -> Any:
     """Return attention [total_q, heads, D_v] of ragged sequences, and its log-sum-exp
     [heads, total_q] in fp32 with return_lse.
@@ -46,7 +46,7 @@ def flash_attn_varlen_func(
     softmax_scale is D^-0.5 without. Raises ValueError for other arguments of aiter's that change
     the result: dropout, windows, biases, caps, block tables.
     """
-    for name, value in others.items():
+    for name, value in extra_arguments.items():
         if value is not None and value not in _NEUTRAL.get(name, ()):
             Guard("flash_attn_varlen_func").fail(name, "neutral", show(value), "use torch's SDPA")
     scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale

@@ -37,14 +37,15 @@ Quantised = tuple[Tensor, Tensor | None]
 _I8 = torch.int8
 
 
-def _refuse(op: str, **given: Any) -> None:
-    """Refuse arguments that rfops has no use for, unless they are None, False or 1."""
-    for name, value in given.items():
+def _refuse(op: str, **arguments: Any) -> None:
+    """Raise ValueError for an argument that rfops does not use, unless it is None, False or 1."""
+    for name, value in arguments.items():
         if value is not None and value not in (False, 1):
             Guard(op).fail(name, "its default", show(value), "call the original")
 
 
 def _max_of(dtype: torch.dtype) -> float:
+    """Return the largest number of a floating-point or integer dtype."""
     info = torch.finfo(dtype) if dtype.is_floating_point else torch.iinfo(dtype)
     return float(info.max)
 
@@ -163,8 +164,8 @@ def per_1x32_mx_quant_hip(
     if quant_dtype == fp4x2:
         return quant_mxfp4_hip(x, e8m0_shuffle=shuffle)
     if quant_dtype is not torch.float8_e4m3fn or scale_type != E8M0:
-        given = f"{show(quant_dtype)} with scale_type {show(scale_type)}"
-        Guard(name).fail("quant_dtype", "fp4x2, or e4m3fn with e8m0 scales", given, "cast it")
+        formats = f"{show(quant_dtype)} with scale_type {show(scale_type)}"
+        Guard(name).fail("quant_dtype", "fp4x2, or e4m3fn with e8m0 scales", formats, "cast it")
     payload, scales = quant_mxfp8(x)
     return payload, _tensor(shuffle_.e8m0_shuffle(scales)) if shuffle else scales
 
@@ -212,8 +213,8 @@ def dynamic_mxfp8_quant(
             "quant_dtype", "float8_e4m3fn", show(quant_dtype), "MX-FP8 is OCP's"
         )
     payload, scales = quant_mxfp8(x)
-    made = scales.view(torch.uint8)
-    return payload, made if scale is None else scale.copy_(made.view(scale.shape))
+    e8m0_bytes = scales.view(torch.uint8)
+    return payload, e8m0_bytes if scale is None else scale.copy_(e8m0_bytes.view(scale.shape))
 
 
 # ---------------------------------------------------------------- scales of rows and of tensors
@@ -253,17 +254,17 @@ def dynamic_per_token_scaled_quant(
     if shuffle_scale:
         groups = out.shape[-1] // input.shape[-1]
         if input.shape[-1] != 128 or out.dtype is _I8:
-            given = f"{describe(input)} to {describe(out)}"
-            Guard(name).fail("input", "[rows, 128] to FP8 with shuffle_scale", given, "")
-        payload, made = quant_fp8_blockscale(
+            shapes = f"{describe(input)} to {describe(out)}"
+            Guard(name).fail("input", "[rows, 128] to FP8 with shuffle_scale", shapes, "")
+        payload, group_scales = quant_fp8_blockscale(
             input.view(-1, out.shape[-1]), (1, 128), True, out.dtype
         )
         out.copy_(payload.view(out.shape))
-        scales.view(groups, -1).copy_(made.T)
+        scales.view(groups, -1).copy_(group_scales.T)
     elif out.dtype is _I8:
-        payload, made = pertoken_quant(input, quant_dtype=_I8)
+        payload, token_scales = pertoken_quant(input, quant_dtype=_I8)
         out.copy_(payload.view(out.shape))
-        scales.copy_(made.view(scales.shape))
+        scales.copy_(token_scales.view(scales.shape))
     else:
         quant_fp8(input, "token", None, out.dtype, out.view(input.shape), scales.view(-1, 1))
 
@@ -277,12 +278,12 @@ def per_token_quant_hip(
 ) -> tuple[Tensor, Tensor]:
     """Return x [..., K] in quant_dtype and the scales of its rows [..., 1]."""
     _refuse("per_token_quant_hip", scale=scale)
-    payload, made = (
+    payload, token_scales = (
         x.new_empty(x.shape, dtype=quant_dtype),
         x.new_empty((*x.shape[:-1], 1), dtype=torch.float32),
     )
-    dynamic_per_token_scaled_quant(payload, x.contiguous(), made, num_rows=num_rows)
-    return payload, made
+    dynamic_per_token_scaled_quant(payload, x.contiguous(), token_scales, num_rows=num_rows)
+    return payload, token_scales
 
 
 def per_tensor_quant_hip(

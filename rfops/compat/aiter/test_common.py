@@ -43,8 +43,8 @@ _OPTIONS = {
 
 def run_perftest(function: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Any, float]:
     """Return (function's result, NaN us); perftest's options are dropped."""
-    own = {name: value for name, value in kwargs.items() if name not in _OPTIONS}
-    return function(*args, **own), math.nan
+    function_kwargs = {name: value for name, value in kwargs.items() if name not in _OPTIONS}
+    return function(*args, **function_kwargs), math.nan
 
 
 def benchmark(*_args: Any, **_kwargs: Any) -> Callable[..., Any]:
@@ -80,8 +80,8 @@ def checkAllclose(
     element is off by more than max_abs_delta, or, with catastrophic_check, is not finite or off by
     more than half of b's largest magnitude.
     """
-    share = 1.0 - torch.isclose(a, b, rtol=rtol, atol=atol).double().mean().item()
-    if not share:
+    far_fraction = 1.0 - torch.isclose(a, b, rtol=rtol, atol=atol).double().mean().item()
+    if not far_fraction:
         return 0.0
     delta = (a.double() - b.double()).abs()
     index = tuple(torch.unravel_index(delta.nan_to_num(torch.inf).argmax(), delta.shape))
@@ -90,9 +90,9 @@ def checkAllclose(
     if limit is None and catastrophic_check and b.is_floating_point():
         limit = max(b.double().abs().max().item(), 1.0) * CATASTROPHIC
     is_far = limit is not None and not bool((delta <= limit).all())
-    text = f"{msg}: {share:.2%} of {list(a.shape)} differ by {rtol=} {atol=}, {worst}"
-    if share > tol_err_ratio or is_far:
+    text = f"{msg}: {far_fraction:.2%} of {list(a.shape)} differ by {rtol=} {atol=}, {worst}"
+    if far_fraction > tol_err_ratio or is_far:
         raise AssertionError(text)
     if printLog:
         logger.info(text)
-    return share
+    return far_fraction

@@ -21,9 +21,9 @@ def comparison_values(rng: Rng, dtype: DTypeLike, n: int) -> tuple[Array, Array]
 
 
 def conditions(a: Array, b: Array) -> list[Array]:
-    never, always = np.zeros(a.shape, bool), np.ones(a.shape, bool)
+    always_false, always = np.zeros(a.shape, bool), np.ones(a.shape, bool)
     with np.errstate(invalid="ignore"):
-        base = [never, a < b, a == b, a <= b, a > b]
+        base = [always_false, a < b, a == b, a <= b, a > b]
         if a.dtype.kind != "f":
             return [*base, a != b, a >= b, always]
         unordered = np.isnan(a) | np.isnan(b)
@@ -49,9 +49,13 @@ def compare_all_case(name: str, dtype: DTypeLike) -> None:
     def make(rng: Rng) -> Made:
         n = 512
         a, b = comparison_values(rng, dtype, n)
-        seen = sum(t.astype(u32) << i for i, t in enumerate(conditions(a, b)))
+        condition_bits = sum(t.astype(u32) << i for i, t in enumerate(conditions(a, b)))
         return Launch(
-            f"compare_all_{name}", (2,), (256,), [poisoned(n, u32), a, b], {0: seen.astype(u32)}
+            f"compare_all_{name}",
+            (2,),
+            (256,),
+            [poisoned(n, u32), a, b],
+            {0: condition_bits.astype(u32)},
         )
 
 
@@ -79,8 +83,10 @@ def compare_exec(rng: Rng) -> Made:
         f[1], f[2], f[3], f[4], f[5], f[6], f[7], f[8], f[9], f[11], f[14], f[15], s[1], s[2],
         u[3], u[4], s[5], u[6],
     ]  # fmt: skip
-    seen = sum(t.astype(u32) << i for i, t in enumerate(tests))
-    return Launch("compare_exec", (1,), (256,), [poisoned(n, u32), a, b], {0: seen.astype(u32)})
+    condition_bits = sum(t.astype(u32) << i for i, t in enumerate(tests))
+    return Launch(
+        "compare_exec", (1,), (256,), [poisoned(n, u32), a, b], {0: condition_bits.astype(u32)}
+    )
 
 
 @case("asm_masks")
@@ -94,10 +100,10 @@ def save_exec(rng: Rng) -> Made:
     ):
         saving = [s & e, s | e, s ^ e, s & ~e, s | ~e, ~(s & e), ~(s | e), ~(s ^ e), ~s & e, ~s | e]
         out = []
-        for after in saving:
-            out += [e, after & M64, int(after & M64 != 0)]
-        for after in (~s & e, s & ~e):
-            out += [after & M64, after & M64, int(after & M64 != 0)]
+        for mask in saving:
+            out += [e, mask & M64, int(mask & M64 != 0)]
+        for mask in (~s & e, s & ~e):
+            out += [mask & M64, mask & M64, int(mask & M64 != 0)]
         launches.append(
             Launch(
                 "save_exec",

@@ -85,16 +85,16 @@ GLOBAL_NAMES = [name for name in LDS_NAMES if name != "rsub"]
 
 def lds_row(a: int, b: int, c: int, bits: int) -> list[int]:
     """Of two operands LDS compares with the first, stores the second; mskor clears, then sets."""
-    every = updates(a, b, bits)
-    out = [v for name in LDS_NAMES for v in (a, every[name])]
+    results = updates(a, b, bits)
+    out = [v for name in LDS_NAMES for v in (a, results[name])]
     out += [a, c if a == b else a, a, (a & ~b) | c]
     return [*out, a, a - b if a >= b else a + c] if bits == 32 else out
 
 
 def global_row(a: int, b: int, c: int, bits: int) -> list[int]:
     """Global memory takes {new value, compared value}."""
-    every = updates(a, b, bits)
-    return [*(v for name in GLOBAL_NAMES for v in (a, every[name])), a, b if a == c else a]
+    results = updates(a, b, bits)
+    return [*(v for name in GLOBAL_NAMES for v in (a, results[name])), a, b if a == c else a]
 
 
 def three_inputs(rng: Rng, n: int, dtype: DTypeLike) -> tuple[Array, Array, Array]:
@@ -117,9 +117,13 @@ def returns_case(
         out = poisoned((n, len(rows[0])), dtype)
         if space == "lds":
             return Launch(name, (1,), (n,), [out, a, b, c], {0: wrap(rows, dtype)})
-        last = wrap([r[-1] for r in rows], dtype)
+        last_column = wrap([r[-1] for r in rows], dtype)
         return Launch(
-            name, (2,), (128,), [out, poisoned(n, dtype), a, b, c], {0: wrap(rows, dtype), 1: last}
+            name,
+            (2,),
+            (128,),
+            [out, poisoned(n, dtype), a, b, c],
+            {0: wrap(rows, dtype), 1: last_column},
         )
 
 
@@ -136,10 +140,10 @@ def float_returns_case(dtype: DTypeLike, bits_type: DTypeLike) -> None:
         n = 256
         a, b, c = (small_floats(rng, n, dtype) for _ in range(3))
         b[::3] = a[::3]
-        after = [a + b, np.minimum(a, b), np.maximum(a, b)]
+        updated = [a + b, np.minimum(a, b), np.maximum(a, b)]
         if dtype is f32:
-            after.append(np.where(a == b, c, a))
-        rows = np.stack([v for value in after for v in (a, value)], 1)
+            updated.append(np.where(a == b, c, a))
+        rows = np.stack([v for value in updated for v in (a, value)], 1)
         zero_sign = np.array(0, dtype) + rows  # -0.0 and 0.0 are equal to every operation here
 
         def check(actual: Array) -> None:
@@ -157,8 +161,8 @@ def lds_tuples(rng: Rng) -> Made:
     a = integers(rng, 256, u32)
     x, y = a, a + u32(1)
     # The pair is {x, y}; the exchange puts {y, x} there and returns {x, y}.
-    last = x * u32(3) + y * u32(5) + y * u32(7) + x * u32(11)
-    rows = np.stack([a + u32(2), a, y, a + u32(2), y, last], 1)
+    last_column = x * u32(3) + y * u32(5) + y * u32(7) + x * u32(11)
+    rows = np.stack([a + u32(2), a, y, a + u32(2), y, last_column], 1)
     return Launch("lds_tuples", (1,), (256,), [poisoned((256, 6), u32), a], {0: rows})
 
 

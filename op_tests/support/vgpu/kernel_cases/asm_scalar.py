@@ -121,10 +121,10 @@ def scalar_one(rng: Rng) -> Made:
     launches = []
     for a in (0, 1, M32, 0x80000000, 0x00F00010, 0x80000001, 12345):
         quads = [a >> 4 * q & 15 for q in range(8)]
-        whole = sum(15 << 4 * q for q in range(8) if quads[q])
+        quad_mask = sum(15 << 4 * q for q in range(8) if quads[q])
         values = [
             ~a & M32,
-            whole,
+            quad_mask,
             32 - a.bit_count(),
             a.bit_count(),
             abs(signed(a)) & M32,

@@ -37,8 +37,10 @@ def table_check(rows: list[Row]) -> Check:
                 if want is None:
                     continue
                 value, mask = want if isinstance(want, tuple) else (want, M32)
-                got, value = int(actual[i, j]) & mask, value & mask
-                assert got == value, f"row {i}, column {j}: got {got:#x}, expected {value:#x}"
+                element, value = int(actual[i, j]) & mask, value & mask
+                assert element == value, (
+                    f"row {i}, column {j}: got {element:#x}, expected {value:#x}"
+                )
 
     return check
 
@@ -91,13 +93,13 @@ def is_nan16(half: int) -> bool:
 
 def two_row(a: int, b: int, lane: int) -> Row:
     wa, wb, ia, ib = word(a, 0), word(b, 0), signed(a, 16), signed(b, 16)
-    wide = signed(a, 24) * signed(b, 24)
+    product = signed(a, 24) * signed(b, 24)
     wide_u = (a & 0xFFFFFF) * (b & 0xFFFFFF)
-    below = (1 << min(lane, 32)) - 1
+    lower_lanes = (1 << min(lane, 32)) - 1
     pair = None if is_nan16(wa) or is_nan16(wb) else wb << 16 | wa
     return [
-        wide,
-        wide >> 32,
+        product,
+        product >> 32,
         wide_u,
         wide_u >> 32,
         a * b,
@@ -119,7 +121,7 @@ def two_row(a: int, b: int, lane: int) -> Row:
         wb << (a & 15) & LOW16,
         (ib >> (a & 15)) & LOW16,
         wb >> (a & 15),
-        (a & below).bit_count() + b,
+        (a & lower_lanes).bit_count() + b,
         pair,
         min(a, LOW16) | min(b, LOW16) << 16,
     ]

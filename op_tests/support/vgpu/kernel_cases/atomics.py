@@ -25,17 +25,18 @@ def atomics_case(space: str, name: str, dtype: type) -> None:
         start = np.array(
             [5, 7, np.iinfo(dtype).max, np.iinfo(dtype).min, -1, 0, 0x55, 0, 3], object
         )
-        slots = wrap(start, dtype)
+        initial_values = wrap(start, dtype)
         total = sum(map(int, a))
         masks = [int(v) & ((1 << 64) - 1) for v in a]
-        every = (1 << 64) - 1
+        bit_and = (1 << 64) - 1
         bit_or = bit_xor = 0
         for m in masks:
-            every &= m | 0xF0
+            bit_and &= m | 0xF0
             bit_or |= m & 0x0F0F
             bit_xor ^= m
         final = wrap(
-            [5 + total, 7 - total, int(a.min()), int(a.max()), every, bit_or, 0x55 ^ bit_xor], dtype
+            [5 + total, 7 - total, int(a.min()), int(a.max()), bit_and, bit_or, 0x55 ^ bit_xor],
+            dtype,
         )
         written = (np.arange(n) + 100).astype(dtype)
 
@@ -44,7 +45,9 @@ def atomics_case(space: str, name: str, dtype: type) -> None:
             one_of(written)(actual[7:])
 
         grid, block = ((3,), (256,)) if space == "global" else ((1,), (1024,))
-        return Launch(f"{space}_atomics_{name}", grid, block, [slots, a, i32(n)], {0: check})
+        return Launch(
+            f"{space}_atomics_{name}", grid, block, [initial_values, a, i32(n)], {0: check}
+        )
 
 
 for _space in ("global", "lds"):
@@ -63,10 +66,12 @@ def exchange_chain(n: int, initial: int) -> Check:
     """Every value but the last one written comes back once, and so does the initial one."""
 
     def check(actual: Array) -> None:
-        seen = sorted(map(int, actual))
-        distinct = len(set(seen)) == n and initial in seen
-        assert distinct, f"lost values: {seen[:9]}"
-        assert all(v == initial or v < n for v in seen), f"values nobody wrote: {seen[-9:]}"
+        final_values = sorted(map(int, actual))
+        distinct = len(set(final_values)) == n and initial in final_values
+        assert distinct, f"lost values: {final_values[:9]}"
+        assert all(v == initial or v < n for v in final_values), (
+            f"values nobody wrote: {final_values[-9:]}"
+        )
 
     return check
 
@@ -161,7 +166,7 @@ def add_loop(rng: Rng) -> Made:
 def add_instruction(rng: Rng) -> Made:
     n = 500
     a = small_floats(rng, n)
-    total, wide = a.sum(dtype=f64), a.astype(f64)
+    total, values = a.sum(dtype=f64), a.astype(f64)
     return Launch(
         "add_instruction",
         (2,),
@@ -175,7 +180,7 @@ def add_instruction(rng: Rng) -> Made:
         ],
         {
             0: np.array([1 + total, n, a.min(), a.max()], f32),
-            1: np.array([2 + total, wide.min(), wide.max()]),
+            1: np.array([2 + total, values.min(), values.max()]),
             2: permutation(n),
         },
     )

@@ -97,17 +97,19 @@ def interpret_one(program: list[int], self: int) -> int:
             depth += 1
         elif code in (2, 3):
             depth -= 1
-            below, value = (depth - 1) & 7, stack[depth & 7]
-            stack[below] = stack[below] + value if code == 2 else stack[below] * value
+            next_depth, value = (depth - 1) & 7, stack[depth & 7]
+            stack[next_depth] = (
+                stack[next_depth] + value if code == 2 else stack[next_depth] * value
+            )
         elif code == 4:
             stack[depth & 7] = stack[top]
             depth += 1
         elif code == 5:
-            by = program[offset]
+            distance = program[offset]
             offset += 1
             stack[top] = (stack[top] & 0x7FFFFFFF) >> 1
             if stack[top] & 1:
-                offset -= by
+                offset -= distance
         else:
             depth = -1
     return stack[(depth - 1) & 7] if depth > 0 else -1
@@ -168,21 +170,21 @@ def recurse_sort(rng: Rng) -> Made:
 @case("calls")
 def call_by_pointer(rng: Rng) -> Made:
     n = 200
-    a, b, which = tame_floats(rng, n), tame_floats(rng, n), integers(rng, n, u32)
-    expected = np.choose(which & 3, [a + b, a - b, a * b, a])
+    a, b, selectors = tame_floats(rng, n), tame_floats(rng, n), integers(rng, n, u32)
+    expected = np.choose(selectors & 3, [a + b, a - b, a * b, a])
     return Launch(
-        "call_by_pointer", (4,), (64,), [poisoned(n, f32), a, b, which, i32(n)], {0: expected}
+        "call_by_pointer", (4,), (64,), [poisoned(n, f32), a, b, selectors, i32(n)], {0: expected}
     )
 
 
 @case("calls")
 def call_virtual(rng: Rng) -> Made:
     n = 200
-    side, which = tame_floats(rng, n), integers(rng, n, u32)
-    half, choice = f32(0.5), which % 3
+    side, selectors = tame_floats(rng, n), integers(rng, n, u32)
+    half, choice = f32(0.5), selectors % 3
     expected = np.choose(choice, [side * side * f32(3), side * f32(5) * half, side * side * f32(7)])
     return Launch(
-        "call_virtual", (4,), (64,), [poisoned(n, f32), side, which, i32(n)], {0: expected}
+        "call_virtual", (4,), (64,), [poisoned(n, f32), side, selectors, i32(n)], {0: expected}
     )
 
 
@@ -193,9 +195,9 @@ def call_with_many(rng: Rng) -> Made:
     expected = []
     for i, v in enumerate(map(int, a)):
         narrow = [v, v + 1, v + 2, v + 3, i, i + 1, i + 2, i + 3, 4, 5]
-        wide = [v, v - 1, v - 2, v - 3, i, i - 1, i - 2, i - 3, 6, 7]
+        terms = [v, v - 1, v - 2, v - 3, i, i - 1, i - 2, i - 3, 6, 7]
         total = sum(k * x for k, x in enumerate(narrow, 1))
-        total += sum((2 * k + 1) * x for k, x in enumerate(wide))
+        total += sum((2 * k + 1) * x for k, x in enumerate(terms))
         total += (v + i + 1000000007) * 31 + signed(v * i)
         expected.append(signed(total + (v ^ i)))
     return Launch(

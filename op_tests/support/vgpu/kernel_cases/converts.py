@@ -51,22 +51,22 @@ def saturate(rng: Rng) -> Made:
     ]  # fmt: skip
     a = (rng.integers(-(10**6), 10**6, n) * 0.25).astype(f32)
     a[: len(special)] = special
-    wide = tame_floats(rng, n, f64, 34)
-    wide[: len(special)] = special
+    doubles = tame_floats(rng, n, f64, 34)
+    doubles[: len(special)] = special
     signed, unsigned = (-(1 << 31), (1 << 31) - 1), (0, (1 << 32) - 1)
     rows = [
         saturated(a, *signed),
         saturated(a, *unsigned),
         saturated(np.floor(a), *signed),
         saturated(np.floor(a + f32(0.5)), *signed),
-        saturated(wide, *signed),
-        saturated(wide, *unsigned),
+        saturated(doubles, *signed),
+        saturated(doubles, *unsigned),
     ]
     return Launch(
         "saturate",
         (2,),
         (256,),
-        [poisoned((n, 6), i32), a, wide, i32(n)],
+        [poisoned((n, 6), i32), a, doubles, i32(n)],
         {0: wrap(np.array(rows, object).T, i32)},
     )
 
@@ -87,13 +87,13 @@ def from_integers(rng: Rng) -> Made:
         a.astype(i16),
     ]
     expected = np.stack([r.astype(f32) for r in rows], 1)
-    wide = np.stack([a.astype(f64), unsigned.astype(f64)], 1)
+    doubles = np.stack([a.astype(f64), unsigned.astype(f64)], 1)
     return Launch(
         "from_integers",
         (2,),
         (256,),
         [poisoned((n, 8), f32), poisoned((n, 2), f64), a, i32(n)],
-        {0: expected, 1: wide},
+        {0: expected, 1: doubles},
     )
 
 
@@ -150,9 +150,9 @@ def pack(rng: Rng) -> Made:
             except AssertionError as error:
                 raise AssertionError(f"column {column}: {error}") from None
         for column, dtype, factor, floor in ((1, i16, 32767, -1), (2, u16, 65535, 0)):
-            got = np.ascontiguousarray(actual[:, column]).view(dtype).reshape(n, 2).astype(f64)
+            floats = np.ascontiguousarray(actual[:, column]).view(dtype).reshape(n, 2).astype(f64)
             ideal = np.stack([a, b], 1).astype(f64).clip(floor, 1) * factor
-            expect(got, Close(ideal, absolute=1))
+            expect(floats, Close(ideal, absolute=1))
 
     return Launch("pack", (2,), (256,), [poisoned((n, 7), u32), a, b, i32(n)], {0: check})
 
@@ -199,8 +199,10 @@ def float8_nearest(values: Array, table: Array, fnuz: bool) -> Array:
     size = np.abs(values.astype(f64))
     upper = np.searchsorted(positive, size).clip(0, positive.size - 1)
     lower = (upper - 1).clip(0)
-    above, below = positive[upper] - size, size - positive[lower]
-    code = np.where((above < below) | ((above == below) & (upper % 2 == 0)), upper, lower)
+    upper_gap, lower_gap = positive[upper] - size, size - positive[lower]
+    code = np.where(
+        (upper_gap < lower_gap) | ((upper_gap == lower_gap) & (upper % 2 == 0)), upper, lower
+    )
     sign = np.where(np.signbit(values) & ~(fnuz & (code == 0)), 128, 0)
     return (code | sign).astype(u8)
 
@@ -246,12 +248,14 @@ def narrow_stochastic(rng: Rng, arch: str) -> Made:
             table = float8_table(arch, bits)
             keep = 0xFFFFFFFF & ~(0xFF << 8 * byte)
             expect(actual & u32(keep), np.full(n, 0x01020304 & keep, u32))
-            got = np.abs(table[(actual >> u32(8 * byte)) & u32(0xFF)])
+            magnitudes = np.abs(table[(actual >> u32(8 * byte)) & u32(0xFF)])
             grid = np.sort(table[:128][np.isfinite(table[:128])])
             offset = np.searchsorted(grid, np.abs(a), side="right").clip(1, grid.size - 1)
-            wrong = (got != grid[offset - 1]) & (got != grid[offset])
-            first = int(np.argmax(wrong))
-            assert not wrong.any(), f"{a[first]} became {got[first]}, no neighbour"
+            wrong = (magnitudes != grid[offset - 1]) & (magnitudes != grid[offset])
+            first_wrong = int(np.argmax(wrong))
+            assert not wrong.any(), (
+                f"{a[first_wrong]} became {magnitudes[first_wrong]}, no neighbour"
+            )
 
         return check
 

@@ -15,11 +15,11 @@ from .inputs import EPS, f16, f32, f64, i32, i64, small_floats, tame_floats, u32
 def to_odd(a: Array, b: Array) -> Array:
     """a + b in f64, rounded to odd: rounding that again to fewer digits is correct."""
     total = a + b
-    part = total - a
-    error = (a - (total - part)) + (b - part)
+    b_rounded = total - a
+    error = (a - (total - b_rounded)) + (b - b_rounded)
     even = (total.view(u64) & u64(1)) == 0
-    toward = np.nextafter(total, np.where(error > 0, np.inf, -np.inf))
-    return np.where((error != 0) & even & np.isfinite(total), toward, total)
+    corrected = np.nextafter(total, np.where(error > 0, np.inf, -np.inf))
+    return np.where((error != 0) & even & np.isfinite(total), corrected, total)
 
 
 def fma32(a: Array, b: Any, c: Any) -> Array:
@@ -41,8 +41,8 @@ def fma64(a: Array, b: Array, c: Array) -> Array:
 
 def c_round(a: Array) -> Array:
     """Half away from zero."""
-    whole = np.trunc(np.abs(a))
-    return np.copysign(whole + (np.abs(a) - whole >= 0.5), a).astype(a.dtype)
+    truncated = np.trunc(np.abs(a))
+    return np.copysign(truncated + (np.abs(a) - truncated >= 0.5), a).astype(a.dtype)
 
 
 def quiet(values: Array) -> Array:
@@ -89,9 +89,9 @@ def double_conversions(rng: Rng) -> Made:
     a = tame_floats(rng, n, f64, 10)
     rows = []
     for v in map(float, a):
-        whole, big = int(v * 1e6), int(abs(v) * 1e9)
-        back = [float(whole), float(int(abs(v))) + float(int(v)) + float(big)]
-        rows.append([int(v), int(abs(v)), whole, big, *(int(f64(x).view(i64)) for x in back)])
+        scaled, big = int(v * 1e6), int(abs(v) * 1e9)
+        floats = [float(scaled), float(int(abs(v))) + float(int(v)) + float(big)]
+        rows.append([int(v), int(abs(v)), scaled, big, *(int(f64(x).view(i64)) for x in floats)])
     return Launch(
         "double_conversions",
         (2,),
@@ -185,10 +185,10 @@ def min_max(rng: Rng) -> Made:
         median = np.median(np.stack([a, b, np.full(n, f32(0.25))]), axis=0).astype(f32)
 
     def check(actual: Array) -> None:
-        same = (actual[:, :2] == numbers) | (np.isnan(actual[:, :2]) & np.isnan(numbers))
-        offset = int(np.argmax(~same.all(1)))
+        is_same = (actual[:, :2] == numbers) | (np.isnan(actual[:, :2]) & np.isnan(numbers))
+        offset = int(np.argmax(~is_same.all(1)))
         text = f"got {actual[offset, :2]}, expected {numbers[offset]}"
-        assert same.all(), f"fmin/fmax({a[offset]}, {b[offset]}): {text}"
+        assert is_same.all(), f"fmin/fmax({a[offset]}, {b[offset]}): {text}"
         expect(actual[:, 2:4], selects)
         expect(np.where(unordered, median, actual[:, 4]), Close(median))
 

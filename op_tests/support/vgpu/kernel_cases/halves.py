@@ -156,13 +156,13 @@ def narrow_and_widen(rng: Rng) -> Made:
     a[::3] = tame_floats(rng, a[::3].size, spread=16)
     with np.errstate(all="ignore"):
         brain, half = bf16_of(a), a.astype(f16)
-        wide = f32_of(brain) - half.astype(f32)
+        difference = f32_of(brain) - half.astype(f32)
     return Launch(
         "narrow_and_widen",
         (4,),
         (256,),
         [poisoned(n, u16), poisoned(n, f16), poisoned(n, f32), a, i32(n)],
-        {0: brain, 1: half, 2: wide},
+        {0: brain, 1: half, 2: difference},
     )
 
 
@@ -182,13 +182,18 @@ dot_halves_case("halfs", "mixed_dot")
 dot_halves_case("dots", "dot_halves")
 
 
-def parts(value: int, bits: int, signed: bool) -> list[int]:
+def split_elements(value: int, bits: int, signed: bool) -> list[int]:
     out = [value >> index & ((1 << bits) - 1) for index in range(0, 32, bits)]
     return [v - (1 << bits) if signed and v >> (bits - 1) else v for v in out]
 
 
 def dot(a: int, b: int, bits: int, signed: bool) -> int:
-    return sum(x * y for x, y in zip(parts(a, bits, signed), parts(b, bits, signed), strict=True))
+    return sum(
+        x * y
+        for x, y in zip(
+            split_elements(a, bits, signed), split_elements(b, bits, signed), strict=True
+        )
+    )
 
 
 @case("dots")

@@ -26,7 +26,7 @@ def votes(rng: Rng) -> Made:
         positive = sum((v > 0) << i for i, v in enumerate(w))
         odd = [i for i, v in enumerate(w) if v & 1]
         for lane, v in enumerate(w):
-            inside = [sum(1 << i for i in odd), w[odd[0]]] if v & 1 else [0, 0]
+            odd_facts = [sum(1 << i for i in odd), w[odd[0]]] if v & 1 else [0, 0]
             rows.append(
                 [
                     positive,
@@ -35,8 +35,8 @@ def votes(rng: Rng) -> Made:
                     lane + 5,
                     w[0] & 0xFFFFFFFF,
                     w[37] & 0xFFFFFFFF,
-                    inside[0],
-                    inside[1] & 0xFFFFFFFF,
+                    odd_facts[0],
+                    odd_facts[1] & 0xFFFFFFFF,
                 ]
             )
     return Launch("votes", (2,), (128,), [poisoned((256, 8), u64), a], {0: wrap(rows, u64)})
@@ -55,12 +55,12 @@ def shuffled(wave: Array, source: int, delta: int) -> Array:
     group = {w: LANES & ~(w - 1) for w in (8, 16, 32, 64)}
 
     def up(width: int) -> Array:
-        other = LANES - delta
-        return wave[np.where(other < group[width], LANES, other)]
+        source_lane = LANES - delta
+        return wave[np.where(source_lane < group[width], LANES, source_lane)]
 
     def down(width: int) -> Array:
-        inside = (LANES & (width - 1)) + delta < width
-        return wave[np.where(inside, (LANES + delta) & 63, LANES)]
+        in_bounds = (LANES & (width - 1)) + delta < width
+        return wave[np.where(in_bounds, (LANES + delta) & 63, LANES)]
 
     pushed = np.empty_like(wave)
     pushed[(LANES * 5 + 3) & 63] = wave

@@ -119,12 +119,12 @@ def carve(rng: Rng) -> Made:
     size, grid = 192, 3
     a = integers(rng, (grid, size), u32)
     offset = np.arange(size)
-    other = (offset + 7) % size
+    partner = (offset + 7) % size
     expected = (
-        a[:, other] * 0.5
+        a[:, partner] * 0.5
         + (a[:, size - 1 - offset] ^ 0xFF)
-        + (a[:, other] & 0xFF)
-        + ((other % 64) ** 2)
+        + (a[:, partner] & 0xFF)
+        + ((partner % 64) ** 2)
     )
     return Launch(
         "carve",
@@ -161,7 +161,7 @@ def module_variables(rng: Rng) -> Made:
         total = table[i & 7].astype(i64) + data[i & 3] + table[7 - (i & 7)] + data[2]
         return Launch("read_globals", (1,), (64,), [poisoned(64, u32)], {0: wrap(total, u32)})
 
-    first, a = reading(), integers(rng, 128, u64)
+    initial, a = reading(), integers(rng, 128, u64)
     data[2:] = [-302, 17]
     writes = [
         Launch("write_globals", (2,), (64,), [a], {}),
@@ -178,7 +178,7 @@ def module_variables(rng: Rng) -> Made:
             },
         ),
     ]
-    return [first, *writes, reading()]
+    return [initial, *writes, reading()]
 
 
 @case("globals")
@@ -224,8 +224,8 @@ def clocks_advance(rng: Rng) -> Made:
         state = state * u32(1664525) + u32(1013904223)
 
     def check(actual: Array) -> None:
-        previous, after, real, real_after = map(int, actual)
-        assert after > previous and real_after >= real, f"clocks do not advance: {actual}"
+        previous, later_clock, real, real_after = map(int, actual)
+        assert later_clock > previous and real_after >= real, f"clocks do not advance: {actual}"
 
     return Launch(
         "clocks_advance", (1,), (64,), [poisoned(4, u64), poisoned(64, u32)], {0: check, 1: state}
@@ -242,13 +242,13 @@ def set_rounding(rng: Rng) -> Made:
     a, b = np.full(64, 1, f32), (2.0**-25 * (1 + np.arange(64))).astype(f32)
     exact = a.astype(f64) + b
     nearest = exact.astype(f32)
-    toward = np.where(nearest > exact, np.nextafter(nearest, f32(0)), nearest)
+    rounded = np.where(nearest > exact, np.nextafter(nearest, f32(0)), nearest)
     return Launch(
         "set_rounding",
         (1,),
         (64,),
         [poisoned((64, 2), f32), a, b],
-        {0: np.stack([toward, nearest], 1)},
+        {0: np.stack([rounded, nearest], 1)},
     )
 
 

@@ -83,9 +83,9 @@ def guarded_narrow(rng: Rng) -> Made:
     i = np.arange(lanes)
     got_byte = live[i + base].astype(i32)
     offset = 2 * i + 64 + base
-    whole = offset + 2 <= limit
-    half = np.where(whole, live[offset] | live[offset + 1].astype(u32) << 8, 0)
-    first = got_byte + (got_byte.astype(i8).astype(i32) << 8)
+    in_bounds = offset + 2 <= limit
+    half = np.where(in_bounds, live[offset] | live[offset + 1].astype(u32) << 8, 0)
+    byte_sums = got_byte + (got_byte.astype(i8).astype(i32) << 8)
     out_bytes, out_shorts = poisoned(512, u8), poisoned(256, u16)
     want_bytes, want_shorts = out_bytes.copy(), out_shorts.copy()
     stored = i + base < limit
@@ -97,7 +97,7 @@ def guarded_narrow(rng: Rng) -> Made:
         (2,),
         (64,),
         [poisoned((lanes, 2), u32), out_bytes, out_shorts, raw, u32(limit), u32(base)],
-        {0: np.stack([first.astype(u32), half.astype(u32)], 1), 1: want_bytes, 2: want_shorts},
+        {0: np.stack([byte_sums.astype(u32), half.astype(u32)], 1), 1: want_bytes, 2: want_shorts},
     )
 
 
@@ -106,14 +106,14 @@ def guarded_window(rng: Rng) -> Made:
     n, shift, lanes = 100, 5, 128
     a = integers(rng, n, i32, -(1 << 29), 1 << 29)
     padded = np.concatenate([np.zeros(shift, i32), a, np.zeros(64, i32)])
-    after = padded[1 : lanes + 1].copy()
-    after[:shift] = 0  # clang leaves the 4 of `at * 4 + 4` to the instruction's offset
+    shifted = padded[1 : lanes + 1].copy()
+    shifted[:shift] = 0  # clang leaves the 4 of `at * 4 + 4` to the instruction's offset
     return Launch(
         "guarded_window",
         (2,),
         (64,),
         [poisoned(lanes, i32), a, i32(n), i32(shift)],
-        {0: padded[:lanes] + after},
+        {0: padded[:lanes] + shifted},
     )
 
 
@@ -263,11 +263,11 @@ def lds_vectors(rng: Rng) -> Made:
 @case("lds_wide")
 def lds_pairs(rng: Rng) -> Made:
     a = integers(rng, 128, u64)
-    i, other = np.arange(64), 63 - np.arange(64)
-    first = a[other] + a[other + 64] + a[other] * u64(3)
-    second = i.astype(u64) * (a[:64] >> u64(32)) + other.astype(u64)
+    i, partner = np.arange(64), 63 - np.arange(64)
+    left_sums = a[partner] + a[partner + 64] + a[partner] * u64(3)
+    second = i.astype(u64) * (a[:64] >> u64(32)) + partner.astype(u64)
     return Launch(
-        "lds_pairs", (1,), (64,), [poisoned(128, u64), a], {0: np.concatenate([first, second])}
+        "lds_pairs", (1,), (64,), [poisoned(128, u64), a], {0: np.concatenate([left_sums, second])}
     )
 
 
@@ -276,13 +276,13 @@ def lds_narrow(rng: Rng) -> Made:
     a = integers(rng, 256, i32)
     bytes_, shorts, halves = a.astype(i8), (a >> 4).astype(u16), (a & 1023)
     i = np.arange(256)
-    other = (i * 7 + 3) & 255
-    total = halves[other] + halves[255 - i]
+    partner = (i * 7 + 3) & 255
+    total = halves[partner] + halves[255 - i]
     rounded = total.astype(f16).astype(i32)
     expected = (
-        bytes_[other].astype(i32)
-        + bytes_[255 - other].astype(u8)
-        + shorts[other]
+        bytes_[partner].astype(i32)
+        + bytes_[255 - partner].astype(u8)
+        + shorts[partner]
         + shorts[i ^ 1].astype(i16)
         + rounded
     )

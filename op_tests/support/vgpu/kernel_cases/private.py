@@ -40,7 +40,7 @@ def reverse_wide(rng: Rng) -> Made:
 @case("scratch")
 def generic_pointers(rng: Rng) -> Made:
     n = 100
-    a, which = integers(rng, 16, i32, -1000, 1000), rng.integers(0, 3, n).astype(u32)
+    a, selectors = integers(rng, 16, i32, -1000, 1000), rng.integers(0, 3, n).astype(u32)
     k = np.arange(16)
     choices = [
         np.full(n, ((1000 + k * k) * (k + 1)).sum()),
@@ -51,17 +51,17 @@ def generic_pointers(rng: Rng) -> Made:
         "generic_pointers",
         (2,),
         (64,),
-        [poisoned(n, i32), a, which, i32(n)],
-        {0: np.choose(which, choices).astype(i32)},
+        [poisoned(n, i32), a, selectors, i32(n)],
+        {0: np.choose(selectors, choices).astype(i32)},
     )
 
 
 @case("scratch")
 def pointer_kinds(rng: Rng) -> Made:
-    which = rng.integers(0, 3, 64).astype(u32)
-    expected = np.choose(which, [1 + (5 << 4), 2 + (1 << 4), int(which[0]) << 4])
+    selectors = rng.integers(0, 3, 64).astype(u32)
+    expected = np.choose(selectors, [1 + (5 << 4), 2 + (1 << 4), int(selectors[0]) << 4])
     return Launch(
-        "pointer_kinds", (1,), (64,), [poisoned(64, u32), which], {0: expected.astype(u32)}
+        "pointer_kinds", (1,), (64,), [poisoned(64, u32), selectors], {0: expected.astype(u32)}
     )
 
 
@@ -76,8 +76,8 @@ def packed_records(rng: Rng) -> Made:
         selected = records[pick[i] % 6].copy()
         records[pick[i + 1] % 6] = records[0]
         narrow = (int(selected["tag"]) + int(selected["key"])) & M32
-        first = ((narrow + int(selected["weight"])) & M32) + int(selected["payload"])
-        expected.append([first, int(records[5]["payload"]) ^ int(records[1]["key"])])
+        checksum = ((narrow + int(selected["weight"])) & M32) + int(selected["payload"])
+        expected.append([checksum, int(records[5]["payload"]) ^ int(records[1]["key"])])
     return Launch(
         "packed_records",
         (2,),

@@ -125,15 +125,15 @@ def scan_1024(rng: Rng) -> Made:
 @case("scan")
 def compact_odd(rng: Rng) -> Made:
     a = integers(rng, 64, i32, 0, 100)
-    kept = a[a % 2 == 1]
+    odd_values = a[a % 2 == 1]
     expected = poisoned(64, i32)
-    expected[: kept.size] = kept
+    expected[: odd_values.size] = odd_values
     return Launch(
         "compact_odd",
         (1,),
         (64,),
         [poisoned(64, i32), poisoned(1, i32), a],
-        {0: expected, 1: np.array([kept.size], i32)},
+        {0: expected, 1: np.array([odd_values.size], i32)},
     )
 
 
@@ -163,9 +163,9 @@ def sum_by_key(rng: Rng) -> Made:
 
 # exp to 2 units in the last place after a rounded subtraction, and a sum of n terms.
 def soft(a: Array) -> tuple[Array, Array, Array]:
-    wide = a.astype(f64)
-    exps = np.exp(wide - wide.max(1, keepdims=True))
-    return wide, exps, exps.sum(1, keepdims=True)
+    values = a.astype(f64)
+    exps = np.exp(values - values.max(1, keepdims=True))
+    return values, exps, exps.sum(1, keepdims=True)
 
 
 @case("softmax")
@@ -191,8 +191,8 @@ def softmax_rows(rng: Rng) -> Made:
 def log_sum_exp_rows(rng: Rng) -> Made:
     rows, n = 4, 515
     a = tame_floats(rng, rows * n, spread=2).reshape(rows, n)
-    wide, _, sums = soft(a)
-    expected = (wide.max(1, keepdims=True) + np.log(sums)).reshape(-1)
+    values, _, sums = soft(a)
+    expected = (values.max(1, keepdims=True) + np.log(sums)).reshape(-1)
     return Launch(
         "log_sum_exp_rows",
         (rows,),
@@ -207,8 +207,8 @@ def layer_norm_rows(rng: Rng) -> Made:
     rows, n = 10, 515
     a = tame_floats(rng, rows * n, spread=1).reshape(rows, n)
     gain, bias = tame_floats(rng, n, spread=1), tame_floats(rng, n, spread=1)
-    wide = a.astype(f64)
-    normal = (wide - wide.mean(1, keepdims=True)) / np.sqrt(wide.var(1, keepdims=True) + 1e-5)
+    values = a.astype(f64)
+    normal = (values - values.mean(1, keepdims=True)) / np.sqrt(values.var(1, keepdims=True) + 1e-5)
     expected = normal * gain + bias
     bound = 64 * EPS * (np.abs(normal * gain) + np.abs(bias) + np.abs(gain))
     return Launch(
@@ -224,9 +224,9 @@ def layer_norm_rows(rng: Rng) -> Made:
 def rms_norm_bf16(rng: Rng) -> Made:
     rows, pairs = 3, 129
     a, gain = bf16_of(tame_floats(rng, rows * pairs * 2)), bf16_of(tame_floats(rng, pairs * 2))
-    wide = f32_of(a).astype(f64).reshape(rows, -1)
-    scale = 1 / np.sqrt((wide**2).mean(1, keepdims=True) + 1e-6)
-    expected = (wide * scale * f32_of(gain)).reshape(-1)
+    values = f32_of(a).astype(f64).reshape(rows, -1)
+    scale = 1 / np.sqrt((values**2).mean(1, keepdims=True) + 1e-6)
+    expected = (values * scale * f32_of(gain)).reshape(-1)
 
     def check(actual: Array) -> None:
         expect(f32_of(actual), Close(expected, 2.0**-8 + 32 * EPS))
@@ -249,7 +249,7 @@ def bitonic_sort(rng: Rng) -> Made:
 @case("big_block")
 def automaton(rng: Rng) -> Made:
     cells, steps = integers(rng, 1024, u8, 0, 2), 50
-    now = cells.copy()
+    state = cells.copy()
     for _ in range(steps):
-        now = (110 >> (np.roll(now, 1) * 4 + now * 2 + np.roll(now, -1)) & 1).astype(u8)
-    return Launch("automaton", (1,), (1024,), [cells, i32(steps)], {0: now})
+        state = (110 >> (np.roll(state, 1) * 4 + state * 2 + np.roll(state, -1)) & 1).astype(u8)
+    return Launch("automaton", (1,), (1024,), [cells, i32(steps)], {0: state})

@@ -19,9 +19,9 @@ def word(value: int, index: int) -> int:
     return value >> 16 * index & 0xFFFF
 
 
-def rotated_left(value: int, by: int, bits: int = 32) -> int:
-    by %= bits
-    return ((value << by) | (value >> (bits - by))) & ((1 << bits) - 1)
+def rotated_left(value: int, distance: int, bits: int = 32) -> int:
+    distance %= bits
+    return ((value << distance) | (value >> (bits - distance))) & ((1 << bits) - 1)
 
 
 def reversed_bits(value: int, bits: int = 32) -> int:
@@ -38,8 +38,8 @@ def trailing_zeros(value: int, bits: int = 32) -> int:
 
 def sign_run(value: int, bits: int = 32) -> int:
     """How many leading bits equal the sign; -1 when all do."""
-    same = value ^ (-(value >> (bits - 1)) & ((1 << bits) - 1))
-    return leading_zeros(same, bits) if same else -1
+    folded = value ^ (-(value >> (bits - 1)) & ((1 << bits) - 1))
+    return leading_zeros(folded, bits) if folded else -1
 
 
 def quotient(a: int, b: int) -> int:
@@ -53,13 +53,13 @@ def remainder(a: int, b: int) -> int:
 
 def permuted(high: int, low: int, selector: int) -> int:
     """v_perm_b32: bytes of {high, low}, copies of a half's sign, 0x00 (12) or 0xff (above)."""
-    both, out = high << 32 | low, 0
+    joined, out = high << 32 | low, 0
     for i in range(4):
         pick = byte(selector, i)
         if pick < 8:
-            selected = byte(both, pick)
+            selected = byte(joined, pick)
         elif pick < 12:
-            selected = 0xFF if both >> (16 * (pick - 8) + 15) & 1 else 0
+            selected = 0xFF if joined >> (16 * (pick - 8) + 15) & 1 else 0
         else:
             selected = 0 if pick == 12 else 0xFF
         out |= selected << 8 * i
