@@ -66,10 +66,10 @@ _ROWS = ("q_nope", "q_pe", "k_pe", "kv_c", "kv_norm", "k_up", "kv", "q")
 
 def _variants(_arch: str) -> list[dict[str, Any]]:
     """DeepSeek's at TP 8, with weights and cache in bf16 and in FP8."""
-    shared = {"IN": "bf16", "ANGLE": "bf16", "NORM": "bf16", "SLOT": "Index64", "NOPE": NOPE}
-    shared |= {"POSITION": "Index64", "ROTARY": ROPE, "LATENT": LATENT, "HEADS": 16}
-    shared |= {"INTERLEAVED": 1, "NESTED": 0, "NORMED": 1, "QUERY_FP8": 0}
-    return [{**shared, "CACHE_FP8": fp8, "WEIGHT_FP8": fp8} for fp8 in (0, 1)]
+    defines = {"IN": "bf16", "ANGLE": "bf16", "NORM": "bf16", "SLOT": "Index64", "NOPE": NOPE}
+    defines |= {"POSITION": "Index64", "ROTARY": ROPE, "LATENT": LATENT, "HEADS": 16}
+    defines |= {"INTERLEAVED": 1, "NESTED": 0, "NORMED": 1, "QUERY_FP8": 0}
+    return [{**defines, "CACHE_FP8": fp8, "WEIGHT_FP8": fp8} for fp8 in (0, 1)]
 
 
 @compile_ops("mla_absorb_cache_write", kernel="mla_absorb_cache_write", variants=_variants)
@@ -133,18 +133,18 @@ class Hip(Kernel):
         k_up = (c.L * c.D, c.D, 1) if view is None else strides_of(view, (c.H, c.L, c.D))
         if kv is None or angles is None or k_up[2] != 1:
             return None
-        found: dict[str, int] = {"k_up_head": k_up[0], "k_up_row": k_up[1]}
+        offsets: dict[str, int] = {"k_up_head": k_up[0], "k_up_row": k_up[1]}
         for name, stride in rows.items():
             if stride is None:
                 return None
-            found[name] = stride
+            offsets[name] = stride
         for name, strides in heads.items():
             if strides is None:
                 return None
-            found[f"{name}_token"], found[f"{name}_head"] = strides
-        found["angle_row"], found["sin_offset"] = angles
+            offsets[f"{name}_token"], offsets[f"{name}_head"] = strides
+        offsets["angle_row"], offsets["sin_offset"] = angles
         pages = {"page": kv.inner, "page_stride": kv.outer_stride, "slot_stride": kv.inner_stride}
-        return found | pages
+        return offsets | pages
 
     def unsupported_reason(self, c: Call) -> str | None:
         if reason := self.unsupported_arch_reason(c):
@@ -168,8 +168,8 @@ class Hip(Kernel):
         is_aligned = all(v * sizes.get(n, size) % 16 == 0 for n, v in strides.items())
         if not (is_aligned and c.align(*_ROWS) >= 16 and angles_are_aligned(c)):
             return "rows that are not 16-byte aligned"
-        most = max(c.N * c.page, c.T * (c.H + 1) * c.W, *numbers.values())
-        return "2^31 slots or elements, or more" if most >= MAX_UNITS else None
+        num_elements = max(c.N * c.page, c.T * (c.H + 1) * c.W, *numbers.values())
+        return "2^31 slots or elements, or more" if num_elements >= MAX_UNITS else None
 
     def defines(self, c: Call, config: Any) -> Mapping[str, Any]:
         numbers = self.numbers(c)
@@ -299,13 +299,13 @@ class _Absorb(Write):
     def unsupported_reason(self, c: Call, *sizes: int) -> Refusal | None:
         if refusal := super().unsupported_reason(c, *sizes):
             return refusal
-        dtype, own = c.k_up_dtype, c.q_nope_dtype
-        if not is_fp8(dtype) and dtype != own:
-            expected, got = (str(d).removeprefix("torch.") for d in (own, dtype))
-            return "k_up", f"{expected}, as q_nope is, or FP8", got, "convert it first"
+        dtype, q_dtype = c.k_up_dtype, c.q_nope_dtype
+        if not is_fp8(dtype) and dtype != q_dtype:
+            expected, actual = (str(d).removeprefix("torch.") for d in (q_dtype, dtype))
+            return "k_up", f"{expected}, as q_nope is, or FP8", actual, "convert it first"
         if c.tensors and is_fp8(dtype) != c.has("k_up_scale"):
-            got = f"k_up of {str(dtype).removeprefix('torch.')}"
-            return "k_up_scale", "a tensor for k_up in FP8, and None for others", got, "pass it so"
+            kind = f"k_up of {str(dtype).removeprefix('torch.')}"
+            return "k_up_scale", "a tensor for k_up in FP8, and None for others", kind, "pass it so"
         return None
 
     def assume(self, sizes: dict[str, int], values: Mapping[str, Any]) -> None:
@@ -417,5 +417,5 @@ def mla_absorb_cache_write(
     dtype = (q_nope if q is None else q).dtype if dtype is None else dtype
     call = OP.traced if is_dynamo_compiling() else OP.call
     tensors = positions, q_nope, q_pe, k_pe, kv_c, k_up, kv, slots, cos_sin, sin, kv_scale
-    made: torch.Tensor = call(*tensors, k_up_scale, kv_norm, q_scale, eps, interleaved, dtype, q)
-    return made
+    query: torch.Tensor = call(*tensors, k_up_scale, kv_norm, q_scale, eps, interleaved, dtype, q)
+    return query
