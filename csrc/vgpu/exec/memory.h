@@ -90,48 +90,92 @@ inline void store_quads(const u32* __restrict rows, const u64* addresses) {
   }
 }
 
+// A lane's 8 or 16 bytes are moved at once, because kernels rely on it that another workgroup never
+// sees a part of them: decoupled look-back keeps a flag beside its value. x86 moves aligned words
+// so; the empty assembly keeps the compiler from taking a move apart.
+inline void keep_whole(u64& word) { asm("" : "+r"(word)); }
+inline void keep_whole(Quad& quad) { asm("" : "+x"(quad)); }
+
+template <u32 kDwords>
+void load_lane(u32* rows, u64 address) {
+  if constexpr (kDwords == 2) {
+    u64 word = load_at<u64>(address);
+    keep_whole(word);
+    rows[0] = static_cast<u32>(word);
+    rows[kLanes] = static_cast<u32>(word >> 32);
+  } else if constexpr (kDwords == 4) {
+    Quad quad = load_at<Quad>(address);
+    keep_whole(quad);
+    for (u32 d = 0; d < 4; ++d) rows[d * kLanes] = quad[d];
+  } else {
+    for (u32 d = 0; d < kDwords; ++d) rows[d * kLanes] = load_at<u32>(address + 4 * d);
+  }
+}
+
+template <u32 kDwords>
+void store_lane(const u32* rows, u64 address) {
+  if constexpr (kDwords == 2) {
+    u64 word = u64{rows[kLanes]} << 32 | rows[0];
+    keep_whole(word);
+    store_at<u64>(address, word);
+  } else if constexpr (kDwords == 4) {
+    Quad quad = {rows[0], rows[kLanes], rows[2 * kLanes], rows[3 * kLanes]};
+    keep_whole(quad);
+    store_at<Quad>(address, quad);
+  } else {
+    for (u32 d = 0; d < kDwords; ++d) store_at<u32>(address + 4 * d, rows[d * kLanes]);
+  }
+}
+
+// Two dwords of all lanes, one lane after the other.
+inline void load_pairs(u32* __restrict rows, u64 address) {
+  for (u32 lane = 0; lane < kLanes; lane += 4) {
+    Quad a = load_at<Quad>(address + 8 * lane), b = load_at<Quad>(address + 8 * lane + 16);
+    keep_whole(a);
+    keep_whole(b);
+    store<Quad>(rows + lane, __builtin_shufflevector(a, b, 0, 2, 4, 6));
+    store<Quad>(rows + kLanes + lane, __builtin_shufflevector(a, b, 1, 3, 5, 7));
+  }
+}
+
+inline void store_pairs(const u32* __restrict rows, u64 address) {
+  for (u32 lane = 0; lane < kLanes; lane += 4) {
+    const Quad low = load<Quad>(rows + lane), high = load<Quad>(rows + kLanes + lane);
+    Quad a = __builtin_shufflevector(low, high, 0, 4, 1, 5);
+    Quad b = __builtin_shufflevector(low, high, 2, 6, 3, 7);
+    keep_whole(a);
+    keep_whole(b);
+    store_at<Quad>(address + 8 * lane, a);
+    store_at<Quad>(address + 8 * lane + 16, b);
+  }
+}
+
 template <u32 kDwords>
 void load_dwords(u32* __restrict rows, const u64* addresses, u64 mask) {
   if (kDwords <= 2 && mask == ~u64{0} && contiguous<4 * kDwords>(addresses)) {
-    const u8* __restrict src = reinterpret_cast<const u8*>(addresses[0]);
     if constexpr (kDwords == 1) {
-      std::memcpy(rows, src, 4 * kLanes);
+      std::memcpy(rows, reinterpret_cast<const u8*>(addresses[0]), 4 * kLanes);
     } else {
-      for (u32 lane = 0; lane < kLanes; ++lane) {
-        for (u32 d = 0; d < kDwords; ++d) {
-          rows[d * kLanes + lane] = load<u32>(src + (lane * kDwords + d) * 4);
-        }
-      }
+      load_pairs(rows, addresses[0]);
     }
     return;
   }
   if (kDwords == 4 && mask == ~u64{0}) return load_quads(rows, addresses);
-  for_lanes(mask, [&](u32 lane) {
-    for (u32 d = 0; d < kDwords; ++d)
-      rows[d * kLanes + lane] = load_at<u32>(addresses[lane] + 4 * d);
-  });
+  for_lanes(mask, [&](u32 lane) { load_lane<kDwords>(rows + lane, addresses[lane]); });
 }
 
 template <u32 kDwords>
 void store_dwords(u32* __restrict rows, const u64* addresses, u64 mask) {
   if (kDwords <= 2 && mask == ~u64{0} && contiguous<4 * kDwords>(addresses)) {
-    u8* __restrict dst = reinterpret_cast<u8*>(addresses[0]);
     if constexpr (kDwords == 1) {
-      std::memcpy(dst, rows, 4 * kLanes);
+      std::memcpy(reinterpret_cast<u8*>(addresses[0]), rows, 4 * kLanes);
     } else {
-      for (u32 lane = 0; lane < kLanes; ++lane) {
-        for (u32 d = 0; d < kDwords; ++d) {
-          store<u32>(dst + (lane * kDwords + d) * 4, rows[d * kLanes + lane]);
-        }
-      }
+      store_pairs(rows, addresses[0]);
     }
     return;
   }
   if (kDwords == 4 && mask == ~u64{0}) return store_quads(rows, addresses);
-  for_lanes(mask, [&](u32 lane) {
-    for (u32 d = 0; d < kDwords; ++d)
-      store_at<u32>(addresses[lane] + 4 * d, rows[d * kLanes + lane]);
-  });
+  for_lanes(mask, [&](u32 lane) { store_lane<kDwords>(rows + lane, addresses[lane]); });
 }
 
 // Loads a byte or short, extended as T says.

@@ -432,3 +432,23 @@ VGPU_API hipError_t hipCtxGetApiVersion(hipCtx_t, unsigned* version) {
   *version = 4;
   return hipSuccess;
 }
+
+// -------------------------------------------------------------------------------- images
+
+// These GPUs have none. Programs that never use one are linked against the functions.
+struct hipChannelFormatDesc {
+  int x, y, z, w, kind;
+};
+
+VGPU_API hipChannelFormatDesc hipCreateChannelDesc(int x, int y, int z, int w, int kind) {
+  return {x, y, z, w, kind};
+}
+
+VGPU_API hipError_t hipCreateTextureObject(void**, const void*, const void*, const void*) {
+  return fail(hipErrorNotSupported, "hipCreateTextureObject: the GPU has no images", kLogAlways);
+}
+
+VGPU_API hipError_t hipDestroyTextureObject(void* texture) {
+  if (!texture) return hipSuccess;
+  return fail(hipErrorNotSupported, "hipDestroyTextureObject: the GPU has no images", kLogAlways);
+}

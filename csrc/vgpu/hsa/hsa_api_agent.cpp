@@ -1,6 +1,7 @@
 // The runtime, its two agents (the host's processor, the virtual GPU), and their properties.
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdio>
 #include <string_view>
 #include <thread>
@@ -207,6 +208,8 @@ Status host_address(const void* address, const void** host) {
   return kSuccess;
 }
 
+thread_local u64 t_failure = 0;
+
 Status not_supported() {
   return fail(kError, "a function of an HSA extension table that the virtual GPU lacks",
               kLogAlways);
@@ -214,9 +217,17 @@ Status not_supported() {
 
 }  // namespace
 
+u64 next_failure() {
+  static std::atomic<u64> count{0};
+  return ++count;
+}
+
+u64 thread_failure() { return t_failure; }
+
 Status fail(Status status, const std::string& text, int level) {
   log_line(level, text);
   set_error_text(text);
+  t_failure = next_failure();
   return status;
 }
 

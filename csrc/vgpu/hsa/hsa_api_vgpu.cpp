@@ -6,12 +6,12 @@
 
 using namespace vgpu;
 
-// Returns the reason of the latest error of a queue, or of a failed call of this thread if there is
-// none. Valid until the thread's next call.
+// Returns the reason of what failed last: a call of this thread, or a packet of a queue that still
+// exists. "" if nothing did. Valid until the thread's next call.
 HSA_API const char* rfops_vgpu_last_error() {
   static thread_local std::string text;
-  text = last_queue_error();
-  if (text.empty()) text = error_text();
+  const QueueError queue_error = last_queue_error();
+  text = queue_error.failure > thread_failure() ? queue_error.text : error_text();
   return text.c_str();
 }
 

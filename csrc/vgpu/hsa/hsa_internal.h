@@ -23,6 +23,11 @@ enum : u64 { kPoolFine = 0x2001, kPoolKernarg, kPoolCoarse, kPoolDevice, kPoolLd
 // Logs the reason of an error and returns it.
 Status fail(Status status, const std::string& text, int level = kLogVerbose);
 
+// Counts the process's failures, of calls and of queues, which orders them.
+u64 next_failure();
+// Returns the number of the thread's latest failed call, 0 before the first.
+u64 thread_failure();
+
 // Runs an entry point's body; converts exceptions to error codes at the C interface.
 template <class Body>
 Status with_error_handling(const char* function, Body&& body) noexcept {
@@ -84,8 +89,14 @@ class SignalBell {
 // Completes a packet or copy: records its times and subtracts 1. Null handles are ignored.
 void complete(HsaSignal handle, u64 start, u64 end);
 
-// Returns the text of the latest error of any queue, "" before the first.
-std::string last_queue_error();
+// Why a queue ended, and as which failure of the process; 0: it did not.
+struct QueueError {
+  std::string text;
+  u64 failure = 0;
+};
+
+// Returns the latest error of the queues that exist.
+QueueError last_queue_error();
 
 // Shows the launch observer the packets that a store to a queue's doorbell hands over.
 void observe_packets(const Signal& doorbell, u64 last);

@@ -22,21 +22,6 @@ struct PacketFault {
   std::string text;
 };
 
-struct LastError {
-  std::mutex mutex;
-  std::string text;
-};
-
-LastError& last_error() {
-  static auto* const instance = new LastError;
-  return *instance;
-}
-
-void set_queue_error(const std::string& text) {
-  const std::lock_guard lock(last_error().mutex);
-  last_error().text = text;
-}
-
 std::string shape_text(u32 x, u32 y, u32 z) {
   return std::to_string(x) + "x" + std::to_string(y) + "x" + std::to_string(z);
 }
@@ -145,6 +130,11 @@ class QueueProcessor {
   }
 
   HsaQueue* handle() { return &amd_->queue; }
+
+  QueueError error() const {
+    const std::lock_guard lock(error_mutex_);
+    return error_;
+  }
 
   // Shows the dispatches up to packet `last` to the launch observer, each once, in the thread that
   // rings the doorbell: an observer in Python may need a lock that this thread holds.
@@ -264,7 +254,10 @@ class QueueProcessor {
 
   // The queue executes nothing more, and the packet's signal is not changed.
   bool report(const PacketFault& fault) {
-    set_queue_error(fault.text);
+    {
+      const std::lock_guard lock(error_mutex_);
+      error_ = {fault.text, next_failure()};
+    }
     log_line(kLogAlways, "queue " + std::to_string(amd_->queue.id) + ", packet " +
                              std::to_string(amd_->read_index.load()) + ": " + fault.text);
     if (callback_) callback_(fault.status, &amd_->queue, data_);
@@ -281,6 +274,8 @@ class QueueProcessor {
   std::atomic<bool> is_stopping_{false};
   u64 start_ = 0;           // of the packet that is executed
   HsaSignal completion_{};  // its signal
+  mutable std::mutex error_mutex_;
+  QueueError error_;
   std::thread processor_;
 };
 
@@ -312,9 +307,15 @@ void observe_packets(const Signal& doorbell, u64 last) {
   if (processor) processor->observe_until(last);
 }
 
-std::string last_queue_error() {
-  const std::lock_guard lock(last_error().mutex);
-  return last_error().text;
+QueueError last_queue_error() {
+  QueueTable& table = queue_table();
+  const std::lock_guard lock(table.mutex);
+  QueueError last;
+  for (const auto& [handle, processor] : table.live) {
+    QueueError error = processor->error();
+    if (error.failure > last.failure) last = std::move(error);
+  }
+  return last;
 }
 
 }  // namespace vgpu

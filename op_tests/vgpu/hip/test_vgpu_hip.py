@@ -28,6 +28,7 @@ from support.vgpu.hip import (
     INVALID_VALUE,
     LDS_BYTES,
     NOT_FOUND,
+    NOT_SUPPORTED,
     OUT_OF_MEMORY,
     SUCCESS,
     Hip,
@@ -93,6 +94,22 @@ def test_there_is_one_device(hip: Hip) -> None:
     assert hip.hipSetDevice(1) == INVALID_DEVICE
     assert hip.hipGetDevicePropertiesR0600(ctypes.create_string_buffer(1472), 3) == INVALID_DEVICE
     assert hip.hipInit(1) == INVALID_VALUE
+
+
+def test_there_are_no_images(hip: Hip) -> None:
+    """As AMD's runtime answers for these GPUs; a program that has such calls is loaded."""
+
+    class Channel(ctypes.Structure):
+        _fields_ = tuple((name, ctypes.c_int) for name in ("x", "y", "z", "w", "kind"))
+
+    hip.lib.hipCreateChannelDesc.restype = Channel
+    made = hip.lib.hipCreateChannelDesc(32, 16, 8, 4, 2)
+    assert [getattr(made, name) for name, _ in Channel._fields_] == [32, 16, 8, 4, 2]
+    texture = ctypes.c_void_p(5)
+    assert hip.hipCreateTextureObject(byref(texture), None, None, None) == NOT_SUPPORTED
+    assert "no images" in hip.error() and texture.value == 5
+    assert hip.hipDestroyTextureObject(texture) == NOT_SUPPORTED
+    assert hip.hipDestroyTextureObject(None) == SUCCESS
 
 
 def test_last_error_is_kept_until_it_is_read(hip: Hip) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import struct
 import threading
+import time
 from collections.abc import Iterator
 from ctypes import c_uint64
 from pathlib import Path
@@ -222,6 +223,32 @@ def test_errors_go_to_the_callback_and_end_the_queue(
     assert queue.errors == [status]
     assert hsa.value(done) == 1 and hsa.value(after) == 1
     assert "packet 0: " in capfd.readouterr().err
+
+
+def test_the_last_error_is_of_what_failed_last(hsa: h.Hsa) -> None:
+    """An old error of a queue hid that of a later call, and outlived its queue."""
+
+    def last_error() -> str:
+        return ctypes.string_at(hsa.rfops_vgpu_last_error()).decode()
+
+    hsa.lib.rfops_vgpu_last_error.restype = ctypes.c_void_p
+    queues, after = [h.Queue(hsa), h.Queue(hsa)], hsa.signal()
+    for number, queue in enumerate(queues):
+        queue.submit(struct.pack("<I60x", 9 + number), h.barrier(3, (), after))
+        while not queue.errors:
+            time.sleep(0.001)
+        assert f"packet type {9 + number}" in last_error()
+    assert hsa.hsa_queue_destroy(ctypes.c_void_p(64)) == h.INVALID_QUEUE
+    assert last_error() == "hsa_queue_destroy: unknown queue"
+    queue = h.Queue(hsa)
+    queue.submit(struct.pack("<I60x", 11), h.barrier(3, (), after))
+    while not queue.errors:
+        time.sleep(0.001)
+    assert "packet type 11" in last_error()
+    queue.destroy()
+    assert last_error() == "hsa_queue_destroy: unknown queue", "the queue's error ended with it"
+    for queue in queues:
+        queue.destroy()
 
 
 def test_a_queue_that_waits_can_be_destroyed(hsa: h.Hsa) -> None:
