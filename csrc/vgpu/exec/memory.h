@@ -94,7 +94,11 @@ inline void store_quads(const u32* __restrict rows, const u64* addresses) {
 // sees a part of them: decoupled look-back keeps a flag beside its value. x86 moves aligned words
 // so; the empty assembly keeps the compiler from taking a move apart.
 inline void keep_whole(u64& word) { asm("" : "+r"(word)); }
+#if defined(__aarch64__)
+inline void keep_whole(Quad& quad) { asm("" : "+w"(quad)); }
+#else
 inline void keep_whole(Quad& quad) { asm("" : "+x"(quad)); }
+#endif
 
 template <u32 kDwords>
 void load_lane(u32* rows, u64 address) {
