@@ -280,6 +280,7 @@ def test_refusals(case: str) -> None:
         fused_moe(**args)
 
 
+@pytest.mark.requires_gfx950
 def test_refusals_of_sizes_and_configs() -> None:
     p = random_problem("gfx950", 4, 256, 128, 3, 2)
     x, w1, w2 = p.x[:, :192].contiguous(), p.w1[:, :, :192].contiguous(), p.w2[:, :192].contiguous()
