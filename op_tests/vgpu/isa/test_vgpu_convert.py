@@ -11,13 +11,13 @@ from support.vgpu.formats import (
     BF16,
     F16,
     SATURATE,
-    around,
     expect,
     expect_codes,
     expect_wide,
     float_bits,
     narrow_codes,
     next_random,
+    points_around,
     random_floats,
     small,
 )
@@ -75,7 +75,7 @@ def test_packing_rounds_to_nearest_even(arch: str, name: str, saturate: bool) ->
         ],
         arch,
     )
-    x = np.concatenate([around(fmt), random_floats(4096, 1)])
+    x = np.concatenate([points_around(fmt), random_floats(4096, 1)])
     y = x[::-1].copy()
     old = np.full(len(x), 0xA5C3960F, np.uint32)
     for high in range(2):
@@ -113,7 +113,7 @@ def test_stochastic_rounding_by_seed(arch: str, name: str) -> None:
         ],
         arch,
     )
-    x = np.concatenate([around(fmt), random_floats(2048, 3)])
+    x = np.concatenate([points_around(fmt), random_floats(2048, 3)])
     seed = np.random.default_rng(4).integers(0, 2**32, len(x), dtype=np.uint32)
     old = np.full(len(x), 0x11223344, np.uint32)
     want = fmt.round_random(x, seed)
@@ -204,7 +204,7 @@ def test_pairs_of_halves_round_to_nearest_whatever_mode_says() -> None:
         ("v_cvt_pk_f16_f32 v20, v8, v9 clamp", "clamp", ""),
     ]
     cases = Cases([Case(f"{s}  {t}", ["v8", "v9"], ["v20"]) for t, _, s in texts], "gfx950")
-    grid = np.concatenate([around(F16)[::7], random_floats(4096, 13)])
+    grid = np.concatenate([points_around(F16)[::7], random_floats(4096, 13)])
     x, y = grid, grid[::-1].copy()
     for n, (text, kind, _) in enumerate(texts):
         actual = cases.run_lanes(n, [float_bits(x), float_bits(y)])[0]

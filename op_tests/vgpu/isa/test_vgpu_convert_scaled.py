@@ -14,12 +14,12 @@ from support.vgpu import formats as formats
 from support.vgpu.formats import (
     SATURATE,
     Format,
-    around,
     expect,
     expect_codes,
     expect_wide,
     narrow_codes,
     next_random,
+    points_around,
     small,
     wide_bits,
     wide_values,
@@ -123,7 +123,7 @@ def scaled_cases() -> tuple[list[tuple[str, int, bool]], Cases]:
 def pack_inputs(frm: str, fmt: Format, count: int, seed: int) -> tuple[Array, Array, Array, Array]:
     """Wide codes, their values over the scale, scale words, exponents; most near the format."""
     rng = np.random.default_rng(seed)
-    grid = around(fmt)
+    grid = points_around(fmt)
     word, exponent = scales(count, seed, near=True)
     far_word, far_exponent = scales(count, seed + 1, near=False)
     far = np.arange(count) % 4 == 3

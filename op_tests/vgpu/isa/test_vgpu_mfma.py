@@ -24,10 +24,10 @@ from support.vgpu.matrix import (
     names_for,
     operand_rows,
     out_kind,
-    put,
     random_product,
     shape_of,
     take,
+    write_codes,
 )
 from support.vgpu.registers import LANES, Case, Cases, names_of, tuple_of
 
@@ -319,8 +319,8 @@ def test_every_eight_bit_code_times_one(arch: str) -> None:
                 codes[side, 0, :, 0] = np.arange(start, start + 16)
                 codes[1 - side, 0, :, 0] = (fmt_b, fmt_a)[side].encode_exact(np.ones(16))
                 a, b, c = (np.zeros((shape.registers(x), LANES), np.uint32) for x in "ABD")
-                put(a, layout_of(shape, "A"), 8, codes[0])
-                put(b, layout_of(shape, "B"), 8, codes[1])
+                write_codes(a, layout_of(shape, "A"), 8, codes[0])
+                write_codes(b, layout_of(shape, "B"), 8, codes[1])
                 actual = take(cases.run(n, np.concatenate([a, b, c])), layout_of(shape, "D"), "f32")
                 values = fmt.values[start : start + 16]
                 want = zero + (values[:, None] if side == 0 else values[None, :])
@@ -395,8 +395,8 @@ def test_small_formats_code_by_code() -> None:
             codes = np.arange(start, start + 32) % (1 << fmt.bits)
             a, b, c = (np.zeros((shape.registers(x), LANES), np.uint32) for x in "ABD")
             position = added_layout(shape, "A")[0, :, 37]
-            put(a, position, BITS[shape.a], codes)
-            put(b, added_layout(shape, "B")[0, :, 37], 8, one)
+            write_codes(a, position, BITS[shape.a], codes)
+            write_codes(b, added_layout(shape, "B")[0, :, 37], 8, one)
             actual = take(cases.run(n, np.concatenate([a, b, c])), added_layout(shape, "D"), "f32")
             assert_equal(
                 actual[0], np.repeat(fmt.values[codes][:, None], 32, axis=1), f"{shape.a} codes"
