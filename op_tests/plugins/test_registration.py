@@ -345,6 +345,79 @@ def test_vllms_quantised_experts(case: str) -> None:
     assert torch.equal(result, rfops.fused_moe(x, w13, w2_, weights, ids, **words))
 
 
+SWIGLU: dict[str, Any] = {
+    "gemm1_alpha": 1.702,
+    "gemm1_beta": 1.0,
+    "gemm1_clamp_limit": 7.0,
+    "ocp_mx_scheme": "w_mxfp4_a_mxfp4",
+}
+GPT_OSS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "interleaved": ({}, {}, ""),
+    "packed": ({}, {"activation": SimpleNamespace(value="swigluoai_uninterleave")}, ""),
+    "other numbers": ({"moe_quant_config": SWIGLU | {"gemm1_clamp_limit": 0.5}}, {}, ""),
+    "without biases": ({}, {"w13_bias": None, "w2_bias": None}, ""),
+    "no limit": ({"moe_quant_config": SWIGLU | {"gemm1_clamp_limit": None}}, {}, "swiglu without"),
+    "bf16 inputs": (
+        {"moe_quant_config": SWIGLU | {"ocp_mx_scheme": "w_mxfp4"}},
+        {},
+        "formats w_mxfp4",
+    ),
+    "another limit": ({}, {"swiglu_limit": 5.0}, "a limit of the activation"),
+    "silu": ({}, {"activation": SimpleNamespace(value="silu")}, "activation"),
+    "weighted inputs": ({}, {"apply_router_weight_on_input": True}, "router weights on the input"),
+    "expert parallelism": ({}, {"expert_map": torch.zeros(4)}, "expert parallelism"),
+    "triton": ({"mxfp4_backend": SimpleNamespace(name="TRITON")}, {}, "weights in the order"),
+}
+
+
+@pytest.mark.parametrize("case", GPT_OSS)
+def test_gpt_oss_experts(case: str) -> None:
+    """Sizes that are no multiple of a tile; each number is the method's own."""
+    import rfops
+    from rfops.plugins import vllm_moe
+
+    of_method, of_layer, reason = GPT_OSS[case]
+    torch.manual_seed(0)
+    w1, w2 = torch.randn(4, 192, 160).bfloat16() / 4, torch.randn(4, 160, 96).bfloat16() / 11
+    biases = {"w13_bias": torch.randn(4, 192).bfloat16(), "w2_bias": torch.randn(4, 160).bfloat16()}
+    flags = {
+        "activation": SimpleNamespace(value="swigluoai"),
+        "apply_router_weight_on_input": False,
+        "expert_map": None,
+    }
+    layer = SimpleNamespace(**{**_mxfp4_layer(w1, w2), **biases, **flags, **of_layer})
+    method = QuantisedMethod()
+    vars(method).update({"moe_quant_config": SWIGLU, **of_method})
+    numbers = method.moe_quant_config = SimpleNamespace(**method.moe_quant_config)
+    x = torch.randn(3, 160).bfloat16()
+    weights, ids = rfops.topk_softmax(torch.randn(3, 4), 2, True)
+    callee = vllm_moe.GPT_OSS_MOE
+    callee.left.clear()
+    result = callee.call(QuantisedMethod.apply, method, layer, x, weights, ids, None, x)
+    if reason:
+        assert result == "original" and next(iter(callee.left)).startswith(reason)
+        return
+    assert not callee.left
+    expected = rfops.fused_moe(
+        x,
+        layer.w13_weight,
+        layer.w2_weight,
+        weights,
+        ids,
+        quant="mxfp4",
+        w1_scale=layer.w13_weight_scale,
+        w2_scale=layer.w2_weight_scale,
+        activation="swiglu",
+        interleaved=case != "packed",
+        alpha=numbers.gemm1_alpha,
+        beta=numbers.gemm1_beta,
+        limit=numbers.gemm1_clamp_limit,
+        bias1=layer.w13_bias,
+        bias2=layer.w2_bias,
+    )
+    assert torch.equal(result, expected)
+
+
 @pytest.mark.requires_gfx950
 @pytest.mark.parametrize("block", [(128, 128), (64, 64)])
 def test_vllms_fp8_linear_layers(block: tuple[int, int]) -> None:

@@ -36,7 +36,7 @@ _SIZES: dict[str, Any] = {
     "max_position_embeddings": 2048,
     "dtype": torch.bfloat16,
 }
-KINDS = ("deepseek", "deepseek-fp8", "qwen3-moe", "qwen3-moe-mxfp4")
+KINDS = ("deepseek", "deepseek-fp8", "qwen3-moe", "qwen3-moe-mxfp4", "gpt-oss-mxfp4")
 
 
 def _deepseek() -> Any:
@@ -80,8 +80,39 @@ def _qwen3_moe() -> Any:
     )
 
 
+def _gpt_oss() -> Any:
+    from transformers import GptOssConfig, GptOssForCausalLM
+
+    # As of 2880, the model's own, a row is not whole tiles of 256; keys leave the window early.
+    sizes = {**_SIZES, "hidden_size": 288, "intermediate_size": 160}
+    del sizes["moe_intermediate_size"]
+    return GptOssForCausalLM(
+        GptOssConfig(
+            **sizes,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=64,
+            num_local_experts=EXPERTS,
+            sliding_window=8,
+            rope_parameters={
+                "rope_type": "yarn",
+                "rope_theta": 150000.0,
+                "factor": 4.0,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "truncate": False,
+                "original_max_position_embeddings": 512,
+            },
+        )
+    )
+
+
+_STACKS = ("experts.gate_up_proj", "experts.down_proj")
+
+
 def _randomise(model: Any) -> None:
-    """Weights by which a layer neither fades nor grows, and logits some units apart."""
+    """Weights by which a layer neither fades nor grows, and logits some units apart; of GPT-OSS
+    some gates beyond their limit."""
     torch.manual_seed(0)
     with torch.no_grad():
         for name, weight in model.named_parameters():
@@ -89,6 +120,10 @@ def _randomise(model: Any) -> None:
                 weight.normal_(1, 0.2)
             elif "embed" in name:
                 weight.normal_(0, 1)
+            elif name.endswith(("bias", "sinks")):
+                weight.normal_(0, 1)
+            elif model.config.model_type == "gpt_oss" and name.endswith(_STACKS):  # [E, K, rows]
+                weight.normal_(0, (6 if "gate" in name else 0.1) / weight.shape[1] ** 0.5)
             else:
                 weight.normal_(0, (3 if "lm_head" in name else 1) / weight.shape[-1] ** 0.5)
         for name, values in model.named_buffers():
@@ -122,6 +157,20 @@ def _quantise_experts(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tenso
     return quantised
 
 
+def _quantise_stacks(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """GPT-OSS's MXFP4: an expert's rows in blocks of 32 with a scale for each."""
+    quantised = {}
+    for name, weight in weights.items():
+        if name.endswith(_STACKS):
+            payload, scale = rfops.quant_mxfp4(weight.mT.flatten(0, 1).contiguous())
+            shape = len(weight), weight.shape[2], weight.shape[1] // 32
+            quantised[f"{name}_blocks"] = payload.view(*shape, 16)
+            quantised[f"{name}_scales"] = scale.view(torch.uint8).reshape(shape)
+        else:
+            quantised[name] = weight
+    return quantised
+
+
 _E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
 
 
@@ -134,7 +183,12 @@ def _dequantise_mxfp4(payload: torch.Tensor, scale: torch.Tensor) -> torch.Tenso
 def _dequantised(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     plain = {}
     for name, weight in weights.items():
-        if name.endswith(("_scale_inv", "_scale")):
+        if name.endswith(("_scale_inv", "_scale", "_scales")):
+            continue
+        if name.endswith("_blocks"):
+            stack = name.removesuffix("_blocks")
+            values = _dequantise_mxfp4(weight.flatten(-2), weights[f"{stack}_scales"])
+            plain[stack] = values.mT.contiguous()
             continue
         if weight.dtype is torch.uint8:
             plain[name] = _dequantise_mxfp4(weight, weights[f"{name}_scale"])
@@ -171,10 +225,20 @@ _QUARK = {
     },
     "export": {"kv_cache_group": [], "pack_method": "reorder"},
 }
+_MXFP4 = {
+    "quant_method": "mxfp4",
+    "modules_to_not_convert": [
+        "model.layers.*.self_attn",
+        "model.layers.*.mlp.router",
+        "model.embed_tokens",
+        "lm_head",
+    ],
+}
 # What is done to the weights, and what the config says of it.
 _FORMATS: dict[str, tuple[Any, dict[str, Any]]] = {
     "deepseek-fp8": (_quantise_blocks, _FP8),
     "qwen3-moe-mxfp4": (_quantise_experts, _QUARK),
+    "gpt-oss-mxfp4": (_quantise_stacks, _MXFP4),
 }
 
 
@@ -184,7 +248,8 @@ def make(kind: str, folder: Path) -> Path:
         raise ValueError(f"kind must be one of {', '.join(KINDS)}, got {kind!r}")
     if (folder / "plain" / "config.json").exists():
         return folder
-    model = _qwen3_moe() if kind.startswith("qwen3") else _deepseek()
+    makers = {"qwen3": _qwen3_moe, "gpt": _gpt_oss, "deepseek": _deepseek}
+    model = makers[kind.partition("-")[0]]()
     _randomise(model)
     model.bfloat16().save_pretrained(folder)
     config = json.loads((folder / "config.json").read_text())
@@ -274,6 +339,7 @@ def _through_mxfp4(x: torch.Tensor) -> torch.Tensor:
 
 
 ROUNDINGS = {"fp8": _through_fp8, "mxfp4": _through_mxfp4}
+_PRODUCTS = torch.nn.functional.linear, torch.Tensor.matmul, torch.matmul
 
 
 class _RoundedInputs(TorchFunctionMode):
@@ -287,7 +353,7 @@ class _RoundedInputs(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if func is torch.nn.functional.linear:
+        if func in _PRODUCTS:
             args = (self._round_tensor(args[0]), *args[1:])
         return func(*args, **(kwargs or {}))
 

@@ -279,10 +279,27 @@ def write_slots(
 ) -> None:
     """Write rows [T, ...] to their slots [S] of cache [pages, page, ...], converted as to_dtype
     does. Rows whose slot is outside of the cache, and rows S .. T - 1, are not written."""
-    used = (slots >= 0) & (slots < cache.shape[0] * cache.shape[1])
-    slot_idx = slots[used].long()
-    payload = to_dtype(rows[: len(slots)][used], cache.dtype, scale)
-    cache[slot_idx // cache.shape[1], slot_idx % cache.shape[1]] = payload
+    num_slots, page = cache.shape[0] * cache.shape[1], cache.shape[1]
+    if 0 in (len(slots), num_slots):
+        return
+    # A stream capture takes no count from the device, so rows without a slot repeat the first that
+    # has one, or what stands in slot 0 where none has.
+    is_used = (slots >= 0) & (slots < num_slots)
+    first = is_used.long().argmax().view(1)
+    is_any_used = is_used.index_select(0, first)
+    slot_idx = slots.long().masked_fill(~is_used, 0)
+    slot_idx = torch.where(is_used, slot_idx, slot_idx.index_select(0, first))
+    payload = _bits(to_dtype(rows[: len(slots)], cache.dtype, scale))
+    bits, columns = _bits(cache), [1] * (payload.dim() - 1)
+    repeated = payload.index_select(0, first).where(is_any_used.view(1, *columns), bits[0, :1])
+    payload = payload.where(is_used.view(-1, *columns), repeated)
+    bits[slot_idx // page, slot_idx % page] = payload
+
+
+def _bits(x: torch.Tensor) -> torch.Tensor:
+    """Return a view of x in which FP8, which torch neither selects nor scatters everywhere, is
+    bytes."""
+    return x.view(torch.uint8) if is_fp8(x.dtype) else x
 
 
 def to_dtype(x: torch.Tensor, dtype: torch.dtype, scale: torch.Tensor | None) -> torch.Tensor:

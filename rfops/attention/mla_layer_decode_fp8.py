@@ -293,9 +293,10 @@ class _MlaLayerDecodeFp8(Op):
         scales = {"qkv_a_scale": (c.A, c.D), "q_b_scale": (c.Q, c.R), "o_scale": (c.D, c.V)}
         fitted: dict[str, Any] = {"kv_indices": pages, "kv_lens": lens, "slots": slots}
         for name, (n, k) in scales.items():
-            fitted[name] = torch.full((-(-n // BLOCK), k // BLOCK), 0.01 * k**-0.5)
+            blocks = -(-n // BLOCK), k // BLOCK
+            fitted[name] = torch.full(blocks, 0.01 * k**-0.5, device=c.device)
         for name, shape in (("k_up_scale", (c.H, 4, 1)), ("v_up_scale", (c.H, 1, 4))):
-            fitted[name] = torch.full(shape, 5e-4)
+            fitted[name] = torch.full(shape, 5e-4, device=c.device)
         fitted["cos_sin"] = rope_cos_sin(c.C, ROPE, device=c.device, dtype=c.cos_sin_dtype)
         positions = torch.full((c.B,), min(c.W * c.page, c.C) - 1, device=c.device)
         fitted["positions"] = positions.to(c.positions_dtype)

@@ -93,9 +93,7 @@ def split_angles(
     outside of the table has its last row."""
     last_row = len(cos_sin) - 1
     positions = positions.long()
-    positions = positions.where(
-        (positions >= 0) & (positions < last_row), positions.new_tensor(last_row)
-    )
+    positions = positions.masked_fill((positions < 0) | (positions > last_row), last_row)
     rows = cos_sin[positions].float()
     if sin is None:
         cos, sines = rows.chunk(2, -1)

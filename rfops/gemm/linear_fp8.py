@@ -32,6 +32,7 @@ from rfops.quantization.fp8_blockscale import BLOCK, quant_fp8_blockscale
 from rfops.quantization.fp8_blockscale import reference as quantise
 from rfops.quantization.rows import IN_TYPES
 
+from .a8w8_blockscale import OP as GEMM
 from .a8w8_blockscale import (
     gemm_a8w8_blockscale,
     gemm_a8w8_blockscale_ref,
@@ -120,6 +121,9 @@ class Ops(Kernel):
     """The two ops one after the other."""
 
     name = "ops"
+
+    def error_on(self, arch: str) -> float:
+        return GEMM.kernels["triton"].error_on(arch)
 
     def unsupported_reason(self, c: Call) -> str | None:
         wanted = fp8_of(c.arch) if c.arch.startswith("gfx") else c.w_dtype

@@ -2,8 +2,8 @@
 
 With aiter, its functions and vLLM's own Triton ones are wrapped as soon as their modules are
 imported: vLLM takes each callee inside the call. Without, there are an attention backend,
-`--attention-backend RFOPS_MLA`, experts in bf16, FP8 with scales of 128 x 128 and Quark's MXFP4,
-and linear layers in that FP8.
+`--attention-backend RFOPS_MLA`, experts in bf16, FP8 with scales of 128 x 128 and MXFP4 of Quark
+and GPT-OSS, and linear layers in that FP8.
 """
 
 from __future__ import annotations
@@ -74,6 +74,12 @@ def _add_mxfp4_experts(module: Any) -> None:
     wrap_mxfp4(module)
 
 
+def _add_gpt_oss_experts(module: Any) -> None:
+    from .vllm_moe import wrap_gpt_oss
+
+    wrap_gpt_oss(module)
+
+
 def _add_experts(module: Any) -> None:
     from vllm.model_executor.custom_op import CustomOp, op_registry_oot
 
@@ -91,5 +97,6 @@ _HOOKS = (
     ("moe", f"{_LAYERS}.fused_moe.unquantized_fused_moe_method", _add_experts),
     ("moe", f"{_LAYERS}.quantization.fp8", _add_fp8_experts),
     ("moe", f"{_LAYERS}.quantization.quark.quark_moe", _add_mxfp4_experts),
+    ("moe", f"{_LAYERS}.quantization.mxfp4", _add_gpt_oss_experts),
     ("fp8", "vllm.model_executor.kernels.linear.scaled_mm.triton", _add_fp8_linear),
 )

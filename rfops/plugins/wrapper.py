@@ -62,6 +62,7 @@ class Callee:
         is the same for all calls of a key.
     extra_facts : returns what else the key has, from the call's arguments by name.
     aliases : other modules in which the target's function is put.
+    is_emulated : the original only emulates the arithmetic: rfops' Triton kernels take calls too.
     """
 
     target: str
@@ -75,6 +76,7 @@ class Callee:
     adapt: Callable[[Arguments], Arguments] | None = None
     extra_facts: Callable[[Arguments], Key] | None = None
     aliases: tuple[str, ...] = ()
+    is_emulated: bool = False
     engaged: int = 0
     compiled: int = 0  # calls that torch.compile took into a graph
     left: Counter[str] = field(default_factory=Counter)
@@ -168,8 +170,14 @@ class Callee:
             **{n: v for n, v in arguments.items() if n in self._route_parameters}
         )
         op = ops()[name]
-        route = op.route(op.call_of(*routing.chip(device), **sizes))
-        return "" if route.is_hip else f"{name} goes to {route.backend} ({route.rule})"
+        words = {word: value for word, value in sizes.items() if word in op.route_words}
+        sizes = {size: value for size, value in sizes.items() if size not in words}
+        c = op.call_of(*routing.chip(device), **sizes)
+        routed = op.route_of_words(c, words) if words else None
+        route = op.route(c) if routed is None else routed[0]
+        if route.is_hip or (self.is_emulated and route.backend == "triton"):
+            return ""
+        return f"{name} goes to {route.backend} ({route.rule})"
 
     @functools.cached_property
     def _route_parameters(self) -> frozenset[str]:
