@@ -23,7 +23,7 @@ SHARING = sorted(
     (name, arch)
     for name, op in ops().items()
     for arch in ARCHS
-    if op.shares and op.declaration.patterns and _has_hip(op, arch)
+    if op.shares_decisions and op.declaration.patterns and _has_hip(op, arch)
 )
 
 

@@ -364,7 +364,7 @@ def test_a_choice_is_that_of_each_term_by_itself(name: str) -> None:
             assert predictor is not None and predictor.variants is v
             plain = time_model.plain_us(v, model.work(v, c))
             assert np.isclose(us, plain, rtol=1e-12, atol=0).all(), (str(c), us, plain)
-            for kernel, span in v.parts:
+            for kernel, span in v.kernel_spans:
                 best, choice = span.start + int(plain[span].argmin()), ranked[kernel]
                 is_same = v.members[best][1] == choice.config
                 assert is_same or abs(choice.us - plain[best]) <= 1e-12 * plain[best], str(c)

@@ -62,7 +62,7 @@ def test_layers_are_divisible_and_of_few_and_many_tokens() -> None:
     calls = [layers.draw(rng, 128) for _ in range(300)]
     assert all(c["D"] % 128 == c["I"] % 128 == 0 < c["I"] for c in calls)
     assert {c["E"] - c["R"] for c in calls} == {0, 1}
-    assert min(c["M"] for c in calls) <= 2 and max(c["M"] for c in calls) > layers.FEW[1]
+    assert min(c["M"] for c in calls) <= 2 and max(c["M"] for c in calls) > layers.FEW_TOKENS[1]
     # GPT-OSS's 2880 is a multiple of 64, not of 128.
     assert all(c["D"] != 2880 for c in calls)
     assert any(layers.draw(rng, 32)["D"] == 2880 for _ in range(300))

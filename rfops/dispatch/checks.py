@@ -16,7 +16,7 @@ from rfops.dispatch.guards import (
     check_layout,
     check_no_overlap,
     describe,
-    either,
+    join_or,
 )
 from rfops.jit.errors import show
 
@@ -43,10 +43,10 @@ class Checked:
         # Messages name a size by the argument that gives it.
         self._labels = {arg.size: arg.name for arg in declaration.values if arg.size}
 
-    def fail(self, name: str, expected: str, got: str, way_out: str) -> Any:
-        """Raise the ValueError of an argument: `<op>: <name> must be <expected>, got <got>;
+    def fail(self, name: str, expected: str, actual: str, way_out: str) -> Any:
+        """Raise the ValueError of an argument: `<op>: <name> must be <expected>, got <actual>;
         <way_out>`."""
-        Guard(self.name).fail(name, expected, got, way_out)
+        Guard(self.name).fail(name, expected, actual, way_out)
 
     def hint(self, arg: TensorArg | ValueArg | str, default: str) -> str:
         """Return how to fix the argument: the op's own hint, else `default`."""
@@ -69,7 +69,7 @@ class Checked:
     def _check_value(self, arg: ValueArg, value: Any) -> Any:
         if arg.kind in ("int", "size"):
             return check_int(
-                self.name, arg.name, value, -(2**31) if arg.least is None else arg.least
+                self.name, arg.name, value, -(2**31) if arg.minimum is None else arg.minimum
             )
         if arg.kind == "bool":
             return check_flag(self.name, arg.name, value)
@@ -77,7 +77,7 @@ class Checked:
             check_dtype(self.name, arg.name, value, arg.dtypes)
         elif arg.kind == "word":
             if not isinstance(value, str) or value not in arg.words:
-                self.fail(arg.name, either(arg.words), show(value), "pass one of these")
+                self.fail(arg.name, join_or(arg.words), show(value), "pass one of these")
         elif isinstance(value, bool) or not isinstance(value, (int, float)):
             self.fail(arg.name, "a float", show(value), "pass one")
         return value
@@ -227,10 +227,10 @@ class Checked:
 
 def flat(tensors: Mapping[str, Any]) -> list[tuple[str, torch.Tensor]]:
     """Name and tensor; of a table each, as w[3], and first the first by the table's own name."""
-    found: list[tuple[str, torch.Tensor]] = []
+    pairs: list[tuple[str, torch.Tensor]] = []
     for name, value in tensors.items():
         if isinstance(value, (tuple, list)):
-            found += [(f"{name}[{i}]" if i else name, tensor) for i, tensor in enumerate(value)]
+            pairs += [(f"{name}[{i}]" if i else name, tensor) for i, tensor in enumerate(value)]
         elif value is not None:
-            found.append((name, value))
-    return found
+            pairs.append((name, value))
+    return pairs

@@ -20,7 +20,7 @@ HALF_ULP = {
     torch.float8_e4m3fn: 2.0**-4,
     torch.float8_e4m3fnuz: 2.0**-4,
 }
-_AT_ONCE = 1 << 26  # elements compared in float64 at once
+_CHUNK_ELEMS = 1 << 26  # elements compared in float64 at once
 
 
 def tolerance(
@@ -39,8 +39,8 @@ def assert_within(actual: torch.Tensor, exact: torch.Tensor, bound: torch.Tensor
     flat = [tensor.detach().reshape(-1) for tensor in (actual.to(exact.device), exact, limits)]
     worst: list[tuple[float, int, float, float, float]] = []  # excess, place, got, expected, limit
     num_wrong, special_indices = 0, []
-    for begin in range(0, actual.numel(), _AT_ONCE):
-        chunks = (tensor[begin : begin + _AT_ONCE].to(torch.float64) for tensor in flat)
+    for begin in range(0, actual.numel(), _CHUNK_ELEMS):
+        chunks = (tensor[begin : begin + _CHUNK_ELEMS].to(torch.float64) for tensor in flat)
         value, want, limit = chunks
         special = ~(torch.isfinite(want) & torch.isfinite(value))
         is_same = (value == want) | (value.isnan() & want.isnan())
@@ -62,11 +62,11 @@ def assert_within(actual: torch.Tensor, exact: torch.Tensor, bound: torch.Tensor
     raise AssertionError(
         f"{num_wrong} of {actual.numel()} elements of {list(actual.shape)} "
         f"{actual.dtype} are wrong; "
-        f"worst at {_place(index, actual.shape)}: got {actual_value!r}, "
+        f"worst at {_unravel(index, actual.shape)}: got {actual_value!r}, "
         f"expected {expected_value!r} within {bound_value:.3g}; NaN or infinite in one only: "
-        f"{[list(_place(index, actual.shape)) for index in special_indices[:8]]}"
+        f"{[list(_unravel(index, actual.shape)) for index in special_indices[:8]]}"
     )
 
 
-def _place(index: int, shape: torch.Size) -> tuple[int, ...]:
+def _unravel(index: int, shape: torch.Size) -> tuple[int, ...]:
     return tuple(int(i) for i in torch.unravel_index(torch.tensor(index), shape))

@@ -14,7 +14,7 @@ import operator
 from collections.abc import Collection, Mapping
 from typing import ClassVar
 
-from .guards import check_config_ints, either
+from .guards import check_config_ints, join_or
 
 Allowed = Mapping[str, Collection[int]]
 MAX_INT = 2**31 - 1
@@ -53,4 +53,4 @@ def _text(values: Collection[int]) -> str:
     lo, hi = min(values), max(values)
     if len(values) > 3 and values == powers(lo, hi):
         return f"a power of two from {lo} to {hi}"
-    return either([str(value) for value in values])
+    return join_or([str(value) for value in values])

@@ -137,7 +137,7 @@ class ValueArg:
     name: str
     kind: str  # size, int, float, bool, dtype, word
     size: str = ""
-    least: int | None = None
+    minimum: int | None = None
     dtypes: tuple[torch.dtype, ...] = ()
     words: tuple[str, ...] = ()
 
@@ -250,7 +250,7 @@ def _argument(
     if len(alternatives) > 1:
         return ValueArg(name, "word", words=tuple(alternatives))
     if alternatives[0] in ("int", "float", "bool"):
-        return ValueArg(name, alternatives[0], least=minimum)
+        return ValueArg(name, alternatives[0], minimum=minimum)
     return ValueArg(name, "size", alternatives[0], minimum or 0)
 
 
@@ -281,14 +281,14 @@ def _tensor(
         written="inout" in marks,
         dtype_of=kind if source is not None else "",
         new="new" in marks,
-        times=_after("x", marks),
-        row=_after("row", marks),
+        times=_extent_after("x", marks),
+        row=_extent_after("row", marks),
         ignored=kind == "any",
         is_fp4=kind == "fp4",
     )
 
 
-def _after(mark: str, marks: list[str]) -> Extent | None:
+def _extent_after(mark: str, marks: list[str]) -> Extent | None:
     return Extent.parse(marks[marks.index(mark) + 1]) if mark in marks else None
 
 

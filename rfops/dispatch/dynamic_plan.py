@@ -47,7 +47,7 @@ class Traced(Call):
 
 
 @dataclass(frozen=True, slots=True)
-class _Shared:
+class _SharedDecision:
     """A decision for all sizes of one coarse step that its kernel takes: those whose values of the
     sizes at `exact` are `values`, and whose sizes at `bounds` are at most these."""
 
@@ -77,7 +77,7 @@ class DynamicShapePlan:
         self.op, self.like, self.config = op, example, config
         self.names = op.declaration.sizes
         self.router = KernelSelector(op.tuned, example.arch, example.cu_num) if op.tuned else None
-        self._shared: dict[tuple[int, ...], _Shared] = {}
+        self._shared_decisions: dict[tuple[int, ...], _SharedDecision] = {}
         self._plain = op.has_plain_plans
         if self._plain:
             (result,) = op.declaration.results
@@ -90,11 +90,13 @@ class DynamicShapePlan:
         if self.op.unsupported_reason(self.like, *sizes) is not None:
             return None  # the checks say it
         key = self._key(sizes)
-        shared = self._shared.get(key)
-        if shared is not None and not shared.takes(sizes):
-            shared = self._share(shared.kernel, shared.config, shared.run_of, sizes, key)
-        if shared is not None and self._is_untuned(sizes):
-            run = shared.run_of(*sizes)
+        decision = self._shared_decisions.get(key)
+        if decision is not None and not decision.takes(sizes):
+            decision = self._share_decision(
+                decision.kernel, decision.config, decision.run_of, sizes, key
+            )
+        if decision is not None and self._is_untuned(sizes):
+            run = decision.run_of(*sizes)
         else:
             run = self._decide(self.like.resized(sizes), key)
         if self._plain:
@@ -116,18 +118,22 @@ class DynamicShapePlan:
         kernel, rule, config = self.op.decide(c, self.router, self.config)
         run_of, sizes = kernel.variant(c, config), tuple(c.sizes.values())
         run = first_run(self.op, kernel, run_of, sizes)
-        if rule in ("envelope default", "first") and self.op.shares and self._holds(kernel, c, key):
-            self._share(kernel, config, run_of, sizes, key)
+        if (
+            rule in ("envelope default", "first")
+            and self.op.shares_decisions
+            and self._holds(kernel, c, key)
+        ):
+            self._share_decision(kernel, config, run_of, sizes, key)
         return run
 
-    def _share(
+    def _share_decision(
         self,
         kernel: Kernel,
         config: Any,
         run_of: RunOf,
         sizes: tuple[int, ...],
         key: tuple[int, ...],
-    ) -> _Shared | None:
+    ) -> _SharedDecision | None:
         """Ask the kernel about these sizes, and remember for which others the answer holds; None
         where it refuses."""
         limits = [index for index, name in enumerate(self.names) if name in kernel.limits.split()]
@@ -155,11 +161,11 @@ class DynamicShapePlan:
         )
         if bounds is not bounds_:  # near a limit: these sizes alone
             exact, upper = getter(read), ()
-        shared = _Shared(kernel, config, run_of, exact, exact(sizes), upper)
-        if len(self._shared) >= _MOST_SHARED:
-            self._shared.clear()
-        self._shared[key] = shared
-        return shared
+        decision = _SharedDecision(kernel, config, run_of, exact, exact(sizes), upper)
+        if len(self._shared_decisions) >= _MOST_SHARED:
+            self._shared_decisions.clear()
+        self._shared_decisions[key] = decision
+        return decision
 
     def _holds(self, kernel: Kernel, c: Call, key: tuple[int, ...]) -> bool:
         """Whether the same decision holds for the largest of these shapes, and so for all that the

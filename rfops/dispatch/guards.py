@@ -50,7 +50,7 @@ def kind_of(tensor: torch.Tensor) -> str:
     return "negated" if tensor.is_neg() else ""
 
 
-def either(names: Sequence[str]) -> str:
+def join_or(names: Sequence[str]) -> str:
     """a, b or c"""
     return " or ".join((", ".join(names[:-1]), names[-1])) if len(names) > 1 else names[0]
 
@@ -92,7 +92,7 @@ def check_dtype(op: str, name: str, dtype: Any, allowed: Sequence[torch.dtype]) 
     """One of `allowed`; what numpy and others call a dtype is none."""
     if not (isinstance(dtype, torch.dtype) and dtype in allowed):
         Guard(op).fail(
-            name, either(list(map(_dtype_name, allowed))), show(dtype), "convert the result"
+            name, join_or(list(map(_dtype_name, allowed))), show(dtype), "convert the result"
         )
 
 
@@ -111,22 +111,22 @@ class Guard:
     sizes: dict[str, int] = field(default_factory=dict)
     device: torch.device | None = None
     max_bytes: int | None = MAX_BYTES  # of each tensor; None where a route takes any size
-    _first: str = ""  # the argument that bound the device
+    _device_arg: str = ""  # the argument that bound the device
 
-    def fail(self, name: str, expected: str, got: str, way_out: str) -> NoReturn:
-        """Raise the ValueError of an argument: `<op>: <name> must be <expected>, got <got>;
+    def fail(self, name: str, expected: str, actual: str, way_out: str) -> NoReturn:
+        """Raise the ValueError of an argument: `<op>: <name> must be <expected>, got <actual>;
         <way_out>`."""
-        raise ValueError(f"{self.op}: {name} must be {expected}, got {got}; {way_out}")
+        raise ValueError(f"{self.op}: {name} must be {expected}, got {actual}; {way_out}")
 
     def plain(self, name: str, tensor: torch.Tensor) -> None:
         """Refuse what has no memory of its elements in strides, or memory of other values."""
         kind = kind_of(tensor)
         if kind == "negated":
-            got = f"{describe(tensor)} that is a lazy negation of its memory"
-            self.fail(name, "without torch's negative bit", got, "call .resolve_neg() on it")
+            actual = f"{describe(tensor)} that is a lazy negation of its memory"
+            self.fail(name, "without torch's negative bit", actual, "call .resolve_neg() on it")
         if kind:
-            got = f"{kind} tensor: {describe(tensor)}"
-            self.fail(name, "a dense tensor", got, "pass a dense torch.Tensor")
+            actual = f"{kind} tensor: {describe(tensor)}"
+            self.fail(name, "a dense tensor", actual, "pass a dense torch.Tensor")
 
     def tensor(
         self,
@@ -137,10 +137,10 @@ class Guard:
         way_out: str = "convert it first",
     ) -> None:
         """Type, rank, sizes, dtype, device and total bytes of one argument."""
-        known = self.sizes.copy()
+        bound_sizes = self.sizes.copy()
 
         def refuse(way_out: str) -> NoReturn:  # written only then: a good call has no use for it
-            pairs = ((size, str(known.get(size, size))) for size in shape)
+            pairs = ((size, str(bound_sizes.get(size, size))) for size in shape)
             sizes = (size if size == value else f"{size}={value}" for size, value in pairs)
             self.fail(name, f"a [{', '.join(sizes)}] tensor", describe(tensor), way_out)
 
@@ -173,9 +173,9 @@ class Guard:
                     describe(tensor),
                     "move it",
                 )
-            self.device, self._first = tensor.device, name
+            self.device, self._device_arg = tensor.device, name
         elif tensor.device != self.device:
-            expected = f"on {self.device} as {self._first} is"
+            expected = f"on {self.device} as {self._device_arg} is"
             self.fail(name, expected, describe(tensor), f"move it with .to({str(self.device)!r})")
 
 

@@ -64,9 +64,9 @@ class Call:
     def resized(self, sizes: Sequence[int]) -> Call:
         """The same call of these sizes, in the order of `size_names`."""
         copy = Call.__new__(Call)
-        known = vars(self).copy()
-        known.update(zip(self.size_names, sizes, strict=False))
-        copy.__dict__ = known
+        attributes = vars(self).copy()
+        attributes.update(zip(self.size_names, sizes, strict=False))
+        copy.__dict__ = attributes
         return copy
 
     def with_inputs(self, inputs: Mapping[str, Any]) -> Call:
@@ -194,10 +194,10 @@ class Kernel:
                 warn_unfit(op, row, sizes, c.arch, reason)
             return reason is None
 
-        found = self.tuned.load().find(c.arch, c.cu_num, sizes, takes)
-        if found is None:
+        match = self.tuned.load().find(c.arch, c.cu_num, sizes, takes)
+        if match is None:
             raise ConfigError(f"{self.tuned.name}.csv: no row for {c} on {c.arch}")
-        return found.row
+        return match.row
 
     def unsuited(self, c: Call, config: Any) -> str | None:
         """Why a row of its own table does not hold for a call that its config takes; None if it

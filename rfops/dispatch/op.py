@@ -106,12 +106,12 @@ class Op(Hooks):
         except ValueError as error:
             raise ValueError(f"op {name}: {error}") from None
         super().__init__(name, d, positive, hints, max_bytes)
-        self.kernels = {kernel.name: self._own(kernel) for kernel in kernels}
+        self.kernels = {kernel.name: self._prepare_kernel(kernel) for kernel in kernels}
         for size in coarse or ():
             if size not in d.sizes:
                 raise ValueError(f"op {name}: coarse: {size!r} is no size of it: {d.sizes}")
         self.coarse_at = [(d.sizes.index(size), step) for size, step in (coarse or {}).items()]
-        self.shares = coarse is not None
+        self.shares_decisions = coarse is not None
         with_config = tuple(kernel.name for kernel in kernels if kernel.Config is not None)
         self.tuned = tuned_table.declare(name, table, with_config) if table else None
         self.table = self.tuned.names if self.tuned else ()
@@ -119,7 +119,9 @@ class Op(Hooks):
         assert of_table == sorted(of_table, reverse=True), f"{name}: a table's sizes come first"
         self.time_model = time_model(name) if time_model else None
         if self.time_model:
-            self.time_model.own([k for k in self.kernels.values() if isinstance(k, TimedKernel)])
+            self.time_model.set_kernels(
+                [k for k in self.kernels.values() if isinstance(k, TimedKernel)]
+            )
         self.usual = dict(usual or {})
         self.result, self.reference, self.shapes = result, reference, dict(shapes or {})
         # The sums of |products| by which results are checked, of the inputs as they are; None: the
@@ -143,7 +145,7 @@ class Op(Hooks):
         self._op, self._op_out = register_op(self)
         _OPS[name] = self
 
-    def _own(self, kernel: Kernel) -> Kernel:
+    def _prepare_kernel(self, kernel: Kernel) -> Kernel:
         """The kernel, which knows what a launch of this op takes; a copy where it is also another
         op's. Without a result a launch's first argument is nothing: "_"."""
         d = self.declaration
@@ -203,9 +205,9 @@ class Op(Hooks):
             plan = self.plan_of(c, self.run_empty(c))
         else:
             family = DynamicShapePlan(self, c, config)
-            made = family(*[c.sizes[name] for name in self.declaration.sizes])
-            assert made is not None, "the checks have looked at the sizes"
-            plan = made
+            first_plan = family(*[c.sizes[name] for name in self.declaration.sizes])
+            assert first_plan is not None, "the checks have looked at the sizes"
+            plan = first_plan
             self.plans.add_family(family, *args)
         self.plans.add(plan, *args)
         return plan
@@ -417,8 +419,8 @@ class Op(Hooks):
         if dtype is not None:
             values[d.results[0].dtype_of or f"{first_tensor.name}_dtype"] = dtype
         sizes = shape or [self._multiple_of(size) for size in self.asked]
-        known = {f"{arg.name}_dtype": arg.dtypes for arg in d.tensors}
-        if any(values[name] not in dtypes for name, dtypes in known.items() if name in values):
+        dtypes_of = {f"{arg.name}_dtype": arg.dtypes for arg in d.tensors}
+        if any(values[name] not in dtypes for name, dtypes in dtypes_of.items() if name in values):
             return False
         if not arch.startswith(("gfx", "sm_")):
             return False

@@ -27,18 +27,18 @@ if TYPE_CHECKING:
 E4M3, FNUZ = torch.float8_e4m3fn, torch.float8_e4m3fnuz
 Launch = Callable[[], Sequence[torch.Tensor]]
 _LIGHT_BYTES = 1 << 16
-_PLACE = 4096  # bytes: a page; within it, timing mode sees where a tensor begins
+_PAGE_BYTES = 4096  # bytes: a page; within it, timing mode sees where a tensor begins
 
 
 def grid(
-    names: str, rows: Iterable[Sequence[Any]], /, **each: Iterable[Any]
+    names: str, rows: Iterable[Sequence[Any]], /, **alternatives: Iterable[Any]
 ) -> list[dict[str, Any]]:
     """Shapes: each row of values of `names` with each value of the others.
 
     grid("N K", [(64, 32), (32, 64)], M=(1, 2))
     """
     cases = [dict(zip(names.split(), row, strict=True)) for row in rows]
-    for name, values in each.items():
+    for name, values in alternatives.items():
         cases = [{**shape, name: value} for shape in cases for value in values]
     return cases
 
@@ -78,8 +78,8 @@ class InputGenerator:
     def picks(self, rows: int, count: int, maximum: int) -> torch.Tensor:
         """[rows, count] ids below `most`, those of a row different while there are enough."""
         keys = torch.rand(rows, max(maximum, 1), generator=self.generator, device=self.device)
-        slots = torch.arange(count, device=self.device) % max(maximum, 1)
-        return keys.argsort(dim=1)[:, slots].to(torch.int32)
+        columns = torch.arange(count, device=self.device) % max(maximum, 1)
+        return keys.argsort(dim=1)[:, columns].to(torch.int32)
 
     def like(self, arg: TensorArg, dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
         """Every e4m3 code but the NaN, scales 2^-6 to 2^6, small ints, normal floats."""
@@ -90,15 +90,15 @@ class InputGenerator:
         if dtype.itemsize > 1:
             return self.ints(shape, 0, 8, dtype)
         if dtype == FNUZ:
-            return _without(self.ints(shape, 0, 255, torch.uint8), 128).view(dtype)
+            return _skip_code(self.ints(shape, 0, 255, torch.uint8), 128).view(dtype)
         if E4M3 in (dtype, *arg.dtypes):  # bytes may come in its place
-            codes = _without(self.ints(shape, 0, 254, torch.uint8), 127)
+            codes = _skip_code(self.ints(shape, 0, 254, torch.uint8), 127)
             return codes.view(dtype)
         low, high = (121, 134) if E8M0 in arg.dtypes else (0, 256)
         return self.ints(shape, low, high, torch.uint8).view(dtype)
 
 
-def _without(codes: torch.Tensor, code: int) -> torch.Tensor:
+def _skip_code(codes: torch.Tensor, code: int) -> torch.Tensor:
     """Steps over one code."""
     return codes + (codes >= code)
 
@@ -106,10 +106,10 @@ def _without(codes: torch.Tensor, code: int) -> torch.Tensor:
 def placed(tensor: torch.Tensor) -> torch.Tensor:
     """Where a GPU's allocator would place it: torch's tensors of the CPU begin in the middle of a
     cache line, and timing mode would see each row of theirs in two."""
-    if tensor.device.type != "cpu" or tensor.data_ptr() % _PLACE == 0:
+    if tensor.device.type != "cpu" or tensor.data_ptr() % _PAGE_BYTES == 0:
         return tensor
-    memory = torch.empty(tensor.nbytes + _PLACE, dtype=torch.uint8)
-    begin = -memory.data_ptr() % _PLACE
+    memory = torch.empty(tensor.nbytes + _PAGE_BYTES, dtype=torch.uint8)
+    begin = -memory.data_ptr() % _PAGE_BYTES
     view = memory[begin : begin + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
     return view.copy_(tensor)
 
@@ -117,8 +117,8 @@ def placed(tensor: torch.Tensor) -> torch.Tensor:
 def _zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Placed so too: of the CPU no memory is touched before a launch reads it."""
     num_bytes = math.prod(shape) * dtype.itemsize
-    memory = torch.zeros(num_bytes + _PLACE, dtype=torch.uint8, device=device)
-    begin = -memory.data_ptr() % _PLACE
+    memory = torch.zeros(num_bytes + _PAGE_BYTES, dtype=torch.uint8, device=device)
+    begin = -memory.data_ptr() % _PAGE_BYTES
     return memory[begin : begin + num_bytes].view(dtype).view(tuple(shape))
 
 
@@ -148,7 +148,7 @@ class Problem:
         self.results = [placed(tensor) for tensor in op.make_results(self.call)]
         if not is_light and any(arg.written for arg in op.declaration.tensors):
             _ = self.expected  # before anything is written
-            self._before = [t.clone() for _, t in self.written()]
+            self._written_before = [t.clone() for _, t in self.written()]
 
     @property
     def tensors(self) -> list[Any]:
@@ -159,7 +159,7 @@ class Problem:
     @property
     def num_bytes(self) -> int:
         """Of all its tensors."""
-        return sum(t.nbytes for value in (*self.tensors, *self.results) for t in _each(value))
+        return sum(t.nbytes for value in (*self.tensors, *self.results) for t in _tensors_of(value))
 
     def launch(self) -> Sequence[torch.Tensor]:
         """The op itself; its results."""
@@ -191,8 +191,8 @@ class Problem:
     def expected(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """The reference's results in fp32 where it can, then what it leaves of inputs that are
         written; and the sum of |products| of each: the same of absolute values."""
-        exact, sums = self._refer(_same), self.op.sums
-        return exact, self._refer(_same, sums) if sums else self._refer(_absolute)
+        exact, sums = self._refer(_identity), self.op.sums
+        return exact, self._refer(_identity, sums) if sums else self._refer(_absolute)
 
     def _refer(
         self,
@@ -202,21 +202,21 @@ class Problem:
         reference, d = reference_ or self.op.reference, self.op.declaration
         if reference is None:
             raise ValueError(f"{self.op.name}: has no reference to check by; give its Op one")
-        wide = {arg.dtype_of for arg in d.results}
+        dtype_args = {arg.dtype_of for arg in d.results}
         args: list[Any] = []
         for arg, value in zip(d.inputs, self.inputs, strict=True):
             if isinstance(arg, ValueArg):
-                is_wide = arg.name in wide and torch.float32 in arg.dtypes
+                is_wide = arg.name in dtype_args and torch.float32 in arg.dtypes
                 is_factor = arg.kind == "float" and change is _absolute
                 args.append(torch.float32 if is_wide else abs(value) if is_factor else value)
             else:
-                changed = tuple(change(arg, tensor) for tensor in _each(value))
+                changed = tuple(change(arg, tensor) for tensor in _tensors_of(value))
                 args.append(changed if arg.times else changed[0] if changed else None)
         expected = reference(*args)
         results = [expected] if isinstance(expected, torch.Tensor) else list(expected or ())
         self._check_reference(results)
         pairs = zip(d.inputs, args, strict=True)
-        return results + [t for a, v in pairs if _is_written(a) for t in _each(v)]
+        return results + [t for a, v in pairs if _is_written(a) for t in _tensors_of(v)]
 
     def _check_reference(self, arguments: Sequence[Any]) -> None:
         """Raises ValueError where the reference does not give the op's results."""
@@ -241,33 +241,33 @@ class Problem:
     def written(self) -> Iterator[tuple[str, torch.Tensor]]:
         for arg, value in zip(self.op.declaration.inputs, self.inputs, strict=True):
             if _is_written(arg):
-                yield from ((arg.name, tensor) for tensor in _each(value))
+                yield from ((arg.name, tensor) for tensor in _tensors_of(value))
 
     def renew(self) -> None:
         """Poison what is to be written, and restore inputs that have been."""
         for tensor in self.results:
             poison(tensor)
         for (_, tensor), original in zip(
-            self.written(), getattr(self, "_before", ()), strict=False
+            self.written(), getattr(self, "_written_before", ()), strict=False
         ):
             tensor.copy_(original)
 
     def check(self, results: Sequence[torch.Tensor], backend: str = "") -> None:
         """Raises AssertionError that names the worst element."""
-        own = self.op.kernels[backend].error_on(self.call.arch) if backend else 0.0
+        kernel_error = self.op.kernels[backend].error_on(self.call.arch) if backend else 0.0
         names = [arg.name for arg in self.op.declaration.results]
         names += [name for name, _ in self.written()]
         outputs = [*results, *[tensor for _, tensor in self.written()]]
-        for name, got, exact, total in zip(names, outputs, *self.expected, strict=True):
+        for name, actual, exact, total in zip(names, outputs, *self.expected, strict=True):
             bound: torch.Tensor | float = 0.0
             if exact.dtype in (E4M3, FNUZ):  # which torch compares, and hardly more
                 exact, total = exact.float(), total.float()
-            if got.dtype in HALF_ULP:  # others are exact
-                depth = self.op.roundings(self.call) + own * 2**24
-                bound = tolerance(exact.abs(), total.abs().to(torch.float32), depth, got.dtype)
+            if actual.dtype in HALF_ULP:  # others are exact
+                depth = self.op.roundings(self.call) + kernel_error * 2**24
+                bound = tolerance(exact.abs(), total.abs().to(torch.float32), depth, actual.dtype)
                 bound = bound * (1 if exact.dtype == torch.float32 else 2)  # it is rounded too
             try:
-                assert_within(got, exact, bound)
+                assert_within(actual, exact, bound)
             except AssertionError as error:
                 raise AssertionError(f"{name}: {error}") from None
 
@@ -277,7 +277,7 @@ class Problem:
         self.check(launch(), backend)
 
 
-def _each(value: Any) -> Sequence[torch.Tensor]:
+def _tensors_of(value: Any) -> Sequence[torch.Tensor]:
     """The tensors of an argument."""
     return value if isinstance(value, tuple) else () if value is None else (value,)
 
@@ -286,7 +286,7 @@ def _is_written(arg: TensorArg | ValueArg) -> bool:
     return isinstance(arg, TensorArg) and arg.written
 
 
-def _same(_arg: TensorArg, tensor: torch.Tensor) -> torch.Tensor:
+def _identity(_arg: TensorArg, tensor: torch.Tensor) -> torch.Tensor:
     return tensor.clone()
 
 

@@ -191,11 +191,11 @@ def _words(
     """Why the route is what it is, and why it is not another; which rows were passed over."""
     # The nearest row, and those of the user's own: a shape may have many of others.
     shown = [p for index, p in enumerate(passed) if index == 0 or p[0].is_own]
-    why, refused = _decision(match, order, fallbacks, unsupported_reason, backend)
+    explanation, refused = _decision(match, order, fallbacks, unsupported_reason, backend)
     for row, reason in shown:
         match_text = "is nearer" if match else "is for the shape"
-        why += f"; {row.place} {match_text}, but {row.setting}: {reason}"
-    return why, refused
+        explanation += f"; {row.place} {match_text}, but {row.setting}: {reason}"
+    return explanation, refused
 
 
 def _decision(
@@ -209,23 +209,25 @@ def _decision(
         name: unsupported_reason(name, None) for name in (*order, *fallbacks) if name != backend
     }
     if match:
-        why, other_reason = (
+        explanation, other_reason = (
             f"{match.row.place} ({match.row.origin}) says: take {backend}",
             f"the row names {backend}",
         )
-        return why, {name: reason or other_reason for name, reason in reasons.items()}
+        return explanation, {name: reason or other_reason for name, reason in reasons.items()}
     if backend in order:
-        why, other_reason = (
+        explanation, other_reason = (
             f"no row decides; the shape is in the envelope of {backend}",
             f"{backend} comes first without a row",
         )
-        return why, {name: reason or other_reason for name, reason in reasons.items()}
-    why = f"{', '.join(order)} refuse the shape"
-    refused = {name: reason or why for name, reason in reasons.items() if name in order or reason}
+        return explanation, {name: reason or other_reason for name, reason in reasons.items()}
+    explanation = f"{', '.join(order)} refuse the shape"
+    refused = {
+        name: reason or explanation for name, reason in reasons.items() if name in order or reason
+    }
     for name, reason in reasons.items():
         if name in fallbacks and reason:
-            why += f"; {name}: {reason}"
-    return why, refused
+            explanation += f"; {name}: {reason}"
+    return explanation, refused
 
 
 def say(call: Callable[[], str], decision: Decision) -> None:
@@ -336,9 +338,9 @@ def _append_once(path: Path, query: Query) -> None:
     with path.open("a+", encoding="utf-8", newline="") as file:
         fcntl.flock(file, fcntl.LOCK_EX)  # until the file is closed
         file.seek(0)
-        known = file.read()
-        if line not in known.splitlines(keepends=True):
-            file.write(line if known else header + line)
+        recorded = file.read()
+        if line not in recorded.splitlines(keepends=True):
+            file.write(line if recorded else header + line)
 
 
 def _csv_line(cells: Any) -> str:

@@ -75,9 +75,9 @@ class NestedRun:
 
     def bind(self, _device: torch.device, _arch: str | None, names: Sequence[str]) -> Run:
         """Return the run, which takes the tensors `names` and picks its own."""
-        known = {name: index for index, name in enumerate(names)}
+        index_of = {name: index for index, name in enumerate(names)}
         arguments = [self.sources.get(name, name) for name in self.parameters]
-        pick = itemgetter(*[known.get(name or "", len(names)) for name in arguments])
+        pick = itemgetter(*[index_of.get(name or "", len(names)) for name in arguments])
         run = self.run
         return lambda *tensors: run(*pick((*tensors, None)))
 

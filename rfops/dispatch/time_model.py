@@ -116,12 +116,12 @@ class Variants:
         self.derived: Mapping[str, Any] = {}
         model.prepare(self, c)
         ends = list(itertools.accumulate(len(t.candidates) for t in tables))
-        self.parts = [
+        self.kernel_spans = [
             (k.name, slice(e - len(t.candidates), e))
             for k, t, e in zip(kernels, tables, ends, strict=True)
         ]
         # [logs, logs] of each kernel, upper triangle.
-        self.quadratic = [constants[span.start].quadratic for _, span in self.parts]
+        self.quadratic = [constants[span.start].quadratic for _, span in self.kernel_spans]
         self.has_correction = any(form.any() for form in self.quadratic)
         self.fold: Fold | None = None
         self.layers: dict[Any, Predictor] = {}
@@ -146,14 +146,14 @@ class Fold:
 
     def __init__(self, model: TimeModel, v: Variants, layer: Layer) -> None:
         self.model, self.v = model, v
-        pairs = [(term, factor) for term, by in layer.terms.items() for factor in by]
+        pairs = [(term, factor) for term, values in layer.terms.items() for factor in values]
         factors = ["one", *model.factors]
         # Coefficients of one factor follow each other.
         self.order = sorted(range(len(pairs)), key=lambda index: factors.index(pairs[index][1]))
         self.linear = v.linear[[model.terms.index(pairs[index][0]) for index in self.order]]
         names = [pairs[index][1] for index in self.order]
         self.begins = [names.index(factor) for factor in factors]
-        self.spans = [span for _, span in v.parts]
+        self.spans = [span for _, span in v.kernel_spans]
         self._split_logs()
         self.num_factors, num_logs = len(factors), len(model.changing_logs)
         num_rows = self.num_factors
@@ -175,8 +175,8 @@ class Fold:
         self.us_products = self.products[: self.num_factors]
         self.log_products = self.products[self.num_factors :]
         self.us, self.correction = np.empty((2, len(v)))
-        self.parts = [(name, span.start, self.us[span]) for name, span in v.parts]
-        begins = tuple([(name, span.start) for name, span in v.parts])
+        self.us_of_kernels = [(name, span.start, self.us[span]) for name, span in v.kernel_spans]
+        begins = tuple([(name, span.start) for name, span in v.kernel_spans])
         used = slice(None) if v.has_correction else slice(0)
         low, high = (np.ascontiguousarray(bounds[used]) for bounds in (self.low, self.high))
         self.of_native = low, high  # of logs that a correction has
@@ -186,8 +186,8 @@ class Fold:
         """Into those of a layer and those that change."""
         model, v = self.model, self.v
         changing = [model.logs.index(name) for name in model.changing_logs]
-        fixed = [at for at in range(len(model.logs)) if at not in changing]
-        self.fixed_logs = [model.logs[at] for at in fixed]
+        fixed = [index for index in range(len(model.logs)) if index not in changing]
+        self.fixed_logs = [model.logs[index] for index in fixed]
         self.fixed_low, self.fixed_high = v.low[fixed], v.high[fixed]
         self.low, self.high = v.low[changing], v.high[changing]
         # Of each kernel: what fixed logs give with each other, then with changing ones.
@@ -200,12 +200,12 @@ class Fold:
         self.forms = np.empty((len(upper[0]), len(v)))
         for span, form in zip(self.spans, v.quadratic, strict=True):
             changing_form = form[np.ix_(changing, changing)]
-            both = changing_form + np.tril(changing_form, -1).T
-            self.forms[:, span] = both[upper][:, None]
+            symmetric_form = changing_form + np.tril(changing_form, -1).T
+            self.forms[:, span] = symmetric_form[upper][:, None]
 
     def weights(self, layer: Layer) -> Array:
         """Of a layer, [rows, variants]."""
-        coefficients = [value for by in layer.terms.values() for value in by.values()]
+        coefficients = [c for values in layer.terms.values() for c in values.values()]
         rows = np.empty(self.linear.shape)
         for row, index in zip(rows, self.order, strict=True):
             row[...] = coefficients[index]
@@ -240,8 +240,8 @@ class Fold:
         if self.squares:
             np.maximum(logs, self.low, out=logs)
             np.minimum(logs, self.high, out=logs)
-            for log, others, products in self.squares:
-                np.multiply(log, others, out=products)
+            for log, later_logs, products in self.squares:
+                np.multiply(log, later_logs, out=products)
         np.multiply(self.rows, predictor.weights, out=self.products)
         np.add.reduce(self.us_products, out=us)
         if self.squares:
@@ -259,16 +259,16 @@ class Fold:
             assert predictor.layer is not None, "a model with factors has layers"
             excluded = self.model.changes(self.v, c, predictor.layer, self.factors, self.logs)
             rows, weights = self.rows, predictor.weights
-            found: list[tuple[float, str, int]] = native.rank(
+            ranking: list[tuple[float, str, int]] = native.rank(
                 rows, weights, *self.of_native, excluded, *self.sizes_of_native
             )
-            return found
+            return ranking
         self.predict(predictor, c)
         best = []
-        for kernel, begin, us in self.parts:
+        for kernel, begin, us in self.us_of_kernels:
             index = int(us.argmin())
             best.append((us.item(index), kernel, begin + index))
-        best.sort(key=_first)
+        best.sort(key=_microseconds)
         return best
 
 
@@ -348,7 +348,7 @@ class TimeModel:
         self._variants.clear()
         self._predictors.clear()
 
-    def own(self, kernels: Sequence[TimedKernel]) -> None:
+    def set_kernels(self, kernels: Sequence[TimedKernel]) -> None:
         """The kernels of its op."""
         self.kernels = tuple(kernels)
         for kernel in kernels:
@@ -410,39 +410,39 @@ class TimeModel:
         c = self.like(c)
         layer = c.arch, c.cu_num, self.static(c), self.layer_key(c)
         key = layer, self.changing(c)
-        known = self._ranked.get(key)
-        if known is None:
+        choices = self._ranked.get(key)
+        if choices is None:
             predictor, best = self._predictor(layer, c), list[tuple[float, str, int]]()
             if predictor is not None and predictor.fold is not None:
                 with _evaluating:
                     best = predictor.fold.best(predictor, c)
             elif predictor is not None:
                 best = _best_of(predictor.variants, self._predict(predictor, c))
-            known = {
+            choices = {
                 kernel: Choice(kernel, predictor.variants.members[index][1], us)
                 for us, kernel, index in best
                 if predictor is not None
             }
             if len(self._ranked) >= _MAX_RANKED:
                 self._ranked.clear()
-            self._ranked[key] = known
-        return known
+            self._ranked[key] = choices
+        return choices
 
     def _predictor(self, layer: tuple[Any, ...], c: Call) -> Predictor | None:
         """Return that of a call, and of all of its layer with as many variants."""
         space_key = self.space_key(c)
         key = layer, space_key
-        known = self._predictors.get(key)
-        if known is None:
+        predictor = self._predictors.get(key)
+        if predictor is None:
             kernels, tables = self._spaces(c)
             if not kernels:
                 return None
-            known = self._new_predictor(kernels, tables, c)
+            predictor = self._new_predictor(kernels, tables, c)
             if space_key is not None:
                 if len(self._predictors) >= _MAX_PREDICTORS:
                     self._predictors.clear()
-                self._predictors[key] = known
-        return known
+                self._predictors[key] = predictor
+        return predictor
 
     def _spaces(self, c: Call) -> tuple[list[TimedKernel], list[Columns[Any]]]:
         """Return the kernels that have variants for a call, and these."""
@@ -466,15 +466,15 @@ class TimeModel:
         if not self.factors:
             return Predictor(v, None, None, v.linear)
         layer_key = self.layer_key(c)
-        known = v.layers.get(layer_key)
-        if known is None:
+        predictor = v.layers.get(layer_key)
+        if predictor is None:
             layer = self.layer(v, c)
             if v.fold is None:
                 v.fold = Fold(self, v, layer)
             if len(v.layers) >= _MAX_LAYERS:
                 v.layers.clear()
-            known = v.layers[layer_key] = Predictor(v, layer, v.fold, v.fold.weights(layer))
-        return known
+            predictor = v.layers[layer_key] = Predictor(v, layer, v.fold, v.fold.weights(layer))
+        return predictor
 
     def _predict(self, predictor: Predictor, c: Call) -> Array:
         if predictor.fold is None:
@@ -548,9 +548,9 @@ class TimeModel:
             return self._fitted
         rows = _load(self, settings.path("RFOPS_CONFIGS"))
         for name in dict.fromkeys((arch, serving(arch) or arch)):
-            near = [cu for table_name, cu in rows if table_name == name]
-            if near:
-                return rows[name, min(near, key=lambda cu: (abs(cu - cu_num), cu))]
+            cu_counts = [cu for table_name, cu in rows if table_name == name]
+            if cu_counts:
+                return rows[name, min(cu_counts, key=lambda cu: (abs(cu - cu_num), cu))]
         return {}
 
 
@@ -560,13 +560,13 @@ def _alone(config: Any) -> Columns[Any]:
     return Columns([config])
 
 
-_first = operator.itemgetter(0)
+_microseconds = operator.itemgetter(0)
 
 
 def _best_of(v: Variants, us: Array) -> list[tuple[float, str, int]]:
     """As Fold.best."""
-    indices = [(name, span.start + int(us[span].argmin())) for name, span in v.parts]
-    return sorted([(float(us[index]), name, index) for name, index in indices], key=_first)
+    indices = [(name, span.start + int(us[span].argmin())) for name, span in v.kernel_spans]
+    return sorted([(float(us[index]), name, index) for name, index in indices], key=_microseconds)
 
 
 _evaluating = threading.Lock()  # of the arrays that folds keep
@@ -585,7 +585,7 @@ def _plain_factor(v: Variants, logs: Sequence[Any]) -> Array:
     """2^correction."""
     x = np.clip(np.array([np.broadcast_to(log, len(v)) for log in logs]), v.low, v.high)
     correction = np.empty(len(v))
-    for (_, span), form in zip(v.parts, v.quadratic, strict=True):
+    for (_, span), form in zip(v.kernel_spans, v.quadratic, strict=True):
         correction[span] = np.add.reduce((form @ x[:, span]) * x[:, span])
     return _factor(correction)
 
@@ -676,14 +676,16 @@ def _pairs(text: str) -> list[tuple[str, str]]:
 
 def replace_rows(file: Path, arch: str, cu_num: int, rows: Sequence[Sequence[Any]]) -> None:
     """Write a chip's rows in place of those that the file has of it."""
-    kept: list[Sequence[Any]] = []
+    other_lines: list[Sequence[Any]] = []
     if file.is_file():
         with file.open(newline="", encoding="utf-8") as stream:
             lines = list(csv.reader(stream))[1:]
-        kept = [line for line in lines if line[:2] != [arch, str(cu_num)]]
+        other_lines = [line for line in lines if line[:2] != [arch, str(cu_num)]]
     file.parent.mkdir(parents=True, exist_ok=True)
     temporary = file.with_suffix(".part")
     with temporary.open("w", newline="", encoding="utf-8") as stream:
         writer = csv.writer(stream, lineterminator="\n")
-        writer.writerows([COLUMNS, *sorted([*kept, *rows], key=lambda row: [*map(str, row[:4])])])
+        writer.writerows(
+            [COLUMNS, *sorted([*other_lines, *rows], key=lambda row: [*map(str, row[:4])])]
+        )
     temporary.replace(file)

@@ -1,7 +1,7 @@
 """Scratch memory of ops of several launches, kept from call to call.
 
     workspace = Workspace(device, ((splits, m, n), torch.float32), zeros=groups)  # once a plan
-    parts, counts = workspace()  # in each call: no allocation after the first of its size
+    partials, counts = workspace()  # in each call: no allocation after the first of its size
 
 Memory belongs to a device, a stream and a host thread, so that calls which may interleave never
 share it; an op some of whose launches are another op's, with its own workspace, is `outer`. Buffers
@@ -44,25 +44,25 @@ _arenas: dict[tuple[torch.device, bool, int, int], _Arena] = {}
 
 
 class Workspace:
-    """The tensors of one plan: `parts`, each a shape and a dtype, and so many zeros if any."""
+    """The tensors of one plan: `layouts`, each a shape and a dtype, and so many zeros if any."""
 
     def __init__(
         self,
         device: torch.device,
-        *parts: tuple[int | tuple[int, ...], torch.dtype],
+        *layouts: tuple[int | tuple[int, ...], torch.dtype],
         zeros: int = 0,
         outer: bool = False,
     ) -> None:
         self.device, self.zeros, self.outer = device, zeros, outer
-        self.parts, self.bytes = [], 0
-        for sizes, dtype in parts:
+        self.tensor_slices, self.bytes = [], 0
+        for sizes, dtype in layouts:
             shape = sizes if isinstance(sizes, tuple) else (sizes,)
             size = math.prod(shape) * dtype.itemsize
-            self.parts.append((shape, dtype, slice(self.bytes, self.bytes + size)))
+            self.tensor_slices.append((shape, dtype, slice(self.bytes, self.bytes + size)))
             self.bytes += -(-size // _ALIGN) * _ALIGN
         self._index = None if device.type == "cpu" else device.index or 0
         self._is_large = self.bytes > _MOST_KEPT
-        self._kept: dict[tuple[int, int], Views] = {}  # buffers live as long as the process
+        self._views_of: dict[tuple[int, int], Views] = {}  # buffers live as long as the process
 
     def __call__(self) -> Views:
         if self._is_large:
@@ -73,7 +73,7 @@ class Workspace:
                 return self._new()
             stream = hip.raw_stream(self._index)
         key = stream, threading.get_ident()
-        return self._kept.get(key) or self._find(key)
+        return self._views_of.get(key) or self._find(key)
 
     def _new(self) -> Views:
         zeros = torch.zeros(self.zeros, dtype=torch.int32, device=self.device)
@@ -87,7 +87,7 @@ class Workspace:
         if not arena.zeros or arena.zeros[-1].numel() < self.zeros:
             length = max(1 << 12, _power(self.zeros))
             arena.zeros.append(self._buffer(4 * length, torch.zeros).view(torch.int32))
-        views = self._kept[key] = self._views(arena.buffers[-1], arena.zeros[-1])
+        views = self._views_of[key] = self._views(arena.buffers[-1], arena.zeros[-1])
         return views
 
     def _buffer(
@@ -102,7 +102,8 @@ class Workspace:
 
     def _views(self, buffer: torch.Tensor, zeros: torch.Tensor) -> Views:
         views = [
-            buffer[byte_range].view(dtype).view(shape) for shape, dtype, byte_range in self.parts
+            buffer[byte_range].view(dtype).view(shape)
+            for shape, dtype, byte_range in self.tensor_slices
         ]
         return (*views, zeros[: self.zeros]) if self.zeros else tuple(views)
 

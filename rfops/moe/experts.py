@@ -56,10 +56,10 @@ def with_shared(
     if num_shared == 0:
         return topk_weights, ids
     rows = ids.shape[0]
-    shared = torch.arange(routed, experts, dtype=torch.int32, device=ids.device)
+    shared_ids = torch.arange(routed, experts, dtype=torch.int32, device=ids.device)
     shared_weights = torch.ones((rows, num_shared), dtype=topk_weights.dtype, device=ids.device)
     return torch.cat([topk_weights, shared_weights], 1), torch.cat(
-        [ids, shared.expand(rows, -1)], 1
+        [ids, shared_ids.expand(rows, -1)], 1
     )
 
 

@@ -85,7 +85,7 @@ class _FusedMoe(Moe):
 OP = _FusedMoe(
     "fused_moe",
     declared(
-        "w1: bf16|f16[E, N, D] @16", "w2: bf16|f16[E, D, I] @16", more=("w_layout: raw|16x16",)
+        "w1: bf16|f16[E, N, D] @16", "w2: bf16|f16[E, D, I] @16", more_args=("w_layout: raw|16x16",)
     ),
     sizes="M D I E K R N",
     positive="E",
@@ -93,7 +93,7 @@ OP = _FusedMoe(
     kernels=(
         HipMoe(is_table=False),
         TritonMoe(is_table=False),
-        Torch(lambda c, own: _stacked(own[0], own[1], c.w_layout)),
+        Torch(lambda c, op_weights: _stacked(op_weights[0], op_weights[1], c.w_layout)),
     ),
     max_bytes=None,
     time_model=Bf16Model,
@@ -278,10 +278,18 @@ def _call(
             if not isinstance(w, Tensor) or w.dim() != 3:
                 OP.fail(name, "a [E, rows, columns] tensor", describe(w), OP.hints[name])
         experts = w2.shape[0]
-    shared = check_int(op.name, "num_shared", num_shared, 0, experts)
+    shared_count = check_int(op.name, "num_shared", num_shared, 0, experts)
     call: Callable[..., Tensor] = op.traced if is_dynamo_compiling() else op.call
     return call(
-        x, *weights, *choice, experts - shared, *router_flags, dtype, *layout_args, out, config
+        x,
+        *weights,
+        *choice,
+        experts - shared_count,
+        *router_flags,
+        dtype,
+        *layout_args,
+        out,
+        config,
     )
 
 
@@ -308,8 +316,8 @@ def _gated(
         weights = _WEIGHTS[quant](x, w1, w2, *scales, choice, num_shared, rounding, out)
     gating.check(weights.experts, weights.rows, x.shape[1], x.device)
     p, ids, *_ = choice
-    made = gated_experts.run(x, weights, p, ids, num_shared, gating, config).to(x.dtype)
-    return made if out is None else out.copy_(made)
+    result = gated_experts.run(x, weights, p, ids, num_shared, gating, config).to(x.dtype)
+    return result if out is None else out.copy_(result)
 
 
 def _weights_of(
@@ -325,13 +333,13 @@ def _weights_of(
     routed = w2.shape[0] - check_int(OP.name, "num_shared", num_shared, 0, w2.shape[0])
     c, _ = OP.check((x, w1, w2, *choice, routed, False, False, x.dtype, layout, out, None))
     plain = (w1, w2) if layout == "raw" else (unshuffle_weight(w1), unshuffle_weight(w2))
-    first, second = plain
+    first_weights, second_weights = plain
     stored = StoredWeights("16-bit", c, w1, w2, None, None, lambda rows: (rows, None))
     return ExpertWeights(
         len(w2),
         w1.shape[1],
-        lambda e: first[e].float(),
-        lambda e: second[e].float(),
+        lambda e: first_weights[e].float(),
+        lambda e: second_weights[e].float(),
         Tensor.float,
         stored,
     )

@@ -48,8 +48,8 @@ from .terms import ExpertsModel
 def and_back(x: Tensor, dtype: torch.dtype) -> Tensor:
     """Rows of x in FP8 with a scale for each 1 x 128, as fp32."""
     payload, scale = quantise(x, 1, False, dtype)
-    wide: Tensor = (payload.float().unflatten(1, (-1, BLOCK)) * scale[:, :, None]).flatten(1)
-    return wide
+    values: Tensor = (payload.float().unflatten(1, (-1, BLOCK)) * scale[:, :, None]).flatten(1)
+    return values
 
 
 class _Dequantised(Sequence[Tensor]):
@@ -99,10 +99,10 @@ class Torch(Kernel):
     is_capturable = False
 
     def variant(self, c: Call, config: Any) -> RunOf:
-        def run(out: Tensor, x: Tensor, w1: Tensor, w2: Tensor, *rest: Any) -> None:
+        def run(out: Tensor, x: Tensor, w1: Tensor, w2: Tensor, *operands: Any) -> None:
             if c.w_layout != "raw":
                 w1, w2 = unshuffle_weight(w1), unshuffle_weight(w2)
-            *scales, p, ids, router = rest
+            *scales, p, ids, router = operands
             run_torch(out, x, w1, w2, scales, chosen(c, x, p, ids, router), c.E - c.R)
 
         return lambda *_sizes: run
@@ -125,17 +125,17 @@ class _Fp8Moe(Moe):
     def unsupported_reason(self, c: Call, *sizes: int) -> tuple[str, str, str, str] | None:
         _m, d, i, e, k, routed, n = sizes
         if n != 2 * i:
-            wanted = f"of 2 * I = {2 * i} rows an expert, gate's and then up's"
-            return "w1", wanted, str(n), "w1 is [E, 2I, D] where w2 is [E, D, I]"
+            expected = f"of 2 * I = {2 * i} rows an expert, gate's and then up's"
+            return "w1", expected, str(n), "w1 is [E, 2I, D] where w2 is [E, D, I]"
         if d % BLOCK or i % BLOCK:
             return "D and I", f"multiples of {BLOCK}", f"D={d}, I={i}", "pad weights with zeros"
         if c.w1_dtype != c.w2_dtype:
             return "w2", f"{c.w1_dtype} as w1 is", str(c.w2_dtype), "quantise both to the same FP8"
         return self.refuses_choice(c, e, k, routed)
 
-    def call_of(self, arch: str = "gfx950", cu_num: int | None = None, **given: Any) -> Call:
+    def call_of(self, arch: str = "gfx950", cu_num: int | None = None, **arguments: Any) -> Call:
         fp8 = fp8_of(arch)
-        return super().call_of(arch, cu_num, **{"w1_dtype": fp8, "w2_dtype": fp8, **given})
+        return super().call_of(arch, cu_num, **{"w1_dtype": fp8, "w2_dtype": fp8, **arguments})
 
     def assume(self, sizes: dict[str, int], values: Mapping[str, Any]) -> None:
         super().assume(sizes, values)
@@ -143,24 +143,24 @@ class _Fp8Moe(Moe):
 
     def weights(self, c: Call, draw: InputGenerator) -> Mapping[str, Any]:
         """An expert at a time: in fp32 DeepSeek-V3's 256 are 45 GB."""
-        own: dict[str, Any] = {}
+        tensors: dict[str, Any] = {}
         for name, rows, k in (("w1", c.N, c.D), ("w2", c.D, c.I)):
             w = torch.empty(c.E, rows, k, dtype=c.w1_dtype, device=c.device)
             scale = torch.empty(c.E, rows // BLOCK, k // BLOCK, device=c.device)
             for e in range(c.E):
-                wide = draw.floats((rows, k)) / k**0.5
-                w[e], scale[e] = quantise(wide, BLOCK, False, c.w1_dtype)
-            own |= {name: w, f"{name}_scale": scale}
-        return own
+                values = draw.floats((rows, k)) / k**0.5
+                w[e], scale[e] = quantise(values, BLOCK, False, c.w1_dtype)
+            tensors |= {name: w, f"{name}_scale": scale}
+        return tensors
 
     def order(self, c: Call) -> Sequence[str]:
         """`stream` first where it takes the call and experts are not long: of 22 calls of up to 32
         tokens with I up to 2,048 it was quicker than `hip` in all, in geomean by a fifth; with
         4,096 and 8,192, of 8 experts, it took 0.97 to 1.22 times as long (estimated)."""
-        stream, others = HipFp8Stream.name, super().order(c)
+        stream, kernel_names = HipFp8Stream.name, super().order(c)
         if c.I > STREAMED_I:
-            return [*[name for name in others if name != stream], stream]
-        return [stream, *[name for name in others if name != stream]]
+            return [*[name for name in kernel_names if name != stream], stream]
+        return [stream, *[name for name in kernel_names if name != stream]]
 
     def draw(self, rng: random.Random) -> dict[str, Any]:
         return layers.draw(rng, BLOCK)
@@ -183,7 +183,7 @@ OP = _Fp8Moe(
         "w1_scale: f32[E, N^128, D/128]",
         "w2_scale: f32[E, D^128, I/128]",
         x="x: bf16|f16[M, D] @16",
-        more=("w_layout: raw|16x16",),
+        more_args=("w_layout: raw|16x16",),
     ),
     sizes="M D I E K R N",
     positive="E D I",
@@ -209,10 +209,10 @@ OP = _Fp8Moe(
 )
 
 
-def call(x: Tensor, *given: Any) -> Tensor:
+def call(x: Tensor, *arguments: Any) -> Tensor:
     """fused_moe's quant="fp8_blockscale", of its w1, w2, scales, choice, num_shared, how, rounding,
     out and config."""
-    *weights, out, config = given
+    *weights, out, config = arguments
     run: Callable[..., Tensor] = OP.traced if is_dynamo_compiling() else OP.call
     return run(*_arguments(x, *weights), out, config)
 
@@ -225,7 +225,7 @@ def _arguments(
     w2_scale: Any,
     choice: tuple[Any, ...],
     num_shared: int,
-    how: tuple[bool, bool],
+    router_flags: tuple[bool, bool],
     rounding: Any,
 ) -> tuple[Any, ...]:
     """The op's, of those of fused_moe."""
@@ -238,7 +238,7 @@ def _arguments(
     dtype = dtype if dtype in (torch.bfloat16, torch.float16) else torch.bfloat16  # x is refused
     experts = w2.shape[0] if isinstance(w2, Tensor) and w2.dim() else 0
     routed = experts - check_int(OP.name, "num_shared", num_shared, 0, experts)
-    return x, w1, w2, w1_scale, w2_scale, *choice, routed, *how, dtype, layout
+    return x, w1, w2, w1_scale, w2_scale, *choice, routed, *router_flags, dtype, layout
 
 
 def weights_of(
@@ -260,9 +260,9 @@ def weights_of(
     dtype = w1.dtype
 
     def values(w: Tensor, scale: Tensor, e: int) -> Tensor:
-        own = w[e : e + 1] if args[-1] == "raw" else unshuffle_weight(w[e : e + 1])
-        made: Tensor = _Dequantised(own, scale[e : e + 1])[0].T
-        return made
+        expert_w = w[e : e + 1] if args[-1] == "raw" else unshuffle_weight(w[e : e + 1])
+        matrix: Tensor = _Dequantised(expert_w, scale[e : e + 1])[0].T
+        return matrix
 
     def operand(rows: Tensor) -> tuple[Tensor, Tensor]:
         payload, scale = quant_fp8_blockscale(rows, dtype=dtype)
@@ -278,8 +278,8 @@ def weights_of(
     )
 
 
-def _reference(x: Tensor, w1: Tensor, w2: Tensor, *rest: Any) -> Tensor:
-    *scales, p, ids, router, top_k, routed, renormalize, round_scores, dtype, layout = rest
+def _reference(x: Tensor, w1: Tensor, w2: Tensor, *arguments: Any) -> Tensor:
+    *scales, p, ids, router, top_k, routed, renormalize, round_scores, dtype, layout = arguments
     if router is not None:
         p, ids = moe_router_ref(x, router, top_k, renormalize, round_scores)
     if layout != "raw":

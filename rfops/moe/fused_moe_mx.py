@@ -82,11 +82,11 @@ MXFP8 = Format("mxfp8", "Mxfp8", 8, mxfp8.ROUNDING, mxfp8.quant_mxfp8, mxfp8.deq
 def declared(fmt: Format) -> str:
     """The op's arguments."""
     fp4 = fmt is MXFP4
-    kind, part = ("fp4", "/2") if fp4 else ("e4m3", "")
+    kind, packing = ("fp4", "/2") if fp4 else ("e4m3", "")
     return f"""
     x: bf16|f16[M, D] strided
-    w1: {kind}[E, N, D{part}] @16
-    w2: {kind}[E, D, I{part}] @16
+    w1: {kind}[E, N, D{packing}] @16
+    w2: {kind}[E, D, I{packing}] @16
     w1_scale: e8m0[E, N, SD]
     w2_scale: e8m0[E, D, SI]
     topk_weights: f32[M, K]?
@@ -145,11 +145,11 @@ class MxMoe(Moe):
     def call_experts(self, x: Tensor, *weights: Any) -> Tensor:
         """Call the op with the arguments of fused_moe: w1, w2, scales, choice, num_shared, how,
         rounding, out, config."""
-        *given, out, config = weights
-        args = arguments(self, x, *given)
+        *call_args, out, config = weights
+        args = arguments(self, x, *call_args)
         run = self.traced if is_dynamo_compiling() else self.call
-        made: Tensor = run(*args, out, config)
-        return made
+        result: Tensor = run(*args, out, config)
+        return result
 
     def weights_of(
         self,
@@ -167,21 +167,21 @@ class MxMoe(Moe):
         scales, flags = (w1_scale, w2_scale), (False, False)
         args = arguments(self, x, w1, w2, *scales, choice, num_shared, flags, rounding)
         c, _ = self.check((*args, out, None))
-        first, second, first_scale, second_scale = args[1:5]
+        first_w, second_w, first_scale, second_scale = args[1:5]
         *_, bumps, layout, scale_layout, _dtype = args
         scales = first_scale, second_scale
-        own = Experts(self.fmt, bumps, first, second, *scales, layout, scale_layout)
+        experts = Experts(self.fmt, bumps, first_w, second_w, *scales, layout, scale_layout)
         return ExpertWeights(
-            len(own.w1),
-            own.w1.shape[1],
-            lambda e: own.weights(e, own.w1, own.w1_scale),
-            lambda e: own.weights(e, own.w2, own.w2_scale),
+            len(experts.w1),
+            experts.w1.shape[1],
+            lambda e: experts.weights(e, experts.w1, experts.w1_scale),
+            lambda e: experts.weights(e, experts.w2, experts.w2_scale),
             lambda rows: self.fmt.and_back(rows, bumps, torch.float32),
             StoredWeights(
                 self.fmt.word,
                 c,
-                first,
-                second,
+                first_w,
+                second_w,
                 *scales,
                 lambda rows: (self.fmt.operand(rows, bumps), None),
             ),
@@ -204,8 +204,8 @@ class MxMoe(Moe):
     def unsupported_reason(self, c: Call, *sizes: int) -> tuple[str, str, str, str] | None:
         _m, d, i, e, k, routed, n, *columns = sizes
         if n != 2 * i:
-            wanted = f"of 2 * I = {2 * i} rows an expert, gate's and then up's"
-            return "w1", wanted, str(n), "w1 is [E, 2I, D] where w2 is [E, D, I]"
+            expected = f"of 2 * I = {2 * i} rows an expert, gate's and then up's"
+            return "w1", expected, str(n), "w1 is [E, 2I, D] where w2 is [E, D, I]"
         if d % BLOCK or i % BLOCK:
             return (
                 "w1 and w2",
@@ -214,11 +214,11 @@ class MxMoe(Moe):
                 "pad with zeros",
             )
         scales = ("w1_scale", "N", n, d), ("w2_scale", "D", d, i)
-        for (name, size, rows, of_row), given in zip(scales, columns, strict=True):
-            most = scale_columns(c.scale_layout, of_row)
-            if given != most:
-                shape = f"a [E={e}, {size}={rows}, {most}] tensor, {c.scale_layout}"
-                return name, shape, f"[{e}, {rows}, {given}]", self.hints[name]
+        for (name, size, rows, of_row), num_columns in zip(scales, columns, strict=True):
+            expected_columns = scale_columns(c.scale_layout, of_row)
+            if num_columns != expected_columns:
+                shape = f"a [E={e}, {size}={rows}, {expected_columns}] tensor, {c.scale_layout}"
+                return name, shape, f"[{e}, {rows}, {num_columns}]", self.hints[name]
         return self.refuses_choice(c, e, k, routed)
 
     def assume(self, sizes: dict[str, int], values: Mapping[str, Any]) -> None:
@@ -237,11 +237,14 @@ class MxMoe(Moe):
         return {"w1": w1, "w2": w2, "w1_scale": s1, "w2_scale": s2}
 
     def _weights(self, c: Call, draw: InputGenerator, rows: int, k: int) -> tuple[Tensor, Tensor]:
-        made = [
+        quantised_pairs = [
             self.fmt.quantise(draw.floats((rows, k)) / k**0.5, self.default_rounding)
             for _ in range(c.E)
         ]
-        w, scale = torch.stack([q for q, _ in made]), torch.stack([s for _, s in made])
+        w, scale = (
+            torch.stack([q for q, _ in quantised_pairs]),
+            torch.stack([s for _, s in quantised_pairs]),
+        )
         if c.scale_layout != RAW:
             flat = shuffle_scale(scale.flatten(0, 1)).data
             scale = flat[: c.E * rows].view(c.E, rows, -1)
@@ -257,10 +260,10 @@ class MxMoe(Moe):
         are held to the format's own step, not to fp32's."""
         return int(super().roundings(c) + 2**24 * 2.0**-6)
 
-    def refer(self, x: Tensor, *rest: Any) -> Tensor:
+    def refer(self, x: Tensor, *values: Any) -> Tensor:
         """The op's reference, as its arguments are declared."""
-        *weights, p, ids, router, top_k, routed, renormalize, round_scores = rest[:11]
-        rounding, w_layout, scale_layout, dtype = rest[11:]
+        *weights, p, ids, router, top_k, routed, renormalize, round_scores = values[:11]
+        rounding, w_layout, scale_layout, dtype = values[11:]
         if router is not None:
             p, ids = moe_router_ref(x, router, top_k, renormalize, round_scores)
         w1, w2, s1, s2 = weights
@@ -319,12 +322,12 @@ class Torch(Kernel):
         self.fmt = fmt
 
     def variant(self, c: Call, config: Any) -> RunOf:
-        how = self.fmt, c.rounding
+        format_args = self.fmt, c.rounding
 
         def run(
             out: Tensor, x: Tensor, w1: Tensor, w2: Tensor, s1: Tensor, s2: Tensor, *choice: Any
         ) -> None:
-            experts = Experts(*how, w1, w2, s1, s2, c.w_layout, c.scale_layout)
+            experts = Experts(*format_args, w1, w2, s1, s2, c.w_layout, c.scale_layout)
             out.copy_(experts.run(x, *chosen(c, x, *choice), c.E - c.R))
 
         return lambda *_sizes: run
@@ -342,29 +345,29 @@ def arguments(
     w2_scale: Any,
     choice: Sequence[Any],
     num_shared: int,
-    how: tuple[bool, bool],
+    router_flags: tuple[bool, bool],
     rounding: str | None,
 ) -> tuple[Any, ...]:
     """The op's, of those of fused_moe: layouts from types, scales by expert."""
-    first, layout = _alike(op, "w1", w1, "w2", w2)
-    second, scale_layout = _alike(op, "w1_scale", w1_scale, "w2_scale", w2_scale)
-    experts = first[1].shape[0] if isinstance(first[1], Tensor) and first[1].dim() else 0
+    weights, layout = _alike(op, "w1", w1, "w2", w2)
+    scale_tensors, scale_layout = _alike(op, "w1_scale", w1_scale, "w2_scale", w2_scale)
+    experts = weights[1].shape[0] if isinstance(weights[1], Tensor) and weights[1].dim() else 0
     names = "w1_scale", "w2_scale"
     scales = [
         _by_expert(op, name, scale, w, scale_layout)
-        for name, scale, w in zip(names, second, first, strict=True)
+        for name, scale, w in zip(names, scale_tensors, weights, strict=True)
     ]
-    shared = check_int(op.name, "num_shared", num_shared, 0, experts)
+    shared_count = check_int(op.name, "num_shared", num_shared, 0, experts)
     dtype = x.dtype if isinstance(x, Tensor) else torch.bfloat16
     dtype = dtype if dtype in (torch.bfloat16, torch.float16) else torch.bfloat16  # x is refused
     rounding = op.default_rounding if rounding is None else rounding
     return (
         x,
-        *first,
+        *weights,
         *scales,
         *choice,
-        experts - shared,
-        *how,
+        experts - shared_count,
+        *router_flags,
         rounding,
         layout,
         scale_layout,
@@ -372,11 +375,11 @@ def arguments(
     )
 
 
-def _alike(op: Op, name: str, a: Any, other: str, b: Any) -> tuple[tuple[Any, Any], str]:
-    (first, layout), (second, own) = unwrap(a), unwrap(b)
-    if layout != own:
-        _fail(op, other, f"{layout} as {name} is", own, "shuffle both, or none")
-    return (first, second), layout
+def _alike(op: Op, name: str, a: Any, other_name: str, b: Any) -> tuple[tuple[Any, Any], str]:
+    (data, layout), (other_data, other_layout) = unwrap(a), unwrap(b)
+    if layout != other_layout:
+        _fail(op, other_name, f"{layout} as {name} is", other_layout, "shuffle both, or none")
+    return (data, other_data), layout
 
 
 def _by_expert(op: MxMoe, name: str, scale: Any, w: Any, layout: str) -> Any:
@@ -385,11 +388,14 @@ def _by_expert(op: MxMoe, name: str, scale: Any, w: Any, layout: str) -> Any:
     flat = isinstance(scale, Tensor) and isinstance(w, Tensor) and scale.dim() == 2 and w.dim() == 3
     if not flat:
         return scale
-    rows, (given, columns) = w.shape[0] * w.shape[1], scale.shape
-    if layout != RAW and given < rows:
-        got, wanted = f"[{given}, {columns}]", f"a [{rows} or more, columns] tensor, {layout}"
-        _fail(op, name, wanted, got, op.hints[name])
-    if layout != RAW and given > rows:
+    rows, (scale_rows, columns) = w.shape[0] * w.shape[1], scale.shape
+    if layout != RAW and scale_rows < rows:
+        actual, expected = (
+            f"[{scale_rows}, {columns}]",
+            f"a [{rows} or more, columns] tensor, {layout}",
+        )
+        _fail(op, name, expected, actual, op.hints[name])
+    if layout != RAW and scale_rows > rows:
         scale = scale[:rows]
     return scale.view(*w.shape[:2], columns) if len(scale) == rows else scale
 

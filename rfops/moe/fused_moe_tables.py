@@ -31,8 +31,8 @@ from .terms import Bf16Model
 class _Tables(Moe):
     def weights(self, c: Call, draw: InputGenerator) -> Mapping[str, Any]:
         def matrices(rows: int, columns: int) -> tuple[Tensor, ...]:
-            made = [draw.floats((rows, columns), c.x_dtype) / rows**0.5 for _ in range(c.E)]
-            return tuple(made)
+            tables = [draw.floats((rows, columns), c.x_dtype) / rows**0.5 for _ in range(c.E)]
+            return tuple(tables)
 
         return {"gate": matrices(c.D, c.I), "up": matrices(c.D, c.I), "down": matrices(c.I, c.D)}
 
@@ -54,7 +54,7 @@ OP = _Tables(
     kernels=(
         HipMoe(is_table=True),
         TritonMoe(is_table=True),
-        Torch(lambda _c, own: Weights(*own)),
+        Torch(lambda _c, op_weights: Weights(*op_weights)),
     ),
     max_bytes=None,
     time_model=Bf16Model,
@@ -79,12 +79,12 @@ def fused_moe_tables_ref(
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
     """The formula in plain fp32 torch, or fp64 where x is, on any device."""
-    made = experts_ref(x, Weights(gate, up, down), topk_weights, topk_ids, num_shared)
-    return made if made.dtype == torch.float64 else made.to(dtype)
+    result = experts_ref(x, Weights(gate, up, down), topk_weights, topk_ids, num_shared)
+    return result if result.dtype == torch.float64 else result.to(dtype)
 
 
-def _reference(x: Tensor, gate: Any, up: Any, down: Any, *rest: Any) -> Tensor:
-    return reference_of(Weights(gate, up, down), x, *rest)
+def _reference(x: Tensor, gate: Any, up: Any, down: Any, *arguments: Any) -> Tensor:
+    return reference_of(Weights(gate, up, down), x, *arguments)
 
 
 OP.reference = _reference

@@ -94,20 +94,20 @@ class ExpertWeights:
 def route(form: str, c: Call, words: Mapping[str, Any], hip: tuple[str, ...]) -> Decision | None:
     """Which kernel takes a call with these WORDS, and why not the op's HIP kernels `hip`; None
     where silu without biases leaves it to the op."""
-    asked = [f"activation {words['activation']}"] if words["activation"] != "silu" else []
-    asked += [name for name in ("interleaved", "bias1", "bias2") if words[name]]
-    if not asked:
+    requests = [f"activation {words['activation']}"] if words["activation"] != "silu" else []
+    requests += [name for name in ("interleaved", "bias1", "bias2") if words[name]]
+    if not requests:
         return None
     reason = gated_triton.unsupported_reason(form, c)
     backend = "triton" if reason is None else "torch"
 
-    def why() -> tuple[str, Mapping[str, str]]:
-        refused = dict.fromkeys(hip, f"no epilogue for {', '.join(asked)}")
+    def explain() -> tuple[str, Mapping[str, str]]:
+        refused = dict.fromkeys(hip, f"no epilogue for {', '.join(requests)}")
         if reason is not None:
             refused["triton"] = reason
-        return f"no HIP kernel has an epilogue for {', '.join(asked)}", refused
+        return f"no HIP kernel has an epilogue for {', '.join(requests)}", refused
 
-    return Decision(backend, backend.replace("triton", "Triton"), words=why)
+    return Decision(backend, backend.replace("triton", "Triton"), words=explain)
 
 
 def check_config(form: str, c: Call, config: Any) -> None:

@@ -139,7 +139,7 @@ class GroupedModel(TimeModel):
         # There may be no expert.
         num_blocks = max(row_tiles(ceil(c.M, picks), picks, c.E, 0, c.block_m), 1.0)
         rows_of_block = c.M / num_blocks
-        m, tokens, experts, blocks, launched, rounds, beside, busiest, rows = factors
+        m, tokens, experts, blocks, launched, rounds, resident_groups, busiest, rows = factors
         log_m, log_experts, log_rows, groups = logs
         m.fill(c.M)
         tokens.fill(c.A)
@@ -149,10 +149,10 @@ class GroupedModel(TimeModel):
         np.multiply(blocks, layer.derived["groups_of_block"], out=groups)
         np.divide(groups, layer.derived["cus"], out=groups)
         np.ceil(groups, out=busiest)
-        np.minimum(busiest, v.resident, out=beside)
-        np.divide(busiest, beside, out=rounds)
+        np.minimum(busiest, v.resident, out=resident_groups)
+        np.divide(busiest, resident_groups, out=rounds)
         np.ceil(rounds, out=rounds)
-        np.maximum(beside, _TWO, out=beside)
+        np.maximum(resident_groups, _TWO, out=resident_groups)
         np.multiply(busiest, np.array(rows_of_block), out=rows)
         np.log2(groups, out=groups)
         log_m.fill(math.log2(c.M))

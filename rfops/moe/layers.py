@@ -28,7 +28,7 @@ MODELS = {
     "Mixtral 8x22B": (6144, 16384, 8, 2, 0),
     "AMD's challenge of 2025": (7168, 2048, 32, 4, 1),
 }
-FEW, MANY = (1, 512), (512, 4096)  # tokens; one call of eight has many
+FEW_TOKENS, MANY_TOKENS = (1, 512), (512, 4096)  # tokens; one call of eight has many
 _ROWS = 16  # that an expert multiplies at least
 MAX_WORK = 1e11  # multiplications of all experts that some token chooses: more tell nothing else
 
@@ -36,13 +36,15 @@ MAX_WORK = 1e11  # multiplications of all experts that some token chooses: more 
 @functools.cache
 def shapes(multiple: int) -> tuple[tuple[int, ...], ...]:
     """(D, I, E, K, R) of one GPU, D and I multiples of that."""
-    found = {
-        (d, i // part, routed + own, k, routed)
-        for d, i, routed, k, shared in MODELS.values()
-        for part in TP_SIZES
-        for own in {0, shared}
+    layer_shapes = {
+        (d, i // tp_size, routed + gpu_shared, k, routed)
+        for d, i, routed, k, num_shared in MODELS.values()
+        for tp_size in TP_SIZES
+        for gpu_shared in {0, num_shared}
     }
-    return tuple(sorted(s for s in found if s[0] % multiple == 0 == s[1] % multiple and s[1]))
+    return tuple(
+        sorted(s for s in layer_shapes if s[0] % multiple == 0 == s[1] % multiple and s[1])
+    )
 
 
 def draw(
@@ -52,7 +54,7 @@ def draw(
     few tokens or of many."""
     layers = [shape for shape in shapes(multiple) if shape[2] <= most_experts]
     while True:
-        low, high = MANY if rng.random() < 1 / 8 else FEW
+        low, high = MANY_TOKENS if rng.random() < 1 / 8 else FEW_TOKENS
         m = round(math.exp(rng.uniform(math.log(low), math.log(high))))
         d, i, experts, k, routed = rng.choice(layers)
         hit = chosen_experts(m, k, routed) + experts - routed

@@ -64,10 +64,10 @@ def by_choices(
     combine = check_flag("fused_moe", "combine", combine)
     if num_shared and (on_input or not combine):
         name = "apply_router_weight_on_input" if on_input else "combine"
-        got = f"{on_input if on_input else combine} with num_shared={num_shared}"
+        actual = f"{on_input if on_input else combine} with num_shared={num_shared}"
         expected = f"{not on_input if on_input else True} with shared experts"
         way_out = "call fused_moe for the shared ones by themselves, and add"
-        Guard("fused_moe").fail(name, expected, got, way_out)
+        Guard("fused_moe").fail(name, expected, actual, way_out)
     for name, tensor in (("x", x), ("topk_weights", topk_weights)):
         if not isinstance(tensor, Tensor) or tensor.dim() != 2:
             Guard("fused_moe").fail(name, "a matrix", describe(tensor), "as for fused_moe")
@@ -84,9 +84,9 @@ def by_choices(
         weights = torch.ones_like(topk_weights)
     target = out if out is not None and not combine and out.is_contiguous() else None
     flat = None if target is None else target.view(m * k, d)
-    made = experts(rows.reshape(m * k, d), weights.reshape(-1, 1), topk_ids.reshape(-1, 1), flat)
-    made = made.view(m, k, d)
+    results = experts(rows.reshape(m * k, d), weights.reshape(-1, 1), topk_ids.reshape(-1, 1), flat)
+    results = results.view(m, k, d)
     if not combine:
-        return made if out is None else made if target is not None else out.copy_(made)
-    total = made.sum(1, dtype=torch.float32).to(x.dtype)
+        return results if out is None else results if target is not None else out.copy_(results)
+    total = results.sum(1, dtype=torch.float32).to(x.dtype)
     return total if out is None else out.copy_(total)

@@ -368,10 +368,10 @@ def topk_gating(
     )
 
 
-def _write_shared(weights: Tensor, logits: Tensor, top_k: int, shared: int) -> Tensor:
+def _write_shared(weights: Tensor, logits: Tensor, top_k: int, num_shared: int) -> Tensor:
     """Write the sigmoid of the last columns behind the first top_k; return the other columns."""
-    routed = logits.shape[1] - shared
-    weights[:, top_k : top_k + shared].copy_(logits[:, routed:].float().sigmoid())
+    routed = logits.shape[1] - num_shared
+    weights[:, top_k : top_k + num_shared].copy_(logits[:, routed:].float().sigmoid())
     return logits[:, :routed]
 
 
@@ -458,14 +458,16 @@ class _Results:
     others, as vLLM's columns of a wider tensor that shared experts follow in, by a copy."""
 
     def __init__(self, weights: Tensor | None, ids: Tensor | None) -> None:
-        self.own = weights, ids
-        self.weights, self.ids = (t if t is None or t.is_contiguous() else None for t in self.own)
+        self.destinations = weights, ids
+        self.weights, self.ids = (
+            t if t is None or t.is_contiguous() else None for t in self.destinations
+        )
 
     def take(self, computed: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        for destination, tensor in zip(self.own, computed, strict=True):
+        for destination, tensor in zip(self.destinations, computed, strict=True):
             if destination is not None and destination is not tensor:
                 destination.copy_(tensor)
-        weights, ids = self.own
+        weights, ids = self.destinations
         return computed[0] if weights is None else weights, computed[1] if ids is None else ids
 
 

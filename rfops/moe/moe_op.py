@@ -29,7 +29,9 @@ HINTS = {
 }
 
 
-def declared(*weights: str, x: str = "x: bf16|f16[M, D] strided", more: Sequence[str] = ()) -> str:
+def declared(
+    *weights: str, x: str = "x: bf16|f16[M, D] strided", more_args: Sequence[str] = ()
+) -> str:
     """The arguments of an op whose weights are declared so, and what more it has."""
     lines = (
         x,
@@ -42,7 +44,7 @@ def declared(*weights: str, x: str = "x: bf16|f16[M, D] strided", more: Sequence
         "renormalize: bool",
         "round_scores: bool",
         "dtype: bf16|f16",
-        *more,
+        *more_args,
         "-> out: dtype[M, D]",
     )
     return "\n".join(lines)
@@ -58,8 +60,8 @@ class Torch(Kernel):
         self.weights_of = weights_of
 
     def variant(self, c: Call, config: Any) -> RunOf:
-        def run(out: Tensor, x: Tensor, *rest: Any) -> None:
-            *weights, p, ids, router = rest
+        def run(out: Tensor, x: Tensor, *operands: Any) -> None:
+            *weights, p, ids, router = operands
             experts = self.weights_of(c, weights)
             run_experts(out, x, experts, *chosen(c, x, p, ids, router), c.E - c.R)
 
@@ -116,10 +118,10 @@ class Moe(Op):
                 str(k),
                 "pass fewer",
             )
-        given = [c.has(name) for name in ("topk_weights", "topk_ids", "router_weight")]
-        if c.tensors and given not in ([True, True, False], [False, False, True]):
-            wanted = "tensors, both of them, or a router_weight in their place"
-            return "topk_weights and topk_ids", wanted, "not so", "pass these two"
+        has_tensors = [c.has(name) for name in ("topk_weights", "topk_ids", "router_weight")]
+        if c.tensors and has_tensors not in ([True, True, False], [False, False, True]):
+            expected = "tensors, both of them, or a router_weight in their place"
+            return "topk_weights and topk_ids", expected, "not so", "pass these two"
         for arg in self.declaration.tensors:
             if arg.name in self.own_types or not c.has(arg.name):
                 continue
@@ -128,12 +130,12 @@ class Moe(Op):
                 return arg.name, f"{c.x_dtype} as x is", str(dtype), "convert it first"
         return None
 
-    def call_of(self, arch: str = "gfx950", cu_num: int | None = None, **given: Any) -> Call:
-        dtype = given.get("x_dtype", given.get("dtype", torch.bfloat16))
+    def call_of(self, arch: str = "gfx950", cu_num: int | None = None, **arguments: Any) -> Call:
+        dtype = arguments.get("x_dtype", arguments.get("dtype", torch.bfloat16))
         names = [arg.name for arg in self.declaration.tensors if arg.name not in self.own_types]
         alike: dict[str, Any] = {f"{name}_dtype": dtype for name in names}
         alike["topk_ids_dtype"] = torch.int32
-        return super().call_of(arch, cu_num, **{**alike, "dtype": dtype, **given})
+        return super().call_of(arch, cu_num, **{**alike, "dtype": dtype, **arguments})
 
     def is_empty(self, c: Call) -> bool:
         return bool(c.M == 0 or c.D == 0)
@@ -147,9 +149,9 @@ class Moe(Op):
         ids = draw.picks(c.M, c.K, c.R).to(c.topk_ids_dtype)
         router = draw.floats((c.R, c.D), c.x_dtype) / c.D**0.5 if c.has("router_weight") else None
         chosen = {"topk_ids": ids, "topk_weights": draw.floats((c.M, c.K)).softmax(1)}
-        own = {} if draw.is_light else self.weights(c, draw)
+        weight_inputs = {} if draw.is_light else self.weights(c, draw)
         return {
-            **own,
+            **weight_inputs,
             "router_weight": router,
             **(dict.fromkeys(chosen) if router is not None else chosen),
         }
@@ -165,8 +167,10 @@ class Moe(Op):
     def traffic(self, c: Call) -> int:
         """Return the bytes moved; of the weights, the expected share of experts that some token
         chooses, under uniform routing."""
-        own = {name: given for name, given in c.tensors.items() if name not in NO_WEIGHTS}
-        weights = sum(t.nbytes for _, t in flat(own))
+        weight_tensors = {
+            name: value for name, value in c.tensors.items() if name not in NO_WEIGHTS
+        }
+        weights = sum(t.nbytes for _, t in flat(weight_tensors))
         missed = max(1 - c.K / c.R, 0) ** c.M * c.R if c.R else 0
         return int(super().traffic(c) - weights * missed / max(c.E, 1))
 
@@ -181,14 +185,14 @@ class Moe(Op):
         )
 
     def table_getter(self) -> Callable[[Sequence[int]], tuple[int, ...]]:
-        of, names = super().table_getter(), self.declaration.sizes
+        sizes_of, names = super().table_getter(), self.declaration.sizes
         k, (e, r) = self.table.index("K"), map(names.index, "ER")
 
-        def found(sizes: Sequence[int]) -> tuple[int, ...]:
-            plain = of(sizes)
+        def table_sizes(sizes: Sequence[int]) -> tuple[int, ...]:
+            plain = sizes_of(sizes)
             return *plain[:k], plain[k] + sizes[e] - sizes[r], *plain[k + 1 :]
 
-        return found
+        return table_sizes
 
     def roundings(self, c: Call) -> int:
         """Count roundings: of fp32 sums along both K, and of h and the experts' results to x's
@@ -198,10 +202,10 @@ class Moe(Op):
         return int(2 * (c.D + c.I + c.K) + 64 + 2 * rounded / 16)
 
 
-def reference_of(weights: Weights, x: Tensor, *rest: Any) -> Tensor:
+def reference_of(weights: Weights, x: Tensor, *arguments: Any) -> Tensor:
     """Return the reference for the arguments as ops declare them, from topk_weights on."""
-    p, ids, router, top_k, routed, renormalize, round_scores, dtype = rest
+    p, ids, router, top_k, routed, renormalize, round_scores, dtype = arguments
     if router is not None:
         p, ids = moe_router_ref(x, router, top_k, renormalize, round_scores)
-    made = experts_ref(x, weights, p, ids, weights.experts - routed)
-    return made if made.dtype == torch.float64 else made.to(dtype)
+    result = experts_ref(x, weights, p, ids, weights.experts - routed)
+    return result if result.dtype == torch.float64 else result.to(dtype)

@@ -124,8 +124,10 @@ class MxExpertsModel(TimeModel):
         chip, cus, step = ARCH_SPECS[c.arch], c.cu_num, 8 * STEP_BYTES // self.bits
         l2, l1 = 1e6 * chip.l2_tb_s, 64e3 * chip.ghz
         up_steps, down_steps = ceil(c.D, step), ceil(c.I, step)
-        heights, places = np.unique(np.concatenate([v.up_rows, v.down_rows]), return_inverse=True)
-        up, down = np.split(places, 2)
+        heights, height_indices = np.unique(
+            np.concatenate([v.up_rows, v.down_rows]), return_inverse=True
+        )
+        up, down = np.split(height_indices, 2)
         is_summed, by_tile = 1 - v.is_tiled, 1 - v.is_ring
         down_groups = np.ceil(c.D / v.down_columns)
         down_slots = down_groups / (cus * v.down_resident)
@@ -202,11 +204,13 @@ class MxExpertsModel(TimeModel):
         self, v: Variants, c: Call, layer: Layer, factors: Sequence[Array], logs: Sequence[Array]
     ) -> Array:
         """Excluded are variants whose sums do not fit in LDS, or whose h is beyond offsets."""
-        derived, shared = v.derived, c.E - c.R
-        all_rows, hit = c.M * (c.K + shared), chosen_experts(c.M, c.K, c.R) + shared
-        tiles = np.array(all_row_tiles(c.M, c.K, c.R, shared, derived["heights"]))
-        experts, rows, operands, up_rows, down_rows, up_rounds, down_rounds, *others = factors
-        up_cu, up_cu_rows, wave_tiles, round_tiles, round_rows = others
+        derived, num_shared = v.derived, c.E - c.R
+        all_rows, hit = c.M * (c.K + num_shared), chosen_experts(c.M, c.K, c.R) + num_shared
+        tiles = np.array(all_row_tiles(c.M, c.K, c.R, num_shared, derived["heights"]))
+        experts, rows, operands, up_rows, down_rows, up_rounds, down_rounds, *round_factors = (
+            factors
+        )
+        up_cu, up_cu_rows, wave_tiles, round_tiles, round_rows = round_factors
         log_m, log_experts, log_rows, log_up, log_down = logs
         experts.fill(hit)
         rows.fill(all_rows)
@@ -249,10 +253,10 @@ class MxExpertsModel(TimeModel):
         return np.where(too_many < _MANY_TOKENS, fit, math.inf)
 
     def _fits(self, v: Variants, c: Call, tokens: Array) -> Array:
-        routed, shared = tokens * c.K, c.E - c.R
+        routed, num_shared = tokens * c.K, c.E - c.R
         table = np.floor(routed / v.down_rows) + np.minimum(routed, c.E)
-        table += shared * np.ceil(tokens / v.down_rows) + 1
+        table += num_shared * np.ceil(tokens / v.down_rows) + 1
         lds = v.lds_bytes + 16 * (np.ceil(tokens * v.lds_token_bytes / 16) + table)
-        h_rows = tokens * (c.K + shared) + (TILE - 1) * c.E
+        h_rows = tokens * (c.K + num_shared) + (TILE - 1) * c.E
         fits: Array = (lds <= ARCH_SPECS[c.arch].lds_bytes) & (h_rows < v.most_h_rows)
         return fits

@@ -105,16 +105,16 @@ class ExpertsModel(TimeModel):
     def changes(
         self, v: Variants, c: Call, layer: Layer, factors: Sequence[Array], logs: Sequence[Array]
     ) -> None:
-        shared, all_rows = c.E - c.R, c.M * (c.K + c.E - c.R)
-        hit = chosen_experts(c.M, c.K, c.R) + shared
+        num_shared, all_rows = c.E - c.R, c.M * (c.K + c.E - c.R)
+        hit = chosen_experts(c.M, c.K, c.R) + num_shared
         m, experts, up, down, up_granules, down_granules, tiles, granules = factors
         log_m, log_experts, log_rows, log_up, log_down = logs
         m.fill(c.M)
         experts.fill(hit)
-        *num_tiles, num_granules = all_row_tiles(c.M, c.K, c.R, shared, v.derived["heights"])
+        *num_tiles, num_granules = all_row_tiles(c.M, c.K, c.R, num_shared, v.derived["heights"])
         tiles[:] = num_tiles
         granules.fill(num_granules)
-        each = granules / tiles
+        granules_per_tile = granules / tiles
         for columns, rounds, rounds_of_granules, log in (
             (layer.derived["up"], up, up_granules, log_up),
             (layer.derived["down"], down, down_granules, log_down),
@@ -122,7 +122,7 @@ class ExpertsModel(TimeModel):
             np.multiply(tiles, columns, out=log)
             np.divide(log, v.derived["cus"], out=log)
             np.ceil(log, out=rounds)
-            np.multiply(rounds, each, out=rounds_of_granules)
+            np.multiply(rounds, granules_per_tile, out=rounds_of_granules)
             np.log2(log, out=log)
         log_m.fill(math.log2(c.M))
         log_experts.fill(math.log2(hit))
@@ -145,25 +145,25 @@ def coarse_tokens(c: Call) -> Call:
 
 
 @functools.lru_cache(maxsize=4096)
-def row_tiles(tokens: int, k: int, routed: int, shared: int, height: int) -> float:
+def row_tiles(tokens: int, k: int, routed: int, num_shared: int, height: int) -> float:
     """The expected number of tiles of so many rows of all experts, under uniform routing."""
-    return all_row_tiles(tokens, k, routed, shared, (height,))[0]
+    return all_row_tiles(tokens, k, routed, num_shared, (height,))[0]
 
 
 def all_row_tiles(
-    tokens: int, k: int, routed: int, shared: int, heights: Sequence[int]
+    tokens: int, k: int, routed: int, num_shared: int, heights: Sequence[int]
 ) -> list[float]:
     """Those of several heights: the sum over j of the experts with more than j * height rows, whose
     number of rows is binomial, taken as normal where j > 0."""
-    share = min(k / routed, 1.0) if routed else 0.0
-    mean, deviation = tokens * share, math.sqrt(tokens * share * (1 - share))
-    least, most = mean - _TAIL * deviation, min(mean + _TAIL * deviation, tokens - 1)
+    probability = min(k / routed, 1.0) if routed else 0.0
+    mean, deviation = tokens * probability, math.sqrt(tokens * probability * (1 - probability))
+    min_rows, max_rows = mean - _TAIL * deviation, min(mean + _TAIL * deviation, tokens - 1)
     scale, chosen = max(deviation * math.sqrt(2), 1e-9), chosen_experts(tokens, k, routed)
     tiles = []
     for height in heights:
-        whole = max(int(least / height), 0)
-        found = whole * routed if whole else chosen
-        for rows in range(max(whole, 1) * height, math.floor(most) + 1, height):
-            found += routed * math.erfc((rows + 0.5 - mean) / scale) / 2
-        tiles.append(found + shared * -(-tokens // height))
+        full_tiles = max(int(min_rows / height), 0)
+        num_tiles = full_tiles * routed if full_tiles else chosen
+        for rows in range(max(full_tiles, 1) * height, math.floor(max_rows) + 1, height):
+            num_tiles += routed * math.erfc((rows + 0.5 - mean) / scale) / 2
+        tiles.append(num_tiles + num_shared * -(-tokens // height))
     return tiles

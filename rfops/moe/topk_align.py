@@ -115,7 +115,7 @@ class OneLaunch(Hip):
             tokens = int(defines["ROUTING_WAVES"]) * WAVE // int(defines["LANES"])
             groups = max(1, ceil(m, tokens))
             row_stride, column_stride = matrix_strides(c, "logits", experts)
-            slots, blocks = layout_sizes(m * k, c.block_size, experts, c.pad_sorted_ids)
+            num_slots, blocks = layout_sizes(m * k, c.block_size, experts, c.pad_sorted_ids)
             numbers = {
                 "m": m,
                 "experts": experts,
@@ -124,7 +124,7 @@ class OneLaunch(Hip):
                 "scale": float(c.scale),
                 "is_sorted_by_local": int(c.ignore_invalid_experts and c.has("expert_map")),
                 "block": c.block_size,
-                "num_slots": slots,
+                "num_slots": num_slots,
                 "num_blocks": blocks,
                 "num_groups": groups,
                 **({} if groups > 1 else {"arrivals": None}),
@@ -187,8 +187,8 @@ class Torch(Kernel):
 
 class _TopkAlign(Choose):
     def result_sizes(self, c: Call) -> Mapping[str, int]:
-        slots, blocks = layout_sizes(c.M * c.K, c.block_size, c.E, c.pad_sorted_ids)
-        return {**c.sizes, "slots": slots, "blocks": blocks}
+        num_slots, blocks = layout_sizes(c.M * c.K, c.block_size, c.E, c.pad_sorted_ids)
+        return {**c.sizes, "slots": num_slots, "blocks": blocks}
 
     def is_empty(self, c: Call) -> bool:
         return False  # without rows the layout says so
@@ -196,8 +196,8 @@ class _TopkAlign(Choose):
     def fit(self, c: Call, draw: InputGenerator) -> Mapping[str, Any]:
         """With a map, every other expert is here."""
         local = torch.arange(c.E, dtype=torch.int32, device=c.device)
-        here = torch.where(local % 2 == 0, local // 2, -1)
-        return {"expert_map": here} if c.has("expert_map") else {}
+        local_map = torch.where(local % 2 == 0, local // 2, -1)
+        return {"expert_map": local_map} if c.has("expert_map") else {}
 
     def unsupported_reason(self, c: Call, *sizes: int) -> tuple[str, str, str, str] | None:
         """Groups, and the number of slots."""

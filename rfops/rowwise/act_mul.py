@@ -46,11 +46,11 @@ USUAL = {"alpha": ALPHA, "limit": LIMIT, "beta": BETA}
 def _variants(_arch: str) -> list[dict[str, Any]]:
     """SiLU of DeepSeek-V3's shared expert at TP 8 and of its experts."""
     lanes = [row_lanes(k, VEC) for k in (256, 2048)]
-    shared = {"IN": "bf16", "INTERLEAVED": 0, "ACTIVATION": "kSilu"}
+    common_defines = {"IN": "bf16", "INTERLEAVED": 0, "ACTIVATION": "kSilu"}
     return [
-        {**shared, **each.defines(), "QUANT": quant}
-        for each in lanes
-        if each is not None
+        {**common_defines, **lane_layout.defines(), "QUANT": quant}
+        for lane_layout in lanes
+        if lane_layout is not None
         for quant in ("kNone", "kFp8Group")
     ]
 
@@ -107,7 +107,7 @@ class Hip(Kernel):
         quant = c.values.get("quant")
         if quant and quant.startswith("fp8") and c.dtype != default_dtype(quant, c.arch):
             return f"{c.arch} converts to {default_dtype(quant, c.arch)}, not {c.dtype}"
-        if max(c.M, *[each.outer_stride for each in rows]) >= 2**31:
+        if max(c.M, *[strides.outer_stride for strides in rows]) >= 2**31:
             return "2^31 rows or elements of a stride, or more"
         return None
 
@@ -160,8 +160,8 @@ class Torch(Kernel):
         def run(results: Any, x: torch.Tensor, static_scale: torch.Tensor | None = None) -> None:
             y = act_mul_ref(x, *values).to(x.dtype)
             if "quant" in c.values:
-                made = quantise_rows(y, c.quant, static_scale, c.transpose_scale, c.dtype)
-                for result, tensor in zip(results, made, strict=True):
+                quantised_rows = quantise_rows(y, c.quant, static_scale, c.transpose_scale, c.dtype)
+                for result, tensor in zip(results, quantised_rows, strict=True):
                     result.copy_(tensor)
             else:
                 results.copy_(y)
@@ -257,8 +257,8 @@ def act_mul(
     GPT-OSS's model code.
     """
     call = OP.traced if is_dynamo_compiling() else OP.call
-    made: torch.Tensor = call(x, activation, interleaved, alpha, limit, beta, out)
-    return made
+    result: torch.Tensor = call(x, activation, interleaved, alpha, limit, beta, out)
+    return result
 
 
 def silu_mul(x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:

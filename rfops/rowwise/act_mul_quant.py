@@ -128,5 +128,5 @@ def act_mul_quant(
     dtype = payload_dtype(quant, x) if dtype is None else dtype
     call = OP.traced if is_dynamo_compiling() else OP.call
     values = static_scale, activation, interleaved, alpha, limit, beta
-    made, made_scale = call(x, *values, quant, transpose_scale, dtype, payload, scale)
-    return quantised(made, made_scale, static_scale, transpose_scale)
+    result, result_scale = call(x, *values, quant, transpose_scale, dtype, payload, scale)
+    return quantised(result, result_scale, static_scale, transpose_scale)

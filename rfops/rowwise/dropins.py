@@ -51,7 +51,7 @@ def _refuse(name: str, **values: Any) -> None:
             Guard(name).fail(argument, show(neutral), show(value), "call the original")
 
 
-def _given(name: str, weight: Tensor | None) -> Tensor:
+def _required_weight(name: str, weight: Tensor | None) -> Tensor:
     if weight is None:
         Guard(name).fail("weight", "a tensor", "None", "call the original")
     assert weight is not None
@@ -63,14 +63,14 @@ def _given(name: str, weight: Tensor | None) -> Tensor:
 
 def rms_norm(result: Tensor, input: Tensor, weight: Tensor | None, epsilon: float) -> None:
     """vLLM's: result [..., hidden] = input over its root mean square, times weight."""
-    _rms_norm(input, _given("rms_norm", weight), None, epsilon, result)
+    _rms_norm(input, _required_weight("rms_norm", weight), None, epsilon, result)
 
 
 def fused_add_rms_norm(
     input: Tensor, residual: Tensor, weight: Tensor | None, epsilon: float
 ) -> None:
     """vLLM's: residual += input, input = rms_norm(residual), both in place."""
-    _rms_norm(input, _given("fused_add_rms_norm", weight), residual, epsilon, input)
+    _rms_norm(input, _required_weight("fused_add_rms_norm", weight), residual, epsilon, input)
 
 
 def rms_norm_static_fp8_quant(
@@ -101,9 +101,9 @@ def _static(
     epsilon: float,
 ) -> None:
     x, payload = _rows(input), _rows(result)
-    other = None if residual is None else _rows(residual)
+    residual_rows = None if residual is None else _rows(residual)
     values = epsilon, "fp8_tensor", scale.view(1), False, result.dtype
-    rms_norm_quant(x, weight, other, *values, payload)
+    rms_norm_quant(x, weight, residual_rows, *values, payload)
 
 
 def rms_norm_dynamic_per_token_quant(
@@ -117,9 +117,9 @@ def rms_norm_dynamic_per_token_quant(
 ) -> None:
     """vLLM's: result = fp8(rms_norm(input, or residual += input) / scale), scale [tokens, 1]."""
     _refuse("rms_norm_dynamic_per_token_quant", scale_ub=(scale_ub, None))
-    other = None if residual is None else _rows(residual)
+    residual_rows = None if residual is None else _rows(residual)
     values = epsilon, "fp8_token", None, False, result.dtype
-    rms_norm_quant(_rows(input), weight, other, *values, _rows(result), scale.view(-1, 1))
+    rms_norm_quant(_rows(input), weight, residual_rows, *values, _rows(result), scale.view(-1, 1))
 
 
 def rms_norm_per_block_quant(
@@ -137,10 +137,10 @@ def rms_norm_per_block_quant(
     column-major where is_scale_transposed."""
     refused = {"scale_ub": (scale_ub, None), "group_size": (group_size, 128)}
     _refuse("rms_norm_per_block_quant", **refused)
-    other = None if residual is None else _rows(residual)
+    residual_rows = None if residual is None else _rows(residual)
     values = epsilon, "fp8_group", None, is_scale_transposed, result.dtype
     memory = scale.T if is_scale_transposed else scale
-    rms_norm_quant(_rows(input), weight, other, *values, _rows(result), memory)
+    rms_norm_quant(_rows(input), weight, residual_rows, *values, _rows(result), memory)
 
 
 def rmsnorm2d_fwd(

@@ -49,9 +49,9 @@ def _variants(_arch: str) -> list[dict[str, Any]]:
     """Of hidden size 7168, with and without residual: what serves DeepSeek-V3."""
     lanes = row_lanes(7168, VEC)
     assert lanes is not None
-    shared = {"IN": "bf16", "WEIGHT": "bf16", "NESTED": 0, **lanes.defines()}
+    common_defines = {"IN": "bf16", "WEIGHT": "bf16", "NESTED": 0, **lanes.defines()}
     return [
-        {**shared, "RESIDUAL": residual, "QUANT": quant}
+        {**common_defines, "RESIDUAL": residual, "QUANT": quant}
         for residual in (0, 1)
         for quant in ("kNone", "kFp8Group")
     ]
@@ -208,8 +208,8 @@ class Torch(Kernel):
         ) -> None:
             y = rms_norm_ref(x, weight, residual, c.eps).to(x.dtype)
             if "quant" in c.values:
-                made = quantise_rows(y, c.quant, static_scale, c.transpose_scale, c.dtype)
-                for result, tensor in zip(results, made, strict=True):
+                quantised_rows = quantise_rows(y, c.quant, static_scale, c.transpose_scale, c.dtype)
+                for result, tensor in zip(results, quantised_rows, strict=True):
                     result.copy_(tensor)
             else:
                 results.copy_(y)
@@ -312,5 +312,5 @@ def rms_norm(
     Source: Zhang and Sennrich, Root Mean Square Layer Normalization (arXiv:1910.07467).
     """
     call = OP.traced if is_dynamo_compiling() else OP.call
-    made: torch.Tensor = call(x, weight, residual, eps, out)
-    return made
+    result: torch.Tensor = call(x, weight, residual, eps, out)
+    return result

@@ -121,7 +121,7 @@ def rms_norm_quant(
     """
     dtype = payload_dtype(quant, x) if dtype is None else dtype
     call = OP.traced if is_dynamo_compiling() else OP.call
-    made, made_scale = call(
+    result, result_scale = call(
         x, weight, residual, static_scale, eps, quant, transpose_scale, dtype, payload, scale
     )
-    return quantised(made, made_scale, static_scale, transpose_scale)
+    return quantised(result, result_scale, static_scale, transpose_scale)

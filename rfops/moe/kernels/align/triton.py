@@ -38,9 +38,9 @@ class TritonAlign(Kernel):
             count = BoundTriton(_KERNELS, "count", c.device, {"ROWS": ROWS}, WARPS)
             run_count = count.prepare("counts ids row_map")(grid, **sizes)
             constants = {"ROWS": ROWS, "BINS": max(bins, 2)}
-            place = BoundTriton(_KERNELS, "place", c.device, constants, WARPS)
+            place_rows = BoundTriton(_KERNELS, "place", c.device, constants, WARPS)
             num_slots, blocks = layout_sizes(rows, c.block_size, experts, c.pad_sorted_ids)
-            run_place = place.prepare(_PLACED)(
+            run_place = place_rows.prepare(_PLACED)(
                 grid, block=c.block_size, slots=num_slots, blocks=blocks, **sizes
             )
             scratch = Workspace(c.device, (experts, torch.int32))

@@ -135,7 +135,7 @@ class _Launches:
 
         self.all_k = c.K + c.E - c.R
         self.num_ids = c.M * self.all_k
-        self.slots, blocks = layout_sizes(self.num_ids, config.block_m, c.E, True)
+        self.num_slots, blocks = layout_sizes(self.num_ids, config.block_m, c.E, True)
         common = {"of_expert": 0} if is_table else {}
         self.gate_up = gemm("gate_up", gate_n, c.D).prepare(
             f"h x gate up gates ups {LAYOUT} w1",
@@ -166,7 +166,7 @@ class _Launches:
         if c.E > c.R:
             ids = with_shared(topk_weights, topk_ids, c.E, c.E - c.R)[1]
         layout = moe_align_block_size(ids, config.block_m, c.E, None, True)
-        h = torch.empty((self.slots, c.I), dtype=x.dtype, device=x.device)
+        h = torch.empty((self.num_slots, c.I), dtype=x.dtype, device=x.device)
         y = torch.empty((self.num_ids, c.D), dtype=x.dtype, device=x.device)
         x = x if x.stride(1) == 1 else x.contiguous()
         gate, up, down, tables, stacks = self._weights(weights)

@@ -60,9 +60,9 @@ def gate_up(
     block, column = grouped_tile(blocks, tl.cdiv(n, BLOCK_N), GROUP_M)
     if block * BLOCK_M >= tl.load(num_padded):
         return
-    expert, slot, id = expert_slots(ids, expert_ids, block, BLOCK_M)
+    expert, h_slot, id = expert_slots(ids, expert_ids, block, BLOCK_M)
     row = tl.where(id < num_ids, id // top_k, 0)
-    own, read = own_columns(column, n, BLOCK_N)
+    out_columns, read = own_columns(column, n, BLOCK_N)
     at_k = tl.arange(0, BLOCK_K)
     x_at = x + row.to(tl.int64)[:, None] * x_m + at_k[None, :]
     w_at = at_k.to(tl.int64)[:, None] * w_k + read.to(tl.int64)[None, :] * w_n
@@ -70,20 +70,20 @@ def gate_up(
     u_at = _of_expert(up, ups, expert, of_expert, up, IS_TABLE) + w_at
     g = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     u = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    for first in range(0, k, BLOCK_K):
+    for k0 in range(0, k, BLOCK_K):
         if EVEN_K:
             rows, wg, wu = tl.load(x_at), tl.load(g_at), tl.load(u_at)
         else:
-            inside = at_k < k - first
-            rows = tl.load(x_at, mask=inside[None, :], other=0.0)
-            wg = tl.load(g_at, mask=inside[:, None], other=0.0)
-            wu = tl.load(u_at, mask=inside[:, None], other=0.0)
+            in_bounds = at_k < k - k0
+            rows = tl.load(x_at, mask=in_bounds[None, :], other=0.0)
+            wg = tl.load(g_at, mask=in_bounds[:, None], other=0.0)
+            wu = tl.load(u_at, mask=in_bounds[:, None], other=0.0)
         g = tl.dot(rows, wg, g)
         u = tl.dot(rows, wu, u)
         x_at += BLOCK_K
         g_at += BLOCK_K * w_k
         u_at += BLOCK_K * w_k
-    store_slots(h, g, u, slot, own, n)
+    store_slots(h, g, u, h_slot, out_columns, n)
 
 
 @triton.jit
@@ -111,24 +111,24 @@ def down(
     block, column = grouped_tile(blocks, tl.cdiv(n, BLOCK_N), GROUP_M)
     if block * BLOCK_M >= tl.load(num_padded):
         return
-    expert, slot, id = expert_slots(ids, expert_ids, block, BLOCK_M)
-    own, read = own_columns(column, n, BLOCK_N)
+    expert, h_slot, id = expert_slots(ids, expert_ids, block, BLOCK_M)
+    out_columns, read = own_columns(column, n, BLOCK_N)
     at_k = tl.arange(0, BLOCK_K)
-    h_at = h + slot.to(tl.int64)[:, None] * k + at_k[None, :]
+    h_at = h + h_slot.to(tl.int64)[:, None] * k + at_k[None, :]
     w_at = at_k.to(tl.int64)[:, None] * w_k + read.to(tl.int64)[None, :] * w_n
     w_at = _of_expert(w, table, expert, of_expert, w, IS_TABLE) + w_at
     total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    for first in range(0, k, BLOCK_K):
+    for k0 in range(0, k, BLOCK_K):
         if EVEN_K:
             rows, tile = tl.load(h_at), tl.load(w_at)
         else:
-            inside = at_k < k - first
-            rows = tl.load(h_at, mask=inside[None, :], other=0.0)
-            tile = tl.load(w_at, mask=inside[:, None], other=0.0)
+            in_bounds = at_k < k - k0
+            rows = tl.load(h_at, mask=in_bounds[None, :], other=0.0)
+            tile = tl.load(w_at, mask=in_bounds[:, None], other=0.0)
         total = tl.dot(rows, tile, total)
         h_at += BLOCK_K
         w_at += BLOCK_K * w_k
-    store_ids(y, total, id, own, num_ids, n)
+    store_ids(y, total, id, out_columns, num_ids, n)
 
 
 @triton.jit
@@ -150,5 +150,5 @@ def add_rows(
         row = token.to(tl.int64) * all_k + j
         value = tl.load(y + row * n + column, mask=(column < n) & is_there, other=0.0)
         total += tl.where(is_there, weight * value.to(tl.float32), 0.0)
-    at = out + token.to(tl.int64) * n + column
-    tl.store(at, total.to(out.dtype.element_ty), mask=column < n)
+    out_ptrs = out + token.to(tl.int64) * n + column
+    tl.store(out_ptrs, total.to(out.dtype.element_ty), mask=column < n)

@@ -95,8 +95,8 @@ def moe_fp8_stream_prepare_kernel(
     """csrc/moe/moe_fp8_stream_prepare.hip: the shapes stand there."""
 
 
-def _stream_defines(**own: int) -> dict[str, Any]:
-    return {"IN": "bf16", "ID": "i32", "TOP_K": 8, "TILES": 1, "SHUFFLED": 0, **own}
+def _stream_defines(**variant_defines: int) -> dict[str, Any]:
+    return {"IN": "bf16", "ID": "i32", "TOP_K": 8, "TILES": 1, "SHUFFLED": 0, **variant_defines}
 
 
 @compile_ops(

@@ -94,12 +94,14 @@ class HipFp8Stream(HipMoe):
     def launches(self, c: Call, config: Any) -> Run:
         routes, of_router = router.steps(c, c.R, chosen(c))
         has_one_tile = c.M <= TILE
-        first = [_up_tile(c)] if has_one_tile else [_prepare(c), _up(c, self.defines(c, config))]
+        first_steps = (
+            [_up_tile(c)] if has_one_tile else [_prepare(c), _up(c, self.defines(c, config))]
+        )
         x_q = {} if has_one_tile else quantized("x", c.M, c.D, c.w1_dtype)
         return run_steps(
             c.device,
             self.arguments,
-            [*routes, *first, *([] if _quantises_h(c) else [_quantise(c)]), _down(c)],
+            [*routes, *first_steps, *([] if _quantises_h(c) else [_quantise(c)]), _down(c)],
             arch=c.arch,
             workspace={**_workspace(c), **of_router},
             outer=bool(routes),
@@ -112,8 +114,8 @@ class HipFp8Stream(HipMoe):
 
 
 def _shared_defines(c: Call) -> dict[str, Any]:
-    own = {"TILES": ceil(c.M, TILE), "SHUFFLED": int(c.w_layout != "raw")}
-    return {"IN": IN_TYPES[c.x_dtype], **id_defines(c), **own}
+    shape_defines = {"TILES": ceil(c.M, TILE), "SHUFFLED": int(c.w_layout != "raw")}
+    return {"IN": IN_TYPES[c.x_dtype], **id_defines(c), **shape_defines}
 
 
 def _quantises_h(c: Call) -> bool:
@@ -129,7 +131,7 @@ def _columns(c: Call) -> int:
     return min(range(TILE, 6, -2), key=lambda columns: ceil(ceil(c.D, columns), c.cu_num) * columns)
 
 
-def _slots(c: Call) -> int:
+def _num_slots(c: Call) -> int:
     """Experts that may have a row, as many as there can be."""
     return int(c.E - c.R + min(c.R, c.M * c.K))
 
@@ -153,7 +155,7 @@ def _up(c: Call, defines: Mapping[str, Any]) -> Step:
         moe_fp8_stream_up_kernel,
         defines,
         THREADS,
-        (c.I // TILE, _slots(c), 1),
+        (c.I // TILE, _num_slots(c), 1),
         {"x": "x_q", "w": "w1", "w_scale": "w1_scale", **_sizes(c, c.I, c.D)},
     )
 
@@ -165,7 +167,7 @@ def _up_tile(c: Call) -> Step:
         moe_fp8_stream_up_tile_kernel,
         {"IN": IN_TYPES[c.x_dtype], **id_defines(c), "SHUFFLED": shuffled},
         UP_TILE_THREADS,
-        (c.I // TILE, _slots(c) + 1, 1),
+        (c.I // TILE, _num_slots(c) + 1, 1),
         {"w": "w1", "w_scale": "w1_scale", **_sizes(c, c.I, c.D)},
     )
 
@@ -190,24 +192,31 @@ def _down(c: Call) -> Step:
     is_many = ceil(c.M, TILE) * c.K > MANY_CHOICES
     in_flight = DOWN_STEPS_OF_MANY if is_many else DOWN_STEPS
     in_flight = 1 if c.I <= FEW_BLOCKS * BLOCK else in_flight
-    own = {"STEPS": in_flight, "LINES": DOWN_LINES, "COLUMNS": _columns(c), "RAW": 0}
+    down_defines = {"STEPS": in_flight, "LINES": DOWN_LINES, "COLUMNS": _columns(c), "RAW": 0}
     arguments: dict[str, Any] = {"h": "h_q", "w": "w2", "w_scale": "w2_scale"}
     arguments |= {"topk_weights": chosen(c)["weights"]}
     if _quantises_h(c):
-        own |= {"STEPS": FEW_BLOCKS, "LINES": RAW_LINES, "RAW": 1}
+        down_defines |= {"STEPS": FEW_BLOCKS, "LINES": RAW_LINES, "RAW": 1}
         arguments |= {"h": "h", "h_scale": None}
     return Step(
         moe_fp8_stream_down_kernel,
-        {**_shared_defines(c), **own},
+        {**_shared_defines(c), **down_defines},
         THREADS,
-        ceil(c.D, own["COLUMNS"]),
+        ceil(c.D, down_defines["COLUMNS"]),
         {**arguments, **_sizes(c, c.D, c.I)},
     )
 
 
 def _sizes(c: Call, n: int, k: int) -> dict[str, Any]:
-    shared = c.E - c.R
-    return {"topk_ids": chosen(c)["ids"], "m": c.M, "routed": c.R, "shared": shared, "n": n, "k": k}
+    num_shared = c.E - c.R
+    return {
+        "topk_ids": chosen(c)["ids"],
+        "m": c.M,
+        "routed": c.R,
+        "shared": num_shared,
+        "n": n,
+        "k": k,
+    }
 
 
 def _workspace(c: Call) -> dict[str, Any]:

@@ -72,7 +72,7 @@ class _Launches:
 
         all_k = c.K + c.E - c.R
         self.num_ids = c.M * all_k
-        self.slots, blocks = layout_sizes(self.num_ids, config.block_m, c.E, True)
+        self.num_slots, blocks = layout_sizes(self.num_ids, config.block_m, c.E, True)
         self.gate_up = gemm("gate_up", gate_n).prepare(f"h x x_scale w w_scale {LAYOUT}")(
             (blocks * ceil(c.I, gate_n), 1, 1), sizes=(self.num_ids, blocks, c.I, c.D, all_k)
         )
@@ -81,8 +81,8 @@ class _Launches:
         )
         self.add = add_rows(c)
 
-    def __call__(self, out: Tensor, x: Tensor, *rest: Any) -> None:
-        w1, w2, w1_scale, w2_scale, p, ids, router = rest
+    def __call__(self, out: Tensor, x: Tensor, *operands: Any) -> None:
+        w1, w2, w1_scale, w2_scale, p, ids, router = operands
         c, config = self.c, self.config
         if router is not None:
             p, ids = moe_router(x, router, c.K, c.renormalize, round_scores=c.round_scores)
@@ -90,7 +90,7 @@ class _Launches:
         layout = moe_align_block_size(all_ids, config.block_m, c.E, None, True)
         x_q, x_scale = quant_fp8_blockscale(x, dtype=c.w1_dtype)
         # Padding's rows are quantised too: what is not written must be numbers of some kind.
-        h = torch.zeros((self.slots, c.I), dtype=x.dtype, device=x.device)
+        h = torch.zeros((self.num_slots, c.I), dtype=x.dtype, device=x.device)
         y = torch.empty((self.num_ids, c.D), dtype=x.dtype, device=x.device)
         x_q, w1, w2 = (t.view(torch.uint8) for t in (x_q, w1, w2))
         self.gate_up(h, x_q, x_scale, w1, w1_scale, *layout)

@@ -42,16 +42,16 @@ def gate_up(
     block, column = grouped_tile(blocks, tl.cdiv(n, BLOCK_N), GROUP_M)
     if block * BLOCK_M >= tl.load(num_padded):
         return
-    expert, slot, id = expert_slots(ids, expert_ids, block, BLOCK_M)
+    expert, h_slot, id = expert_slots(ids, expert_ids, block, BLOCK_M)
     row = tl.where(id < num_ids, id // top_k, 0).to(tl.int64)
-    own = column * BLOCK_N + tl.arange(0, BLOCK_N)
+    out_columns = column * BLOCK_N + tl.arange(0, BLOCK_N)
     at_k, steps = tl.arange(0, BLOCK), k // BLOCK
     x_at = x + row[:, None] * k + at_k[None, :]
-    g_at = w + expert * 2 * n * k + own.to(tl.int64)[None, :] * k + at_k[:, None]
+    g_at = w + expert * 2 * n * k + out_columns.to(tl.int64)[None, :] * k + at_k[:, None]
     u_at = g_at + n.to(tl.int64) * k
     scale_at = x_scale + row * steps
-    first = (column * BLOCK_N) // BLOCK
-    g_scale = w_scale + (expert * 2 * (n // BLOCK) + first) * steps
+    scale_block = (column * BLOCK_N) // BLOCK
+    g_scale = w_scale + (expert * 2 * (n // BLOCK) + scale_block) * steps
     u_scale = g_scale + (n // BLOCK) * steps
     g = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     u = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
@@ -67,8 +67,11 @@ def gate_up(
         scale_at += 1
         g_scale += 1
         u_scale += 1
-    made = g / (1.0 + tl.exp(-g)) * u
-    tl.store(h + slot.to(tl.int64)[:, None] * n + own[None, :], made.to(h.dtype.element_ty))
+    activated = g / (1.0 + tl.exp(-g)) * u
+    tl.store(
+        h + h_slot.to(tl.int64)[:, None] * n + out_columns[None, :],
+        activated.to(h.dtype.element_ty),
+    )
 
 
 @triton.jit
@@ -93,21 +96,21 @@ def down(
     block, column = grouped_tile(blocks, tl.cdiv(n, BLOCK_N), GROUP_M)
     if block * BLOCK_M >= tl.load(num_padded):
         return
-    expert, slot, id = expert_slots(ids, expert_ids, block, BLOCK_M)
-    own = column * BLOCK_N + tl.arange(0, BLOCK_N)
+    expert, h_slot, id = expert_slots(ids, expert_ids, block, BLOCK_M)
+    out_columns = column * BLOCK_N + tl.arange(0, BLOCK_N)
     at_k, steps = tl.arange(0, BLOCK), k // BLOCK
-    h_at = h + slot.to(tl.int64)[:, None] * k + at_k[None, :]
-    w_at = w + expert * n * k + own.to(tl.int64)[None, :] * k + at_k[:, None]
-    scale_at = h_scale + slot.to(tl.int64) * steps
-    of_w = w_scale + (expert * (n // BLOCK) + (column * BLOCK_N) // BLOCK) * steps
+    h_at = h + h_slot.to(tl.int64)[:, None] * k + at_k[None, :]
+    w_at = w + expert * n * k + out_columns.to(tl.int64)[None, :] * k + at_k[:, None]
+    scale_at = h_scale + h_slot.to(tl.int64) * steps
+    w_scale_at = w_scale + (expert * (n // BLOCK) + (column * BLOCK_N) // BLOCK) * steps
     total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for _ in range(0, steps):
         rows = tl.load(h_at).to(FP8, bitcast=True)
-        scale = tl.load(scale_at) * tl.load(of_w)
+        scale = tl.load(scale_at) * tl.load(w_scale_at)
         total += tl.dot(rows, tl.load(w_at).to(FP8, bitcast=True)) * scale[:, None]
         h_at += BLOCK
         w_at += BLOCK
         scale_at += 1
-        of_w += 1
-    to = y + id.to(tl.int64)[:, None] * n + own[None, :]
-    tl.store(to, total.to(y.dtype.element_ty), mask=(id < num_ids)[:, None])
+        w_scale_at += 1
+    y_ptrs = y + id.to(tl.int64)[:, None] * n + out_columns[None, :]
+    tl.store(y_ptrs, total.to(y.dtype.element_ty), mask=(id < num_ids)[:, None])

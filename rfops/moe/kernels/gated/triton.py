@@ -149,8 +149,8 @@ class _Launches:
         epilogue: Epilogue,
         config: GatedMoeTritonConfig,
     ) -> None:
-        self.experts, self.shared, self.columns = c.E, c.E - c.R, c.I
-        all_k = c.K + self.shared
+        self.experts, self.num_shared, self.columns = c.E, c.E - c.R, c.I
+        all_k = c.K + self.num_shared
         self.block_m, block_n = config.block_m, config.block_n
         constants = {
             "BLOCK_M": config.block_m,
@@ -168,7 +168,7 @@ class _Launches:
             "BETA": float(epilogue.beta) if is_swiglu else 0.0,
         }
         self.num_ids = c.M * all_k
-        self.slots, blocks = layout_sizes(self.num_ids, self.block_m, c.E, True)
+        self.num_slots, blocks = layout_sizes(self.num_ids, self.block_m, c.E, True)
         launched = config.warps, config.stages
         gate_up = BoundTriton(_KERNELS, "gate_up", c.device, constants | activation, *launched)
         self.gate_up = gate_up.prepare(f"h x x_scale w w_scale bias {LAYOUT}")(
@@ -193,12 +193,12 @@ class _Launches:
         biases: tuple[Tensor | None, Tensor | None],
     ) -> None:
         ids = topk_ids
-        if self.shared:
-            ids = with_shared(topk_weights, topk_ids, self.experts, self.shared)[1]
+        if self.num_shared:
+            ids = with_shared(topk_weights, topk_ids, self.experts, self.num_shared)[1]
         layout = moe_align_block_size(ids, self.block_m, self.experts, None, True)
         # Slots of blocks that are not in use are quantised too, and so must be numbers.
         make = x.new_empty if stored.form == "16-bit" else x.new_zeros
-        h, y = make((self.slots, self.columns)), x.new_empty((self.num_ids, x.shape[1]))
+        h, y = make((self.num_slots, self.columns)), x.new_empty((self.num_ids, x.shape[1]))
         w1, w2, w1_scale, w2_scale = (
             w if w is None or (w.is_floating_point() and w.itemsize > 1) else w.view(torch.uint8)
             for w in (stored.w1, stored.w2, stored.w1_scale, stored.w2_scale)

@@ -47,10 +47,10 @@ def _product_16bit(x, row, w, at_n, k, BLOCK_K: tl.constexpr, SHUFFLED: tl.const
     total = tl.zeros((row.shape[0], at_n.shape[0]), tl.float32)
     for start in range(0, k, BLOCK_K):
         at_k = start + tl.arange(0, BLOCK_K)
-        inside = at_k < k
-        rows = tl.load(x_at + at_k[None, :], mask=inside[None, :], other=0.0)
+        in_bounds = at_k < k
+        rows = tl.load(x_at + at_k[None, :], mask=in_bounds[None, :], other=0.0)
         w_at = w + _offsets(at_n, at_k, k, 8, SHUFFLED)
-        total = tl.dot(rows, tl.load(w_at, mask=inside[:, None], other=0.0), total)
+        total = tl.dot(rows, tl.load(w_at, mask=in_bounds[:, None], other=0.0), total)
     return total
 
 
@@ -60,13 +60,13 @@ def _product_fp8(x, x_scale, row, w, w_scale, at_n, k, FNUZ: tl.constexpr, SHUFF
     steps = k // GROUP
     x_at = x + row.to(tl.int64)[:, None] * k
     scale_at = x_scale + row.to(tl.int64) * steps
-    of_w = w_scale + at_n // GROUP * steps
+    w_scale_at = w_scale + at_n // GROUP * steps
     total = tl.zeros((row.shape[0], at_n.shape[0]), tl.float32)
     for step in range(0, steps):
         at_k = step * GROUP + tl.arange(0, GROUP)
         rows = tl.load(x_at + at_k[None, :]).to(FP8, bitcast=True)
         codes = tl.load(w + _offsets(at_n, at_k, k, 16, SHUFFLED)).to(FP8, bitcast=True)
-        scale = tl.load(scale_at + step)[:, None] * tl.load(of_w + step)[None, :]
+        scale = tl.load(scale_at + step)[:, None] * tl.load(w_scale_at + step)[None, :]
         total += tl.dot(rows, codes) * scale
     return total
 
@@ -88,20 +88,20 @@ def _product(
     SHUFFLED_SCALES: tl.constexpr,
 ):
     """Rows `row` of x by rows at_n of an expert's matrix [rows_of_w, k]."""
-    first = expert * rows_of_w
+    first_row = expert * rows_of_w
     if FORM == "16-bit":
-        total = _product_16bit(x, row, w + first * k, at_n, k, BLOCK_K, SHUFFLED)
+        total = _product_16bit(x, row, w + first_row * k, at_n, k, BLOCK_K, SHUFFLED)
     elif FORM == "fp8" or FORM == "fp8_fnuz":
         FNUZ: tl.constexpr = FORM == "fp8_fnuz"
-        of_expert = w_scale + first // GROUP * (k // GROUP)
-        total = _product_fp8(x, x_scale, row, w + first * k, of_expert, at_n, k, FNUZ, SHUFFLED)
+        of_expert = w_scale + first_row // GROUP * (k // GROUP)
+        total = _product_fp8(x, x_scale, row, w + first_row * k, of_expert, at_n, k, FNUZ, SHUFFLED)
     else:
         FP4: tl.constexpr = FORM == "mxfp4" or FORM == "mxfp4_native"
         NATIVE: tl.constexpr = FORM == "mxfp4_native" or FORM == "mxfp8_native"
-        of_expert = w_scale + first * scale_columns(k, SHUFFLED_SCALES)
-        own = w + first * (k // 2 if FP4 else k)
+        of_expert = w_scale + first_row * scale_columns(k, SHUFFLED_SCALES)
+        expert_w = w + first_row * (k // 2 if FP4 else k)
         total = mx_product(
-            x, row, k, own, of_expert, at_n, k, BLOCK_K, FP4, SHUFFLED, SHUFFLED_SCALES, NATIVE
+            x, row, k, expert_w, of_expert, at_n, k, BLOCK_K, FP4, SHUFFLED, SHUFFLED_SCALES, NATIVE
         )
     return total
 
@@ -162,9 +162,9 @@ def gate_up(
     block, column = tl.program_id(0), tl.program_id(1)
     if block * BLOCK_M >= tl.load(num_padded):
         return
-    expert, slot, id = expert_slots(ids, expert_ids, block, BLOCK_M)
+    expert, h_slot, id = expert_slots(ids, expert_ids, block, BLOCK_M)
     row = tl.where(id < num_ids, id // top_k, 0)
-    own, read = own_columns(column, n, BLOCK_N)
+    out_columns, read = own_columns(column, n, BLOCK_N)
     at_gate = read * pair_step
     at_up = at_gate + up_offset
     g = _product(
@@ -201,9 +201,9 @@ def gate_up(
         of_expert = bias + expert * 2 * n
         g += tl.load(of_expert + at_gate).to(tl.float32)[None, :]
         u += tl.load(of_expert + at_up).to(tl.float32)[None, :]
-    made = _activated(g, u, ACTIVATION, ALPHA, LIMIT, BETA)
-    to = h + slot.to(tl.int64)[:, None] * n + own[None, :]
-    tl.store(to, made.to(h.dtype.element_ty), mask=own[None, :] < n)
+    activated = _activated(g, u, ACTIVATION, ALPHA, LIMIT, BETA)
+    h_ptrs = h + h_slot.to(tl.int64)[:, None] * n + out_columns[None, :]
+    tl.store(h_ptrs, activated.to(h.dtype.element_ty), mask=out_columns[None, :] < n)
 
 
 @triton.jit
@@ -230,11 +230,11 @@ def down(
     block, column = tl.program_id(0), tl.program_id(1)
     if block * BLOCK_M >= tl.load(num_padded):
         return
-    expert, slot, id = expert_slots(ids, expert_ids, block, BLOCK_M)
-    own, read = own_columns(column, n, BLOCK_N)
+    expert, h_slot, id = expert_slots(ids, expert_ids, block, BLOCK_M)
+    out_columns, read = own_columns(column, n, BLOCK_N)
     total = _product(
-        h, h_scale, slot, w, w_scale, expert, n, read, k, BLOCK_K, FORM, SHUFFLED, SHUFFLED_SCALES
+        h, h_scale, h_slot, w, w_scale, expert, n, read, k, BLOCK_K, FORM, SHUFFLED, SHUFFLED_SCALES
     )
     if bias is not None:
         total += tl.load(bias + expert * n + read).to(tl.float32)[None, :]
-    store_ids(y, total, id, own, num_ids, n)
+    store_ids(y, total, id, out_columns, num_ids, n)

@@ -135,14 +135,14 @@ def _candidates(block_m: int, chunk: int) -> Columns[MoeConfig]:
     """Variants that fit the registers which a workgroup of so many waves leaves for each, and two
     waves a SIMD."""
     tile_n = (16, 8) if block_m <= 8 else (16,)
-    found = []
+    configs = []
     for values in itertools.product(tile_n, (1, 2, 3, 4), (1, 2, 3), (1, 2, 3, 4, 6, 8, 12)):
         config = MoeConfig(*values)
         limit = REGISTERS // max(2, ceil(config.waves, 4)) // 8 * 8
         fits = _registers(config, block_m, chunk) + SPARE_REGISTERS <= limit
         if fits and config.unsupported_reason(block_m) is None:
-            found.append(config)
-    return Columns(found)
+            configs.append(config)
+    return Columns(configs)
 
 
 # ---------------------------------------------------------------- the kernel

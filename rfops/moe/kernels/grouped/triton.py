@@ -85,7 +85,7 @@ class TritonGrouped(TimedKernel):
     def space(self, c: Call) -> Columns[TritonConfig] | None:
         if c.arch not in tiles.SCALED_ARCHS:
             return None
-        return _variants(next(most for most in _TILES if c.block_m <= most))
+        return _variants(next(max_block_m for max_block_m in _TILES if c.block_m <= max_block_m))
 
     def traits(self, config: TritonConfig, c: Call) -> tuple[float, ...]:
         chip, warps = ARCH_SPECS[c.arch], config.warps
@@ -103,8 +103,8 @@ class TritonGrouped(TimedKernel):
         )
 
     def candidates(self, c: Call) -> Iterable[TritonConfig]:
-        near = tiles.candidates(self.default(c), c, c.block_m, False)
-        return near if self.space(c) is None else [*super().candidates(c), *near]
+        tile_configs = tiles.candidates(self.default(c), c, c.block_m, False)
+        return tile_configs if self.space(c) is None else [*super().candidates(c), *tile_configs]
 
     def variant(self, c: Call, config: TritonConfig) -> RunOf:
         options, block_m, a_div = config.options(c.arch), c.block_m, c.a_div
@@ -135,9 +135,9 @@ def _bind(
     tiles_of_block = -(-block_m // rows) * -(-n // config.block_n)
     constants = {**config.constants(k), "BLOCK_M": rows, "METHOD": config.method}
 
-    def launch_of(wide: bool) -> Callable[..., Run]:
+    def launch_of(is_wide: bool) -> Callable[..., Run]:
         kernel = BoundTriton(
-            _KERNELS, "grouped_kernel", device, {**constants, "WIDE": wide}, options=options
+            _KERNELS, "grouped_kernel", device, {**constants, "WIDE": is_wide}, options=options
         )
         return kernel.prepare(_ARGUMENTS, sources=_SOURCES, strides=_STRIDES)
 
@@ -154,13 +154,13 @@ def _bind(
             return
         sources = [t.view(torch.uint8) for t in (a_q, w, a_scale, w_scale)]
         span = max(t.shape[0] * t.stride(0) for t in (a_q, out))
-        wide = max(span, config.block_n * w.stride(1)) >= WIDE_FROM
-        key = topk_weights is not None, wide, num_ids, blocks
+        is_wide = max(span, config.block_n * w.stride(1)) >= WIDE_FROM
+        key = topk_weights is not None, is_wide, num_ids, blocks
         if key not in runs:
             if len(runs) >= _MAX_RUNS:  # lengths that change with every call
                 runs.clear()
             grid = blocks * tiles_of_block, 1, 1
-            runs[key] = launches[wide](grid, num_ids=num_ids, blocks=blocks, **numbers)
+            runs[key] = launches[is_wide](grid, num_ids=num_ids, blocks=blocks, **numbers)
         runs[key](out, *sources, ids, expert_ids, num_padded, topk_weights)
 
     return run

@@ -74,19 +74,19 @@ def _variants() -> tuple[MxMoeConfig, ...]:
     tiled = [MxMoeConfig(*up, 4, 1, per_cu) for up in _TILED_UP for per_cu in (2, 4)]
     narrow = [one for one in tiled if one.per_cu == 2]
     high = [one for one in narrow if one.m_tiles > 1 and one.up_k == 1]
-    ahead = [MxMoeConfig(m, n, 1, 8, 1, 2, 32, ahead=PREFETCHED) for m, n in _PREFETCHED_UP]
+    prefetched = [MxMoeConfig(m, n, 1, 8, 1, 2, 32, ahead=PREFETCHED) for m, n in _PREFETCHED_UP]
     ring = MxMoeConfig(4, 4, 1, 2, 1, 2, 32, ring=1, slots=4)
-    made = list(tiled)
+    configs = list(tiled)
     for columns, waves, rows in itertools.product((16, 32), RegisterDown.MAX_TILES, (1, 2, 4)):
-        own = {"columns": columns, "down_n": waves, "rows": rows}
-        made += [replace(one, **own) for one in (*narrow, *ahead) if one.m_tiles <= 4]
+        overrides = {"columns": columns, "down_n": waves, "rows": rows}
+        configs += [replace(one, **overrides) for one in (*narrow, *prefetched) if one.m_tiles <= 4]
     for rows, all_waves in ((1, _STAGED_WAVES), (2, _DEEP_WAVES)):
         for waves in all_waves:
-            own = {"columns": 32, "down_n": waves, "rows": rows, "slots": 4}
+            overrides = {"columns": 32, "down_n": waves, "rows": rows, "slots": 4}
             few_rows = rows * waves <= _FEW_ROW_TILES
-            ups = (*narrow, *ahead) if few_rows else (*high, *ahead, ring)
-            made += [replace(one, **own) for one in ups]
-    return tuple(made)
+            ups = (*narrow, *prefetched) if few_rows else (*high, *prefetched, ring)
+            configs += [replace(one, **overrides) for one in ups]
+    return tuple(configs)
 
 
 class HipMxMoe(TimedKernel):
@@ -112,10 +112,10 @@ class HipMxMoe(TimedKernel):
     def unsupported_reason(self, c: Call) -> str | None:
         if reason := self.unsupported_arch_reason(c):
             return reason
-        shared = c.E - c.R
-        if c.E > MAX_EXPERTS or c.K > MAX_TOP_K or shared > MAX_SHARED:
-            most = f"{MAX_TOP_K} + {MAX_SHARED} of {MAX_EXPERTS}"
-            return f"{c.K} + {shared} of {c.E} experts are more than {most}"
+        num_shared = c.E - c.R
+        if c.E > MAX_EXPERTS or c.K > MAX_TOP_K or num_shared > MAX_SHARED:
+            limits = f"{MAX_TOP_K} + {MAX_SHARED} of {MAX_EXPERTS}"
+            return f"{c.K} + {num_shared} of {c.E} experts are more than {limits}"
         row, column = matrix_strides(c, "x", c.D)
         if column != 1 or row % VEC or c.align("x") % (2 * VEC):
             return f"x does not lie in rows of {2 * VEC} bytes"
@@ -129,7 +129,7 @@ class HipMxMoe(TimedKernel):
             return "x quantised is beyond signed 32-bit offsets (2 GiB)"
         if reason := refuses_weights(c, self.fmt.bits):
             return reason
-        if c.M * (c.K + shared) * ceil(max(c.D, c.I), TILE) >= 2**31:
+        if c.M * (c.K + num_shared) * ceil(max(c.D, c.I), TILE) >= 2**31:
             return "more than 2^31 routed rows"
         return refuses_lists(c)
 
@@ -167,8 +167,8 @@ class HipMxMoe(TimedKernel):
         k_steps = down_product(c, config).steps(self.fmt)
         if isinstance(down, RegisterDown):
             tiles = k_steps * (down.columns // TILE + down.row_tiles)
-            if tiles > (most := down.MAX_TILES[down.waves]):
-                return f"{tiles} tiles are more than the {most} that a wave holds"
+            if tiles > (max_tiles := down.MAX_TILES[down.waves]):
+                return f"{tiles} tiles are more than the {max_tiles} that a wave holds"
         elif isinstance(down, DeepDown) and k_steps > MAX_DEEP_STEPS:
             return f"two tiles of {k_steps} steps are more than a wave holds"
         h_rows = num_rows(c) + (TILE - 1) * c.E

@@ -295,8 +295,8 @@ def _down_and_sum(
 
 def row_tiles(c: Call, height: int) -> int:
     """The tiles of rows of all experts, at most."""
-    routed, shared = c.M * c.K, c.E - c.R
-    return int(routed // height + min(routed, c.E) + shared * ceil(c.M, height))
+    routed, num_shared = c.M * c.K, c.E - c.R
+    return int(routed // height + min(routed, c.E) + num_shared * ceil(c.M, height))
 
 
 def lds_parts(c: Call, fmt: Format, config: MxMoeConfig, kind: Down) -> tuple[int, int]:

@@ -66,7 +66,7 @@ class _Launches:
             BoundTriton(_KERNELS, name, c.device, constants, 4, 2) for name in ("gate_up", "down")
         )
         self.num_ids = c.M * self.all_k
-        self.slots, blocks = layout_sizes(self.num_ids, self.block_m, c.E, True)
+        self.num_slots, blocks = layout_sizes(self.num_ids, self.block_m, c.E, True)
         self.gate_up = gate_up.prepare(f"h x w w_scale {LAYOUT}")(
             (blocks, ceil(c.I, _BLOCK_N), 1),
             sizes=(self.num_ids, c.I, c.D, self.all_k),
@@ -85,7 +85,7 @@ class _Launches:
         if c.E > c.R:
             ids = with_shared(topk_weights, topk_ids, c.E, c.E - c.R)[1]
         layout = moe_align_block_size(ids, self.block_m, c.E, None, True)
-        h, y = x.new_empty((self.slots, c.I)), x.new_empty((self.num_ids, c.D))
+        h, y = x.new_empty((self.num_slots, c.I)), x.new_empty((self.num_ids, c.D))
         rounding = self.c.rounding
         rows = self.fmt.operand(x, rounding)
         w1, w2, s1, s2 = (w.view(torch.uint8) for w in (w1, w2, s1, s2))

@@ -43,9 +43,9 @@ def gate_up(
     block, column = tl.program_id(0), tl.program_id(1)
     if block * BLOCK_M >= tl.load(num_padded):
         return
-    expert, slot, id = expert_slots(ids, expert_ids, block, BLOCK_M)
+    expert, h_slot, id = expert_slots(ids, expert_ids, block, BLOCK_M)
     row = tl.where(id < num_ids, id // top_k, 0)
-    own, read = own_columns(column, n, BLOCK_N)
+    out_columns, read = own_columns(column, n, BLOCK_N)
     w += expert * 2 * n * (k // 2 if FP4 else k)
     w_scale += expert * 2 * n * scale_columns(k, SHUFFLED_SCALES)
     g = mx_product(
@@ -54,7 +54,7 @@ def gate_up(
     u = mx_product(
         x, row, x_m, w, w_scale, n + read, k, BLOCK_K, FP4, SHUFFLED, SHUFFLED_SCALES, NATIVE
     )
-    store_slots(h, g, u, slot, own, n)
+    store_slots(h, g, u, h_slot, out_columns, n)
 
 
 @triton.jit
@@ -80,11 +80,11 @@ def down(
     block, column = tl.program_id(0), tl.program_id(1)
     if block * BLOCK_M >= tl.load(num_padded):
         return
-    expert, slot, id = expert_slots(ids, expert_ids, block, BLOCK_M)
-    own, read = own_columns(column, n, BLOCK_N)
+    expert, h_slot, id = expert_slots(ids, expert_ids, block, BLOCK_M)
+    out_columns, read = own_columns(column, n, BLOCK_N)
     w += expert * n * (k // 2 if FP4 else k)
     w_scale += expert * n * scale_columns(k, SHUFFLED_SCALES)
     total = mx_product(
-        h, slot, k, w, w_scale, read, k, BLOCK_K, FP4, SHUFFLED, SHUFFLED_SCALES, NATIVE
+        h, h_slot, k, w, w_scale, read, k, BLOCK_K, FP4, SHUFFLED, SHUFFLED_SCALES, NATIVE
     )
-    store_ids(y, total, id, own, num_ids, n)
+    store_ids(y, total, id, out_columns, num_ids, n)

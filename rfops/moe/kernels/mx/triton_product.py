@@ -95,34 +95,36 @@ def mx_product(
     NATIVE: tl.constexpr,
 ):
     """Rows `row` of x by rows at_n of one expert's matrix."""
-    EACH: tl.constexpr = 2 if FP4 else 1
-    BYTES: tl.constexpr = BLOCK_K // EACH
+    ELEMS_PER_BYTE: tl.constexpr = 2 if FP4 else 1
+    BYTES: tl.constexpr = BLOCK_K // ELEMS_PER_BYTE
     BLOCK_M: tl.constexpr = row.shape[0]
     BLOCK_N: tl.constexpr = at_n.shape[0]
-    bytes_k = k // EACH
+    bytes_k = k // ELEMS_PER_BYTE
     at_byte = tl.arange(0, BYTES)
     at_block = tl.arange(0, BLOCK_K // BLOCK)
     total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for start in range(0, bytes_k, BYTES):
         byte = start + at_byte
-        inside = byte < bytes_k
+        in_bounds = byte < bytes_k
         if SHUFFLED:
             w_at = (at_n // 16 * 16 * bytes_k + at_n % 16 * 16)[None, :]
             w_at += (byte // 16 * 256 + byte % 16)[:, None]
         else:
             w_at = (at_n * bytes_k)[None, :] + byte[:, None]
-        code = tl.load(w + w_at, mask=inside[:, None], other=0)
-        block = start * EACH // BLOCK + at_block
+        code = tl.load(w + w_at, mask=in_bounds[:, None], other=0)
+        block = start * ELEMS_PER_BYTE // BLOCK + at_block
         s_at = _scale_at(
             at_n[None, :], block[:, None], scale_columns(k, SHUFFLED_SCALES), SHUFFLED_SCALES
         )
         scale = tl.load(w_scale + s_at, mask=(block < k // BLOCK)[:, None], other=127)
-        scale = tl.broadcast_to(scale[:, None, :], (BLOCK_K // BLOCK, BLOCK // EACH, BLOCK_N))
+        scale = tl.broadcast_to(
+            scale[:, None, :], (BLOCK_K // BLOCK, BLOCK // ELEMS_PER_BYTE, BLOCK_N)
+        )
         scale = tl.reshape(scale, (BYTES, BLOCK_N)).to(tl.int32)
         x_at = x + row.to(tl.int64)[:, None] * x_m + byte[None, :]
-        rows = tl.load(x_at, mask=inside[None, :], other=0.0)
+        rows = tl.load(x_at, mask=in_bounds[None, :], other=0.0)
         if FP4:
-            odd = tl.load(x_at + bytes_k, mask=inside[None, :], other=0.0)
+            odd = tl.load(x_at + bytes_k, mask=in_bounds[None, :], other=0.0)
             total = tl.dot(rows, _widened(code, scale, FP4, NATIVE), total)
             total = tl.dot(odd, _widened(code >> 4, scale, FP4, NATIVE), total)
         else:

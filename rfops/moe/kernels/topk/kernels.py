@@ -70,14 +70,14 @@ def choosing_defines(call: Mapping[str, Any]) -> dict[str, int | str]:
     groups = call.get("num_groups", 1)
     lanes = max(pow2_ceil(ceil(call["E"], EXPERTS_PER_LANE)), pow2_ceil(call["K"]))
     lanes = WAVE if groups > 1 or lanes > MAX_PART else lanes
-    each = ceil(call["E"] // groups, lanes // pow2_ceil(groups))
+    experts_per_lane = ceil(call["E"] // groups, lanes // pow2_ceil(groups))
     bias = call.get("bias_dtype")
     return {
         "IN": IN_TYPES[call.get("logits_dtype", torch.float32)],
         "BIAS": IN_TYPES[bias or torch.float32],
-        "THREADS": threads_of(lanes, each, call.get("M", 1)),
+        "THREADS": threads_of(lanes, experts_per_lane, call.get("M", 1)),
         "LANES": lanes,
-        "EACH": each,
+        "EACH": experts_per_lane,
         "TOP_K": call["K"],
         "GROUPS": groups,
         "GROUPS_TAKEN": call.get("topk_groups", 1),
@@ -128,7 +128,7 @@ class Hip(Kernel):
 
     def variant(self, c: Call, config: Any) -> RunOf:
         defines = self.defines(c, config)
-        lanes, each = int(defines["LANES"]), int(defines["EACH"])
+        lanes, experts_per_lane = int(defines["LANES"]), int(defines["EACH"])
         scale = float(c.values.get("scale", 1.0))
 
         @functools.cache
@@ -140,7 +140,7 @@ class Hip(Kernel):
 
         def run_of(m: int, experts: int, *_k: int) -> Run:
             row_stride, column_stride = matrix_strides(c, "logits", experts)
-            threads = threads_of(lanes, each, m)
+            threads = threads_of(lanes, experts_per_lane, m)
             run = launch_of(threads)(
                 (ceil(m, threads // lanes), 1, 1),
                 m=m,
