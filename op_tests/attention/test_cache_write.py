@@ -325,6 +325,23 @@ def test_kv_cache_write(shape: tuple[int, int, int], cache_dtype: str, arch: str
 
 
 @pytest.mark.requires_gfx950
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn], ids=str)
+@pytest.mark.parametrize(
+    "slots", [[-1, 12, -7], [-1, 3, 12, 0, 11], [5, -1], [0, 99], [4, 2, 1], [12], []], ids=str
+)
+def test_rows_without_a_slot_leave_the_cache_alone(slots: list[int], dtype: torch.dtype) -> None:
+    """In plain torch, which writes a row for each slot, used or not."""
+    rows = torch.arange(7 * 6).view(7, 6).to(torch.bfloat16)  # more rows than slots
+    scale = torch.full((1,), 0.5) if dtype.itemsize == 1 else None
+    cache = torch.full((6, 2, 12), 3.0).to(dtype)[::2, :, ::2]  # 3 pages of 2 slots
+    expected = cache.clone()
+    for row, slot in zip(rows, slots, strict=False):
+        if 0 <= slot < 6:
+            expected[slot // 2, slot % 2] = (row / (0.5 if scale is not None else 1)).to(dtype)
+    mla.write_slots(rows, cache, torch.tensor(slots, dtype=torch.int64), scale)
+    assert torch.equal(cache.float(), expected.float())
+
+
 def test_skipped_slots() -> None:
     """Negative ones, those beyond the cache, of 32 bits too, and tokens without a slot."""
     t = Tokens(5)

@@ -19,7 +19,7 @@ from rfops.jit.arch import ARCH_SPECS
 from .kernel import Call
 from .op import Op
 from .problem import Launch, Problem, on_device
-from .timing import sets_past_cache, time_graph
+from .timing import sets_past_cache, time_calls, time_graph
 
 # The matrix units' type of an op whose first tensor is of this dtype.
 
@@ -85,7 +85,8 @@ def measure(sets: Sequence[Problem], backend: str, config: Any = None, route: bo
         launches = [problem.launch_by(run) for problem in sets]
     if sets[0].call.device.type != "cpu":
         sets[0].checked(launches[0], backend)
-        timing = time_graph(launches)
+        is_capturable = sets[0].op.kernels[backend].is_capturable
+        timing = (time_graph if is_capturable else time_calls)(launches)
         gpu = torch.cuda.get_device_name(sets[0].call.device)
         return Cost(timing.us, "measured", timing.low, timing.high, gpu)
     sets[0].renew()

@@ -79,11 +79,26 @@ def time_graph(calls: Sequence[Call], samples: int = _SAMPLES) -> Timing:
         for _ in range(rounds):
             for call in calls:
                 call()
-    count = rounds * len(calls)
-    graph.replay()
-    first_us = _elapsed(graph.replay)
-    samples = max(5, min(samples, int(_SAMPLE_BUDGET / max(first_us, 1e-9))))
-    return Timing.of([_elapsed(graph.replay) / count * 1e6 for _ in range(samples)])
+    return _sampled(graph.replay, rounds * len(calls), samples)
+
+
+def time_calls(calls: Sequence[Call], samples: int = _SAMPLES) -> Timing:
+    """As time_graph, of calls that read on the host, which no graph captures: the host's work is
+    part of the time."""
+
+    def run() -> None:
+        for call in calls:
+            call()
+
+    return _sampled(run, len(calls), samples)
+
+
+def _sampled(run: Call, num_calls: int, samples: int) -> Timing:
+    """A call's time, where `run` makes so many; fewer samples where they take long."""
+    run()
+    first_seconds = _elapsed(run)
+    samples = max(5, min(samples, int(_SAMPLE_BUDGET / max(first_seconds, 1e-9))))
+    return Timing.of([_elapsed(run) / num_calls * 1e6 for _ in range(samples)])
 
 
 def _elapsed(run: Call) -> float:
