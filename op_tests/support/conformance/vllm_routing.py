@@ -60,7 +60,7 @@ def fused_topk_op(world: World) -> None:
 @vllm(each=("biased", "biased, bf16", "softmax", "sigmoid", "shared"))
 def groups(world: World, form: str) -> None:
     """DeepSeek-V3's 256 experts in 8 groups, 4 of them, 8 experts a token."""
-    with_moe_enabled(world, shared=form == "shared")
+    with_moe_enabled(world, has_shared=form == "shared")
     module = world.load(f"{MOE}.experts.rocm_aiter_moe")
     router(world, "grouped_topk_router").rocm_aiter_grouped_topk = module.rocm_aiter_grouped_topk
     logits = normal(6, 256, dtype=BF16 if form == "biased, bf16" else F32)
