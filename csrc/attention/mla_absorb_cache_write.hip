@@ -106,12 +106,12 @@ mla_absorb_cache_write(
   if (group < num_product_groups) {
     const u32 tile = group * kWaves + wave_id(), head = tile / kColumnTiles;
     if (head >= kHeads) return;
-    const u32 column = tile % kColumnTiles * kTileRows, own = lane % kTileRows;
+    const u32 column = tile % kColumnTiles * kTileRows, tile_row = lane % kTileRows;
     const u32 k0 = lane / kTileRows * kVec;
     Weights w[kSteps];
 #pragma unroll
     for (u32 s = 0; s < kSteps; ++s) {
-      w[s].load(k_up, u64{head} * k_up_head + u64{column + own} * k_up_row + k0 + s * kStepK);
+      w[s].load(k_up, u64{head} * k_up_head + u64{column + tile_row} * k_up_row + k0 + s * kStepK);
     }
     f32 scales[kScaleColumns];
 #pragma unroll
@@ -121,7 +121,7 @@ mla_absorb_cache_write(
     }
     const f32 factor = inverse_scale<kQueryFp8>(q_scale);
     for (u32 begin = 0; begin < num_tokens; begin += kTileRows) {
-      const u32 token = begin + own, loaded = token < num_tokens ? token : num_tokens - 1;
+      const u32 token = begin + tile_row, loaded = token < num_tokens ? token : num_tokens - 1;
       const Input* const row = q_nope + u64{loaded} * q_nope_token + u64{head} * q_nope_head;
       U32x4 x[kSteps];
 #pragma unroll
@@ -158,7 +158,8 @@ mla_absorb_cache_write(
   };
   if (group < num_kv_c_groups) {
     const u32 index = group * kThreads + thread_id(), unit = index % kLatentUnits;
-    const u32 own = index / kLatentUnits, token = own < num_tokens ? own : num_tokens - 1;
+    const u32 row_idx = index / kLatentUnits,
+              token = row_idx < num_tokens ? row_idx : num_tokens - 1;
     // Every load that needs no other comes first, because a lone token is bound by latency.
     const Index64 slot_idx = slot_of(token);
     Unit elements(kv_c + u64{token} * kv_c_row, unit, false);
@@ -169,7 +170,7 @@ mla_absorb_cache_write(
       weights.keep();
       elements.normalise<kLatentUnits>(weights, eps);
     }
-    if (own >= num_tokens || !cache.contains(slot_idx)) return;
+    if (row_idx >= num_tokens || !cache.contains(slot_idx)) return;
     elements.store_as<kCacheFp8>(kv, cache.offset(slot_idx), unit, false, factor);
     return;
   }

@@ -66,10 +66,10 @@ class XBlock {
     U32x4 halves[2];
 #pragma unroll
     for (u32 d = 0; d < kWords; ++d) {
-      const Eight<Input>& own = eights_[d / 2];
+      const Eight<Input>& eight = eights_[d / 2];
       const u32 i = d % 2 * 4;
-      halves[d / 4][d % 4] =
-          block.convert(own.element(i), own.element(i + 1), own.element(i + 2), own.element(i + 3));
+      halves[d / 4][d % 4] = block.convert(eight.element(i), eight.element(i + 1),
+                                           eight.element(i + 2), eight.element(i + 3));
     }
     return {halves[0], halves[1]};
   }

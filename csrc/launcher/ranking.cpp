@@ -61,7 +61,7 @@ void add(double* sums, const double* weights, const double* values, size_t count
 /// Multiplies predicted times by 2^correction. `rows` begins at the row of 1 before the logs; the
 /// order of sums is that of numpy.
 void correct(double* us, const double* rows, const double* weights, const double* low,
-             const double* high, const Sizes& sizes, double most) {
+             const double* high, const Sizes& sizes, double max_correction) {
   const size_t n = sizes.variants;
   std::vector<double> logs(sizes.logs * n), sums(weights, weights + n), product(n);
   const double* log_rows = rows + n;
@@ -76,7 +76,8 @@ void correct(double* us, const double* rows, const double* weights, const double
       add(sums.data(), weights, product.data(), n);
     }
   }
-  for (size_t v = 0; v < n; ++v) us[v] *= std::exp2(std::min(std::max(sums[v], -most), most));
+  for (size_t v = 0; v < n; ++v)
+    us[v] *= std::exp2(std::min(std::max(sums[v], -max_correction), max_correction));
 }
 
 /// A list of (us, kernel, index of its best variant), the quickest kernel first. `parts` are
@@ -124,12 +125,13 @@ PyObject* best_of(const std::vector<double>& us, PyObject* parts) {
 
 PyObject* rank(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (count != 9 || !PyTuple_Check(args[8])) {
-    PyErr_SetString(PyExc_TypeError,
-                    "rank(rows, weights, low, high, excluded, variants, factors, most, parts)");
+    PyErr_SetString(
+        PyExc_TypeError,
+        "rank(rows, weights, low, high, excluded, variants, factors, max_correction, parts)");
     return nullptr;
   }
   Sizes sizes{PyLong_AsSize_t(args[5]), PyLong_AsSize_t(args[6]), 0};
-  const double most = PyFloat_AsDouble(args[7]);
+  const double max_correction = PyFloat_AsDouble(args[7]);
   if (PyErr_Occurred()) return nullptr;
   const Py_ssize_t length = PyObject_Length(args[2]);
   if (length < 0) return nullptr;
@@ -149,7 +151,7 @@ PyObject* rank(PyObject*, PyObject* const* args, Py_ssize_t count) {
     add(us.data(), factor, values, n);
   }
   if (sizes.logs != 0) {
-    correct(us.data(), values, factor, low.doubles(), high.doubles(), sizes, most);
+    correct(us.data(), values, factor, low.doubles(), high.doubles(), sizes, max_correction);
   }
   for (size_t v = 0; args[4] != Py_None && v < n; ++v) {
     if (excluded.bytes()[v] != 0) us[v] = HUGE_VAL;
