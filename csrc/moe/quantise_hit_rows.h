@@ -101,7 +101,7 @@ class HitRows {
       }
     }
     // Returns the row of a lane.
-    __device__ u32 of(u32 lane) const {
+    __device__ u32 row_of(u32 lane) const {
       u32 row = index[0];
 #pragma unroll
       for (u32 r = 1; r < kRowsPerLoad; ++r) row = lane / kLanesPerRow == r ? index[r] : row;
@@ -118,15 +118,15 @@ class HitRows {
     for (u32 i = 0; i < kLoadsAtOnce; ++i) {
       const LoadRows rows(remaining);
       u32 offset = lane % kLanesPerRow * kVecBytes;
-      offset = rows.of(lane) != LoadRows::kNone && in_bounds ? offset : kOutOfBounds;
+      offset = rows.row_of(lane) != LoadRows::kNone && in_bounds ? offset : kOutOfBounds;
       u32 row_offset = 0;
       if constexpr (kRowsPerLoad == 1) {
         row_offset = readlane(row_offset_, rows.index[0] % kWaveSize);
       } else {
 #pragma unroll
         for (u32 r = 0; r < kRowsPerLoad; ++r) {
-          const u32 own = readlane(row_offset_, rows.index[r] % kWaveSize);
-          offset += lane / kLanesPerRow == r ? own : 0;
+          const u32 begin = readlane(row_offset_, rows.index[r] % kWaveSize);
+          offset += lane / kLanesPerRow == r ? begin : 0;
         }
       }
       loaded_[i] = buffer_load_b128(buffer_, offset, row_offset + block * kTileK * bytes);
@@ -145,7 +145,7 @@ class HitRows {
       return block.convert(elems.element(i), elems.element(i + 1), elems.element(i + 2),
                            elems.element(i + 3));
     };
-    const u32 lane = lane_id(), row = rows.of(lane), chunk = lane % kLanesPerBlock / 2;
+    const u32 lane = lane_id(), row = rows.row_of(lane), chunk = lane % kLanesPerBlock / 2;
     const u32 lane_block = lane % kLanesPerRow / kLanesPerBlock;
     const u32 offset = lane_block * kTileStride + lds_offset(row, chunk) + lane % 2 * 8;
     const U32x2 codes = {payloads(0), payloads(4)};
