@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import time
@@ -215,7 +216,13 @@ def custom_kernel(data):
     [
         ("time.sleep(60)", "return data[4]", "left 3 processes running"),
         ("os.setsid(); os.fork(); time.sleep(60)", "return data[4]", "left 6 processes"),
-        ("return data[4]", "return data[4]", "two processes answered"),
+        # the slower one answers before the process ends, or is ended with it
+        ("return data[4]", "return data[4]", "two processes answered|left [0-9]+ processes"),
+        (
+            "time.sleep(1); return data[4]",
+            "import atexit; atexit.register(time.sleep, 3); return data[4]",
+            "two processes answered",
+        ),
         ("[os.fork() for _ in '12345678']; time.sleep(60)", "time.sleep(60)", "at most 64"),
     ],
 )
@@ -225,7 +232,8 @@ def test_forks(
     """A first case is three calls."""
     token = marked(monkeypatch)
     record = judged(tmp_path, FORKS.format(child=child, parent=parent))
-    assert says in f"{record.named} {record.error}", record
+    assert re.search(says, f"{record.named} {record.error}"), record
+    assert not record.passes
     assert not processes_of(token), "something is still there"
 
 

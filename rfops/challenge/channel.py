@@ -7,6 +7,7 @@ larger than what is asked for, and one deadline covers all of a message, however
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import struct
 import time
@@ -129,6 +130,18 @@ class Channel:
 
     def close(self) -> None:
         self._socket.close()
+
+    def hang_up(self) -> None:
+        """Let the other side find the end of what it reads; what it still says is received."""
+        with contextlib.suppress(OSError):  # it is gone already
+            self._socket.shutdown(socket.SHUT_WR)
+
+    def has_unread(self) -> bool:
+        """Return whether something has come that nobody has received."""
+        try:
+            return bool(self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+        except OSError:
+            return False
 
     def send(self, head: Any, blobs: Sequence[Any] = ()) -> None:
         """Send a head, which JSON must be able to encode, and the bytes of `blobs`."""

@@ -136,6 +136,8 @@ class Entry:
         except (Late, Ended):  # it need not answer what is no call
             pass
         self._name(process.wait_and_end(END_SECONDS))
+        if process.has_unread:  # of a process slower than the one that answered
+            verdict.error = verdict.error or TWICE
 
     # ------------------------------------------------------------ a call
 

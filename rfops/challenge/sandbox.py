@@ -64,6 +64,7 @@ class Sandbox:
         is_gpu: bool = False,
     ) -> None:
         self._outcome: Outcome | None = None
+        self.has_unread = False
         ours, theirs = socket.socketpair()
         self.channel = Channel(ours)
         number = theirs.fileno()
@@ -93,12 +94,14 @@ class Sandbox:
         self._guard.stdin.flush()
 
     def wait_and_end(self, seconds: float = 10.0) -> Outcome:
-        """Let it end by itself, and end what is left after that time."""
-        self.channel.close()
+        """Let it end by itself, and end what is left after that time. `has_unread` then tells
+        whether it has said more than was received."""
+        self.channel.hang_up()
         try:
             self._guard.wait(seconds)
         except subprocess.TimeoutExpired:
             pass
+        self.has_unread = self.channel.has_unread()
         return self.end()
 
     def end(self) -> Outcome:
