@@ -14,7 +14,7 @@ from rfops.moe import fused_moe_mxfp4, fused_moe_mxfp8
 from rfops.moe.fused_moe import fused_moe
 from rfops.moe.fused_moe_mx import MXFP4, MXFP8, Experts, Format, arguments
 from rfops.moe.kernels.mx.config import MxMoeConfig
-from rfops.quantization.mxfp8 import E8M0_NAN
+from rfops.quantization.mx_quant import E8M0_NAN
 from rfops.quantization.shuffle import padded_scale, shuffle_scale, shuffle_weight
 
 BF16, F16 = torch.bfloat16, torch.float16

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from rfops.quantization.mx_quant import E8M0_BIAS, E8M0_NAN
 from rfops.quantization.mxfp4 import ROUNDING, _quantise, fp4_values
-from rfops.quantization.mxfp8 import E8M0_BIAS, E8M0_NAN
 
 BLOCK = 32
 _MAX_TEMPORARY_ELEMS = 1 << 19  # elements: torch's temporaries of so many stay in the host's caches

@@ -20,8 +20,9 @@ from torch.compiler import is_dynamo_compiling
 from rfops.dispatch.kernel import Call, Kernel, RunOf
 from rfops.dispatch.layout import Shuffled, unwrap
 from rfops.dispatch.op import Op
+from rfops.quantization.mx_quant import E8M0_BIAS, E8M0_NAN
 from rfops.quantization.mxfp4 import FP4_DTYPES, dequant_mxfp4, fp4_values, quant_mxfp4
-from rfops.quantization.mxfp8 import BLOCK, E8M0_BIAS, E8M0_NAN, FP8, dequant_mxfp8
+from rfops.quantization.mxfp8 import BLOCK, FP8, dequant_mxfp8
 from rfops.quantization.shuffle import TILE_ROWS, padded_scale, unshuffle_scale, unshuffle_weight
 
 from . import layers

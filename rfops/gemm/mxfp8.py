@@ -23,7 +23,8 @@ from rfops.dispatch.heuristic import coarse
 from rfops.dispatch.kernel import Call, Kernel, RunOf
 from rfops.dispatch.op import Op
 from rfops.dispatch.problem import grid
-from rfops.quantization.mxfp8 import BLOCK, E8M0_BIAS, E8M0_NAN, dequant_mxfp8
+from rfops.quantization.mx_quant import E8M0_BIAS, E8M0_NAN
+from rfops.quantization.mxfp8 import BLOCK, dequant_mxfp8
 
 from . import layers
 from .kernels.mxfp8.gemv import MAX_M, Gemv

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -18,6 +18,7 @@ from rfops.triton import launch as triton_launch
 from rfops.triton.bound import BoundTriton
 
 THREADS, ELEMS_PER_LANE = 256, 8  # of HIP's kernels; elements of a lane
+E8M0_BIAS, E8M0_NAN = 127, 255
 IN_TYPES = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}  # in csrc/
 _BLOCKS, _WARPS = 32, 4  # of a program of Triton's
 _KERNELS = "rfops.quantization.mx_triton_kernels"
@@ -116,6 +117,39 @@ class TritonQuant(Kernel):
             return run
 
         return run_of
+
+
+class TorchQuant(Kernel):
+    """`quantise(payload, scale, x, bump)` in plain torch, for every device."""
+
+    name = "torch"
+
+    def __init__(self, quantise: Callable[..., None], bumps: Mapping[str, int]) -> None:
+        self.quantise, self.bumps = quantise, bumps
+
+    def variant(self, c: Call, config: Any) -> RunOf:
+        bump = self.bumps[c.rounding]
+        return lambda *_sizes: lambda results, x: self.quantise(*results, x, bump)
+
+
+def scaled_blocks(
+    x: torch.Tensor, bump: int, max_exponent: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Scale blocks of 32 of x, [..., K], by a power of two each.
+
+    Returns x over its scales as fp32 [..., K/32, 32], the scales' bytes as int32 [..., K/32], and
+    which blocks hold an infinity or a NaN; those have the byte of NaN. `bump` is added to the bits
+    of amax, `max_exponent` is the payload format's.
+    """
+    blocks = x.to(torch.float32).unflatten(-1, (-1, MX_BLOCK))
+    amax = blocks.abs().amax(dim=-1)
+    exponent = (amax.view(torch.int32) + bump) >> 23
+    byte = (exponent - max_exponent).clamp(min=0)
+    # 1 / scale = 2^(127 - byte): its bits are an exponent field of 254 - byte, byte < 254
+    inverse = ((2 * E8M0_BIAS - byte) << 23).view(torch.float32)
+    is_not_finite = ~torch.isfinite(amax)
+    scaled = blocks * inverse.unsqueeze(-1)
+    return scaled, byte.masked_fill_(is_not_finite, E8M0_NAN), is_not_finite
 
 
 class MxQuant(Op):

@@ -34,12 +34,20 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from rfops.dispatch.declare import DTYPES, E8M0
-from rfops.dispatch.kernel import Call, Kernel, RunOf
+from rfops.dispatch.kernel import Call
 from rfops.dispatch.problem import grid
 from rfops.jit import compile_ops, u32, u64
 
-from .mx_quant import HipQuant, MxQuant, TritonQuant
-from .mxfp8 import BLOCK, E8M0_BIAS, E8M0_NAN
+from .mx_quant import (
+    E8M0_BIAS,
+    E8M0_NAN,
+    HipQuant,
+    MxQuant,
+    TorchQuant,
+    TritonQuant,
+    scaled_blocks,
+)
+from .mxfp8 import BLOCK
 
 __all__ = ["quant_mxfp4"]
 
@@ -83,14 +91,11 @@ class Hip(HipQuant):
         return {"ROUNDING": c.rounding.capitalize()}
 
 
-class Torch(Kernel):
-    """The reference in plain torch, for every device."""
-
-    name = "torch"
-
-    def variant(self, c: Call, config: Any) -> RunOf:
-        bump = ROUNDING[c.rounding]
-        return lambda *_sizes: lambda results, x: _quantise(results[0], results[1], x, bump)
+def _quantise(payload: torch.Tensor, scale: torch.Tensor, x: torch.Tensor, bump: int) -> None:
+    scaled, byte, is_not_finite = scaled_blocks(x, bump, EMAX)
+    codes = fp4_codes(scaled).masked_fill_(is_not_finite.unsqueeze(-1), 0).flatten(-2)
+    payload.view(torch.uint8).copy_(codes[..., ::2] | codes[..., 1::2] << 4)
+    scale.view(torch.uint8).copy_(byte)
 
 
 OP = MxQuant(
@@ -102,7 +107,7 @@ OP = MxQuant(
     -> payload: dtype[*M, K/2] new
     -> scale: e8m0[*M, K/32] new
     """,
-    kernels=(Hip(), TritonQuant("quant_mxfp4", ROUNDING), Torch()),
+    kernels=(Hip(), TritonQuant("quant_mxfp4", ROUNDING), TorchQuant(_quantise, ROUNDING)),
     max_bytes=None,
     shapes={"activations": grid("K", [(k,) for k in (512, 2048, 7168)], M=(1, 16, 64, 1024))},
     hints={"x": "convert it first", "K": "pad x with zeros"},
@@ -136,20 +141,6 @@ def quant_mxfp4(
 
 
 quant_mxfp4.supports = OP.supports  # type: ignore[attr-defined]
-
-
-def _quantise(payload: torch.Tensor, scale: torch.Tensor, x: torch.Tensor, bump: int) -> None:
-    blocks = x.to(torch.float32).unflatten(-1, (-1, BLOCK))
-    amax = blocks.abs().amax(dim=-1)
-    exponent = (amax.view(torch.int32) + bump) >> 23
-    byte = (exponent - EMAX).clamp(min=0)
-    # 1 / scale = 2^(127 - byte): its bits are an exponent field of 254 - byte, byte < 254
-    inverse = (2 * E8M0_BIAS - byte) << 23
-    is_not_finite = ~torch.isfinite(amax)
-    scaled = blocks * inverse.view(torch.float32).unsqueeze(-1)
-    codes = fp4_codes(scaled).masked_fill_(is_not_finite.unsqueeze(-1), 0).flatten(-2)
-    payload.view(torch.uint8).copy_(codes[..., ::2] | codes[..., 1::2] << 4)
-    scale.view(torch.uint8).copy_(byte.masked_fill_(is_not_finite, E8M0_NAN))
 
 
 def fp4_codes(values: torch.Tensor) -> torch.Tensor:

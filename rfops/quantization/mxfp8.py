@@ -32,11 +32,20 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from rfops.dispatch.declare import DTYPES, E8M0, MX_BLOCK
-from rfops.dispatch.kernel import Call, Kernel, RunOf
+from rfops.dispatch.kernel import Call
 from rfops.dispatch.problem import grid
 from rfops.jit import compile_ops, u32, u64
 
-from .mx_quant import IN_TYPES, HipQuant, MxQuant, TritonQuant
+from .mx_quant import (
+    E8M0_BIAS,
+    E8M0_NAN,
+    IN_TYPES,
+    HipQuant,
+    MxQuant,
+    TorchQuant,
+    TritonQuant,
+    scaled_blocks,
+)
 
 __all__ = ["quant_mxfp8"]
 
@@ -45,8 +54,6 @@ SCALE_DTYPES = DTYPES["e8m0"]
 BLOCK = MX_BLOCK
 E4M3_MAX = 448.0
 E4M3_EMAX = 8
-E8M0_BIAS = 127
-E8M0_NAN = 255
 
 # Added to the bits of amax before its exponent is taken; 0x600000 is a mantissa of 1.75.
 ROUNDING = MappingProxyType({"up": 0x1FFFFF, "floor": 0, "even": 0x200000, "ceil": 0x7FFFFF})
@@ -76,14 +83,12 @@ class Hip(HipQuant):
         return {"BUMP": ROUNDING[c.rounding]}
 
 
-class Torch(Kernel):
-    """The reference in plain torch, for every device."""
-
-    name = "torch"
-
-    def variant(self, c: Call, config: Any) -> RunOf:
-        bump = ROUNDING[c.rounding]
-        return lambda *_sizes: lambda results, x: _quantise(results[0], results[1], x, bump)
+def _quantise(payload: torch.Tensor, scale: torch.Tensor, x: torch.Tensor, bump: int) -> None:
+    scaled, byte, is_not_finite = scaled_blocks(x, bump, E4M3_EMAX)
+    scaled = scaled.clamp(-E4M3_MAX, E4M3_MAX)
+    scaled.masked_fill_(is_not_finite.unsqueeze(-1), float("nan"))
+    payload.copy_(scaled.view(x.shape))
+    scale.view(torch.uint8).copy_(byte)
 
 
 OP = MxQuant(
@@ -94,7 +99,7 @@ OP = MxQuant(
     -> payload: e4m3[*M, K] new
     -> scale: e8m0[*M, K/32] new
     """,
-    kernels=(Hip(), TritonQuant("quant_mxfp8", ROUNDING), Torch()),
+    kernels=(Hip(), TritonQuant("quant_mxfp8", ROUNDING), TorchQuant(_quantise, ROUNDING)),
     max_bytes=None,
     shapes={"activations": grid("K", [(k,) for k in (2048, 6144)], M=(1, 16, 64, 1024))},
     hints={"x": "convert it first", "K": "pad x with zeros"},
@@ -125,21 +130,6 @@ def quant_mxfp8(x: torch.Tensor, rounding: str = "up") -> tuple[torch.Tensor, to
 
 
 quant_mxfp8.supports = OP.supports  # type: ignore[attr-defined]
-
-
-def _quantise(payload: torch.Tensor, scale: torch.Tensor, x: torch.Tensor, bump: int) -> None:
-    values = x.to(torch.float32).contiguous()
-    blocks = values.view(*x.shape[:-1], x.shape[-1] // BLOCK, BLOCK)
-    amax = blocks.abs().amax(dim=-1)
-    exponent = (amax.view(torch.int32) + bump) >> 23
-    byte = (exponent - E4M3_EMAX).clamp(min=0)
-    # 1 / scale = 2^(127 - byte): its bits are an exponent field of 254 - byte, byte < 254
-    inverse = ((2 * E8M0_BIAS - byte) << 23).view(torch.float32)
-    scaled = (blocks * inverse.unsqueeze(-1)).clamp(-E4M3_MAX, E4M3_MAX)
-    is_not_finite = ~torch.isfinite(amax)
-    scaled.masked_fill_(is_not_finite.unsqueeze(-1), float("nan"))
-    payload.copy_(scaled.view(x.shape))
-    scale.view(torch.uint8).copy_(byte.masked_fill_(is_not_finite, E8M0_NAN))
 
 
 def quant_mxfp8_ref(x: torch.Tensor, rounding: str = "up") -> tuple[torch.Tensor, torch.Tensor]:
