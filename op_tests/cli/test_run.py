@@ -99,6 +99,8 @@ driver = triton.runtime.driver.active
 device = driver.get_active_torch_device()
 getattr(torch, device.type).set_stream(getattr(torch, device.type).Stream())
 assert driver.utils.get_device_properties(device.index)["multiprocessor_count"] == 80
+assert driver.get_current_device() == torch.cuda.current_device() == 0
+assert len(add.device_caches[0][0]) == 1, "kernels of torch's device"
 properties = torch.cuda.get_device_properties(torch.device("cuda", 0))
 ratio = first.elapsed_time(last) / triton.testing.do_bench(lambda: call(x, y))
 print(0.95 < ratio < 1.05 or ratio, properties.gcnArchName, properties.multi_processor_count,
@@ -107,6 +109,21 @@ try:
     torch.cuda.CUDAGraph()
 except RuntimeError as error:
     print(error)
+"""
+OTHER_ARCHITECTURE = """
+import torch, triton, rfops.vgpu
+
+def found():
+    driver = triton.runtime.driver.active
+    number = driver.get_current_device()
+    of_number = (driver.utils.get_device_properties(n)["arch"][:6] for n in (number, 0, None))
+    return number, driver.get_current_target().arch, *of_number
+
+print(*found())
+rfops.vgpu.activate_triton("gfx950")
+print(*found())
+triton.runtime.driver.active.set_current_device(0)
+print(*found())
 """
 
 
@@ -248,6 +265,14 @@ def test_a_script_with_triton(tmp_path: Path) -> None:
     assert "1 kernel, 4 launches in 1 process" in completed.stderr
     assert "on MI308X" in completed.stderr
     assert f"{script}:" in completed.stderr, "Triton's debug lines"
+
+
+def test_triton_device_is_torch_device() -> None:
+    """Of the architecture that torch.cuda has; another one has a number of its own."""
+    completed = run("--arch", "gfx942", "--", sys.executable, "-c", OTHER_ARCHITECTURE)
+    assert completed.returncode == 0, completed.stderr
+    of_torch = "0 gfx942 gfx942 gfx942 gfx942"
+    assert completed.stdout.splitlines() == [of_torch, "950 gfx950 gfx950 gfx942 gfx950", of_torch]
 
 
 @pytest.fixture(scope="module")

@@ -174,6 +174,43 @@ def test_a_process_that_ends_between_cases_has_failed() -> None:
     assert result == Result("p", BETWEEN_CASES, "failed", result.seconds, why, was_last=True)
 
 
+# A program that is none of googletest.
+NAMES_PROGRAM = """
+import os, sys, time
+size, word = sys.argv[1:]
+assert size == "--sizes=small"
+if word == "--list":
+    print("TestPasses\\nTestFails\\nTestCrashes\\nTestHangs")
+    sys.exit()
+print("Running", word, flush=True)
+if word == "TestCrashes":
+    os.kill(os.getpid(), 11)
+if word == "TestHangs":
+    time.sleep(60)
+sys.exit(word == "TestFails")
+"""
+
+
+def test_each_case_has_a_process(gtest: ModuleType, tmp_path: Path) -> None:
+    file = tmp_path / "names.py"
+    file.write_text(NAMES_PROGRAM)
+    words = (sys.executable, "-S", "-E", str(file), "--sizes=small")
+    program = gtest.Program("names", words, dict(os.environ))
+    suite = gtest.Suite(package="p", programs="p", is_googletest=False)
+    tally = Tally({}, tmp_path / "results.jsonl")
+    gtest.run_suite(suite, [program], tally, options(case_seconds=2))
+    results = {result.case: (result.how, result.why) for result in tally.results}
+    assert results == {
+        "TestPasses": ("passed", ""),
+        "TestFails": ("failed", "Running TestFails\nthe process ended: status 1"),
+        "TestCrashes": ("failed", "Running TestCrashes\nthe process ended: signal 11"),
+        "TestHangs": ("failed", "Running TestHangs\nno end within 2 s"),
+    }
+    again = Tally({}, tmp_path / "results.jsonl")
+    gtest.run_suite(suite, [program], again, options())
+    assert again.results == tally.results, "what has a result does not run again"
+
+
 TRITON_TESTS = """
 import os, pytest
 

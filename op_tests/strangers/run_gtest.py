@@ -1,5 +1,5 @@
-"""Programs of googletest on the virtual GPU: the tests of rocBLAS, hipBLASLt, rocRAND, rocPRIM and
-hipCUB as Debian ships them.
+"""AMD's test programs on the virtual GPU: those of rocBLAS, hipBLASLt, rocRAND, rocPRIM, hipCUB and
+rocThrust as Debian ships them.
 
     python op_tests/strangers/debian.py FOLDER librocrand1-tests
     python op_tests/strangers/run_gtest.py FOLDER/root rocrand --cases 1 --minutes 10
@@ -44,6 +44,7 @@ class Suite:
     filter : of googletest; what it does not match is no case of the suite.
     batch : cases of one process.
     shards : of a program that takes minutes to list its cases; the seed chooses the one to run.
+    is_googletest : else `PROGRAM --list` prints the cases, and `PROGRAM CASE` runs one.
     left_out, expected : reasons, by a shell's pattern that matches `program:Suite.Case`. Of a
         program with shards, left_out has googletest's patterns, with `*` and `?` alone.
     """
@@ -54,6 +55,7 @@ class Suite:
     filter: str = "*"
     batch: int = 500
     shards: int = 0
+    is_googletest: bool = True
     left_out: dict[str, str] = field(default_factory=dict)
     expected: dict[str, str] = field(default_factory=dict)
 
@@ -98,11 +100,19 @@ class Program:
 
     def list_cases(self, pattern: str) -> list[str]:
         """Return the cases that googletest's pattern matches. Raises CannotList."""
-        words = [*self.words, f"--gtest_filter={pattern}", "--gtest_list_tests"]
-        listed = subprocess.run(words, env=self.env, capture_output=True, check=False)
+        return parse_list(self._output(f"--gtest_filter={pattern}", "--gtest_list_tests"))
+
+    def list_names(self) -> list[str]:
+        """Return the cases of a program that is none of googletest. Raises CannotList."""
+        return self._output("--list").split()
+
+    def _output(self, *words: str) -> str:
+        listed = subprocess.run(
+            [*self.words, *words], env=self.env, capture_output=True, check=False
+        )
         if listed.returncode:
             raise CannotList(listed.stderr.decode(errors="replace")[-500:])
-        return parse_list(listed.stdout.decode(errors="replace"))
+        return listed.stdout.decode(errors="replace")
 
     def run(
         self, cases: list[str], until: float, case_seconds: float
@@ -123,6 +133,16 @@ class Program:
                     yield result
             if len(left) == number:  # the process ran nothing, and would not the next time
                 return
+
+    def run_each(
+        self, cases: list[str], until: float, case_seconds: float
+    ) -> Iterator[strangers.Result]:
+        """Run each case in a process of its own, whose exit status says whether it passed."""
+        for case in cases:
+            if time.monotonic() >= until:
+                return
+            words = [*self.words, case]
+            yield from strangers.watch(self.name, words, self.env, until, case_seconds, case)
 
     def run_shard(
         self, suite: Suite, seed: int, until: float, case_seconds: float
@@ -176,13 +196,16 @@ def run_program(
         yield from program.run_shard(suite, options.seed, until, options.case_seconds)
         return
     try:
-        cases = program.list_cases(suite.filter)
+        cases = program.list_cases(suite.filter) if suite.is_googletest else program.list_names()
     except CannotList as error:
         yield strangers.Result(program.name, strangers.BETWEEN_CASES, "failed", why=str(error))
         return
     cases = [c for c in cases if not strangers.reason(suite.left_out, f"{program.name}:{c}")]
     cases = strangers.draw(cases, function_name, options.cases, options.seed)
     cases = [case for case in cases if case not in done]
+    if not suite.is_googletest:
+        yield from program.run_each(cases, until, options.case_seconds)
+        return
     for begin in range(0, len(cases), suite.batch):
         batch = cases[begin : begin + suite.batch]
         yield from program.run(batch, until, options.case_seconds)

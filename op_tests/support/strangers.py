@@ -68,12 +68,18 @@ def draw(
 
 
 def watch(
-    program: str, words: list[str], env: dict[str, str], until: float, case_seconds: float
+    program: str,
+    words: list[str],
+    env: dict[str, str],
+    until: float,
+    case_seconds: float,
+    only_case: str = "",
 ) -> Iterator[Result]:
     """Run one process until `until`, a time of the monotonic clock, and yield its results.
 
     A case that ends the process, or takes longer than case_seconds, has failed; one that the
-    time's end cuts off has no result.
+    time's end cuts off has no result. A process that runs only_case writes no lines of cases: its
+    exit status says whether it passed.
     """
     with subprocess.Popen(
         words,
@@ -84,7 +90,7 @@ def watch(
         start_new_session=True,
     ) as process:
         try:
-            yield from _Reader(program, process, until, case_seconds).results()
+            yield from _Reader(program, process, until, case_seconds, only_case).results()
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
@@ -94,11 +100,17 @@ class _Reader:
     """Turns what a process writes into results."""
 
     def __init__(
-        self, program: str, process: subprocess.Popen[bytes], until: float, case_seconds: float
+        self,
+        program: str,
+        process: subprocess.Popen[bytes],
+        until: float,
+        case_seconds: float,
+        only_case: str,
     ) -> None:
         self.program, self.process = program, process
         self.until, self.case_seconds = until, case_seconds
-        self.case = ""  # that runs
+        self.only_case = only_case
+        self.case = only_case  # that runs
         self.begin = time.monotonic()
         self.lines: list[str] = []
 
@@ -115,6 +127,8 @@ class _Reader:
         if status is None:
             if time.monotonic() < self.until:
                 yield self._result("failed", f"no end within {self.case_seconds:g} s")
+        elif self.only_case and status == 0:
+            yield self._result("passed")
         elif self.case or status not in (0, 1):  # 1: a case failed
             how = f"status {status}" if status >= 0 else f"signal {-status}"
             yield self._result("failed", f"the process ended: {how}")

@@ -28,6 +28,7 @@ from rfops.later import when_imported
 from . import torch_cuda_names as names
 from .torch_cuda_names import CPU
 
+active_arch: str | None = None  # of the GPU that torch.cuda stands for; None before `activate`
 _SUBMODULES = ("random", "memory", "streams", "graphs")  # of torch.cuda, where its names come from
 
 
@@ -243,6 +244,8 @@ def _in_thread(run: Callable[[Any], None], thread: Any) -> None:
 
 def activate(torch_module: Any) -> None:
     """For the rest of the process."""
+    global active_arch
+    active_arch = names.arch()
     functions = names.functions()
     for module in (torch_module.cuda, *map(vars(torch_module.cuda).get, _SUBMODULES)):
         for name, value in functions.items():

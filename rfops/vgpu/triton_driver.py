@@ -3,7 +3,8 @@ public side. All that depends on Triton's version is in this file.
 
 Triton calls HIP through a C file of its own and keeps what it compiled by device number. The
 virtual GPU is one device whose architecture can be chosen, so each architecture gets a number of
-its own here, one that no real GPU has.
+its own here, one that no real GPU has. Where torch.cuda is the virtual GPU (`rfops run`), its
+architecture has torch's number, 0.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class VirtualDriver(amd_driver.HIPDriver):  # type: ignore[misc]
         self.utils.load_binary = self._on_device(self.utils.load_binary, position=3)
         self.utils.get_device_properties = self._on_device(self.utils.get_device_properties, 0)
         self.launcher_cls = _Launcher
-        self.get_current_device = lambda: _DEVICES[self.arch]
+        self.get_current_device = lambda: _number_of(self.arch)
         self.set_current_device = self._set_device
         self.get_current_stream = lambda _device=None: 0
         self.get_device_capability = lambda _device=None: (9, 5 if self.arch == "gfx950" else 4)
@@ -103,10 +104,22 @@ class VirtualDriver(amd_driver.HIPDriver):  # type: ignore[misc]
 _selection = threading.Lock()  # from choosing an architecture until the call that depends on it
 
 
+def _torch_arch() -> str | None:
+    """Return the architecture of the virtual GPU that is torch.cuda's device 0; None without it."""
+    module = sys.modules.get(f"{vgpu.__name__}.torch_cuda")
+    return None if module is None else module.active_arch
+
+
+def _number_of(arch: str) -> int:
+    return 0 if arch == _torch_arch() else _DEVICES[arch]
+
+
 def _arch_of(device: int | None) -> str:
-    """Of a device's number; torch's first GPU and none at all are the one in use."""
+    """Return a device number's architecture. None is the one in use; so is torch's 0 where it is
+    the number of none here."""
     if not device:
-        return str(triton_driver.active.arch)
+        arch = None if device is None else _torch_arch()
+        return arch or str(triton_driver.active.arch)
     for arch, number in _DEVICES.items():
         if number == device:
             return arch
