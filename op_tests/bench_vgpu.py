@@ -210,7 +210,7 @@ def measure_hip_gemm(shape: tuple[int, int, int], clock: Clock) -> float:
 
 def measure_triton_gemm(shape: tuple[int, int, int], clock: Clock) -> float:
     import rfops.vgpu
-    from support import triton_kernels as kernels
+    from support import vgpu_triton_kernels as kernels
 
     rfops.vgpu.activate_triton("gfx950")
     m, n, k = shape

@@ -158,7 +158,7 @@ def test_frozen_triton(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """A kernel that its disk cache has runs; one that it has not is refused."""
-    from support.triton_kernels import add
+    from support.vgpu_triton_kernels import add
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(logging.getLogger("rfops"), "propagate", True)

@@ -40,13 +40,17 @@ CASES = {
     "deepseek-fp8, gfx942": Case("deepseek-fp8", "gfx942", (MLA, EXPERTS, FP8), RFOPS_MLA, LINEARS),
     "qwen3-moe": Case("qwen3-moe", "gfx950", (EXPERTS,)),
     "qwen3-moe-mxfp4": Case("qwen3-moe-mxfp4", "gfx950", (EXPERTS,), {}, {"experts": "mxfp4"}),
-    "gpt-oss-mxfp4": Case("gpt-oss-mxfp4", "gfx950", (EXPERTS,), EMULATED, {"experts": "mxfp4"}),
+    "gpt-oss-mxfp4": Case("gpt-oss-mxfp4", "gfx950", (EXPERTS,)),
+    "gpt-oss-mxfp4, emulated": Case(
+        "gpt-oss-mxfp4", "gfx950", (EXPERTS,), EMULATED, {"experts": "mxfp4"}
+    ),
     "qwen3-moe, gfx942": Case("qwen3-moe", "gfx942", (EXPERTS,)),
 }
 
 
 SWEEP = {
-    "gpt-oss-mxfp4, gfx942": Case(
+    "gpt-oss-mxfp4, gfx942": Case("gpt-oss-mxfp4", "gfx942", (EXPERTS,)),
+    "gpt-oss-mxfp4, emulated, gfx942": Case(
         "gpt-oss-mxfp4", "gfx942", (EXPERTS,), EMULATED, {"experts": "mxfp4"}
     ),
 }

@@ -18,6 +18,7 @@ from rfops.dispatch.declare import fp8_of
 from rfops.moe import gated_experts
 from rfops.moe.kernels.bf16.triton import FusedMoeTritonConfig
 from rfops.moe.kernels.gated.triton import GatedMoeTritonConfig
+from rfops.quantization.mxfp4 import dequant_mxfp4
 
 BF16, F16 = torch.bfloat16, torch.float16
 M, E, K = 21, 5, 3
@@ -46,7 +47,7 @@ def problem(format: str, d: int, i: int, dtype: torch.dtype) -> tuple[list[Any],
         scales = [torch.rand(E, *[n // 128 for n in w.shape[1:]]) for w in weights]
         words |= {"quant": format, "w1_scale": scales[0], "w2_scale": scales[1]}
     elif format != "16-bit":
-        quant = getattr(rfops, f"quant_{format}")
+        quant = getattr(rfops, f"quant_{format.removesuffix('_weights')}")
         pairs = [quant(w.flatten(0, 1)) for w in weights]
         given = [q.view(E, w.shape[1], -1) for (q, _), w in zip(pairs, weights, strict=True)]
         words |= {"quant": format, "w1_scale": pairs[0][1], "w2_scale": pairs[1][1]}
@@ -83,6 +84,7 @@ def assert_no_spills(launches: Any) -> None:
     ("format", "d", "i", "dtype", "bound"),
     [
         ("mxfp4", 160, 96, BF16, 3e-2),
+        ("mxfp4_weights", 160, 96, BF16, 1.2e-2),
         ("16-bit", 136, 72, F16, 2e-3),
         pytest.param("16-bit", 2880, 40, BF16, 1.2e-2, marks=pytest.mark.sweep),
         pytest.param("mxfp4", 2880, 32, BF16, 3e-2, marks=pytest.mark.sweep),
@@ -111,6 +113,25 @@ def test_sizes_that_are_no_tiles(
     assert torch.equal(again[others], got[others])
 
 
+def test_rows_are_not_quantised() -> None:
+    """Weights alone in MXFP4: the result is that of their values in bf16, which are exact."""
+    (x, w1, w2, *choice), words = problem("mxfp4_weights", 160, 96, BF16)
+    got = rfops.fused_moe(x, w1, w2, *choice, **words)
+    scales = words.pop("w1_scale"), words.pop("w2_scale")
+    words.pop("quant")
+    values = [
+        dequant_mxfp4(w.flatten(0, 1), scale).view(*w.shape[:2], -1).to(BF16)
+        for w, scale in zip((w1, w2), scales, strict=True)
+    ]
+    assert_rows_close(got, rfops.fused_moe(x, *values, *choice, **words), 1.2e-2)
+
+
+def test_rows_that_are_not_in_bf16() -> None:
+    args, words = problem("mxfp4_weights", 160, 96, F16)
+    with pytest.raises(ValueError, match="x must be bfloat16 where weights alone are quantised"):
+        rfops.fused_moe(*args, **words)
+
+
 def test_nothing_to_do() -> None:
     """No tokens; and no expert that any token has."""
     args, words = problem("16-bit", 136, 72, F16)
@@ -133,6 +154,7 @@ def test_a_bias_elsewhere() -> None:
     [
         ("mxfp4", True, 16),
         ("mxfp4", False, 64),
+        ("mxfp4_weights", True, 32),
         ("mxfp8", False, 32),
         ("mxfp8", True, 64),
         ("fp8_blockscale", True, 64),
@@ -201,13 +223,14 @@ SIZES = "--d 256 --i 128 --e 5 --k 3 --m 21".split()
             [
                 "decision   triton, no HIP kernel",
                 "GatedMoeTritonConfig(block_m=16, block_n=64, block_k=128",
-                "no HIP kernel has an epilogue for activation swiglu, interleaved, bias1",
-                "no epilogue for activation swiglu, interleaved, bias1",
+                "no HIP kernel is made for activation swiglu, interleaved, bias1",
+                "not made for activation swiglu, interleaved, bias1",
                 "not torch  comes last",
             ],
         ),
-        ("fused_moe", "--bias2", ["no HIP kernel has an epilogue for bias2", "not hip"]),
+        ("fused_moe", "--bias2", ["no HIP kernel is made for bias2", "not hip"]),
         ("fused_moe_fp8", "--activation gelu", ["triton, no HIP kernel"]),
+        ("fused_moe_mxfp4", "--weight-only", ["no HIP kernel is made for rows in 16 bits"]),
         ("fused_moe", "--activation silu", ["decision", "a HIP kernel"]),
         ("fused_moe", "--bias1 --arch gfx90a --cu-num 104", ["torch, no HIP kernel", "not triton"]),
     ],
@@ -224,4 +247,4 @@ def test_the_log_names_the_route(caplog: pytest.LogCaptureFixture) -> None:
     gated_experts.routing._say.cache_clear()
     with caplog.at_level(logging.DEBUG, logger="rfops.dispatch"):
         rfops.fused_moe(*args, **words, **GPT_OSS)
-    assert "no HIP kernel has an epilogue for activation swiglu, interleaved" in caplog.text
+    assert "no HIP kernel is made for activation swiglu, interleaved" in caplog.text

@@ -370,6 +370,83 @@ GPT_OSS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 }
 
 
+class MonolithicMethod:
+    """vLLM's method of GPT-OSS's experts by Triton: what the plugin wraps of it, and replaces."""
+
+    mxfp4_backend = SimpleNamespace(name="TRITON")
+    moe = SimpleNamespace(has_bias=True)
+
+    def __init__(self, **numbers: Any) -> None:
+        self.moe_quant_config = SimpleNamespace(**SWIGLU | numbers)
+        self.moe_kernel = SimpleNamespace(fused_experts=SimpleNamespace(topk=2, renormalize=True))
+
+    def _setup_kernel(
+        self, layer: Any, w13: Any, w2: Any, w13_scale: Any, w2_scale: Any, w13_bias: Any = None
+    ) -> None:
+        """As vLLM's, takes the weights away from the layer."""
+        layer.w13_weight, layer.w2_weight, layer.w13_bias = "their w13", "their w2", w13_bias
+
+    def apply_monolithic(
+        self, layer: Any, x: Any, router_logits: Any, input_ids: Any = None
+    ) -> Any:
+        return "original"
+
+
+MONOLITHIC: dict[str, tuple[str, dict[str, Any], str]] = {
+    "bf16 rows": ("TRITON", {}, ""),
+    "another limit": ("TRITON", {"swiglu_limit": 5.0}, "a limit of the activation"),
+    "silu": ("TRITON", {"activation": SimpleNamespace(value="silu")}, "activation"),
+    "expert parallelism": ("TRITON", {"expert_map": torch.zeros(4)}, "expert parallelism"),
+    "marlin": ("MARLIN", {}, "experts by MARLIN"),
+}
+
+
+@pytest.mark.parametrize("case", MONOLITHIC)
+def test_gpt_oss_experts_by_default(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows stay in bf16; the weights are those that were loaded, whatever vLLM makes of them."""
+    import rfops
+    from rfops.plugins import vllm_gpt_oss
+
+    backend, of_layer, reason = MONOLITHIC[case]
+    monkeypatch.setattr(MonolithicMethod, "mxfp4_backend", SimpleNamespace(name=backend))
+    monkeypatch.setattr(MonolithicMethod, "_setup_kernel", MonolithicMethod._setup_kernel)
+    monkeypatch.setattr(MonolithicMethod, "apply_monolithic", MonolithicMethod.apply_monolithic)
+    vllm_gpt_oss.wrap(SimpleNamespace(GptOssMxfp4MoEMethod=MonolithicMethod))
+    torch.manual_seed(0)
+    w1, w2 = torch.randn(4, 192, 160).bfloat16() / 4, torch.randn(4, 160, 96).bfloat16() / 11
+    loaded, bias = _mxfp4_layer(w1, w2), torch.randn(4, 192)
+    swiglu = SimpleNamespace(value="swigluoai")
+    flags = {"activation": swiglu, "apply_router_weight_on_input": False, "expert_map": None}
+    layer, method = SimpleNamespace(**flags | of_layer), MonolithicMethod()
+    x, logits = torch.randn(3, 160).bfloat16(), torch.randn(3, 4).bfloat16()
+    callee = vllm_gpt_oss.GPT_OSS_TRITON_MOE
+    callee.left.clear()
+    if not reason:
+        assert method.apply_monolithic(layer, x, logits) == "original"
+        assert list(callee.left) == ["weights that were loaded before rfops"]
+    tensors = (loaded[f"{n}_{kind}"] for kind in ("weight", "weight_scale") for n in ("w13", "w2"))
+    method._setup_kernel(layer, *tensors, w13_bias=bias)
+    callee.left.clear()
+    result = method.apply_monolithic(layer, x, logits)
+    if reason:
+        assert result == "original" and next(iter(callee.left)).startswith(reason)
+        return
+    assert not callee.left
+    expected = rfops.fused_moe(
+        x,
+        loaded["w13_weight"],
+        loaded["w2_weight"],
+        *rfops.topk_softmax(logits, 2, True),
+        quant="mxfp4_weights",
+        w1_scale=loaded["w13_weight_scale"],
+        w2_scale=loaded["w2_weight_scale"],
+        activation="swiglu",
+        interleaved=True,
+        bias1=bias,
+    )
+    assert torch.equal(result, expected)
+
+
 @pytest.mark.parametrize("case", GPT_OSS)
 def test_gpt_oss_experts(case: str) -> None:
     """Sizes that are no multiple of a tile; each number is the method's own."""

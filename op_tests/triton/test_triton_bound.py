@@ -18,7 +18,7 @@ from rfops.dispatch.kernel import Run
 from rfops.jit import BindError
 from rfops.triton import bound, split_kernels
 from rfops.triton.bound import BoundTriton
-from support import triton_kernels
+from support import vgpu_triton_kernels
 
 SPLITS, BLOCK_N = 2, 64
 
@@ -121,10 +121,10 @@ def test_what_is_kept_is_bounded(searched: Counted, monkeypatch: pytest.MonkeyPa
 def test_a_number_may_be_a_tuple() -> None:
     """Of tuples too; what is kept fits all tuples whose numbers are specialised alike."""
     bound = BoundTriton(
-        "support.triton_kernels", "copy_strided", torch.device("cpu"), {"COLUMNS": BLOCK_N}
+        "support.vgpu_triton_kernels", "copy_strided", torch.device("cpu"), {"COLUMNS": BLOCK_N}
     )
     bound.device = SimpleNamespace(type="cuda")  # type: ignore[assignment]
-    bound.jit = counted = Counted(triton_kernels.copy_strided)
+    bound.jit = counted = Counted(vgpu_triton_kernels.copy_strided)
     prepared = bound.prepare("out x")
     counts = []
     for m, n, step in [*itertools.product((2, 3), (1, 16, 17, 19), (1, 2, 16))] * 2:

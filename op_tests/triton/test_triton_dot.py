@@ -19,7 +19,7 @@ import triton
 
 import rfops.vgpu
 from rfops.dispatch.compare import HALF_ULP, assert_within
-from support import triton_kernels as kernels
+from support import vgpu_triton_kernels as kernels
 from support.triton_builds import FP8_DOTS, compiled_by_triton
 from support.vgpu.checks import nothing_found
 

@@ -18,7 +18,7 @@ import torch
 
 import rfops.vgpu
 from rfops.dispatch.compare import HALF_ULP, assert_within
-from support import triton_kernels as kernels
+from support import vgpu_triton_kernels as kernels
 from support.triton_builds import compiled_by_triton
 from support.vgpu.checks import nothing_found
 

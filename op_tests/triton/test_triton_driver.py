@@ -18,7 +18,7 @@ from rfops.dispatch.compare import assert_within
 from rfops.jit.launch import hip
 from rfops.vgpu import triton_driver
 from support import OP_TESTS
-from support import triton_kernels as kernels
+from support import vgpu_triton_kernels as kernels
 from support.process import python, run
 
 
@@ -219,7 +219,7 @@ def test_ziglang_builds_the_launcher(tmp_path: Path, vgpu_path: Path) -> None:
     """A process without gcc and clang, and with an empty Triton cache."""
     code = """
 import os, torch, rfops.vgpu
-from support import OP_TESTS, triton_kernels as kernels
+from support import OP_TESTS, vgpu_triton_kernels as kernels
 from rfops.vgpu import triton_driver
 os.environ["PATH"] = os.environ["TRITON_CACHE_DIR"]
 assert triton_driver._compiler()[1:] == ["-m", "ziglang", "cc"]

@@ -15,7 +15,7 @@ from triton.testing import do_bench_cudagraph as graph_imported_early
 
 import rfops.vgpu
 from rfops.vgpu import timed
-from support import triton_kernels as kernels
+from support import vgpu_triton_kernels as kernels
 
 ROWS, COLUMNS = 512, 512
 

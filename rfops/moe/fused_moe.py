@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -50,6 +50,8 @@ from .router import moe_router
 from .terms import Bf16Model
 
 __all__ = ["fused_moe", "fused_moe_ref", "moe_layer"]
+MXFP4_WEIGHTS = "mxfp4_weights"  # a word of `quant`: x and h are not quantised
+_Of = TypeVar("_Of")  # what a word of `quant` names
 
 
 def _stacked(w1: Tensor, w2: Tensor, layout: str) -> Weights:
@@ -152,7 +154,8 @@ def fused_moe(
         beside its own, whose ids are below E - num_shared.
     quant : of quantised weights their format, as which x and h are quantised too. "mxfp4": e2m1,
         two a byte, [E, 2I, D/2] and [E, D, I/2]; "mxfp8": e4m3; "fp8_blockscale": e4m3, on gfx942
-        e4m3fnuz. Raw, or as shuffle_weight leaves them.
+        e4m3fnuz. Raw, or as shuffle_weight leaves them. "mxfp4_weights": weights as of "mxfp4",
+        and x and h stay as they are; x is bfloat16.
     w1_scale, w2_scale : their e8m0 scales [E, 2I, D/32] and [E, D, I/32], or [E * rows, ...]; raw,
         or as shuffle_scale leaves those of all experts. Of "fp8_blockscale" fp32, one for 128 x
         128: [E, 2I/128, D/128] and [E, D/128, I/128].
@@ -166,12 +169,12 @@ def fused_moe(
         outside; x is copied K times.
     activation, interleaved, alpha, limit, beta : of gate and up, as of rfops.act_mul: silu, gelu,
         gelu_tanh or swiglu; interleaved: rows of w1 are pairs of gate and up.
-    bias1, bias2 : [E, 2I] and [E, D] bfloat16, float16 or float32, added in fp32. These and other
-        activations are computed by Triton; where it is missing by torch, expert by expert, which
-        waits for the device.
+    bias1, bias2 : [E, 2I] and [E, D] bfloat16, float16 or float32, added in fp32. These, other
+        activations and "mxfp4_weights" are computed by Triton; where it is missing by torch, expert
+        by expert, which waits for the device.
     out : as returned, of x's dtype, written in place where given.
-    config : takes that kernel in that variant, whatever the tuned table says; with biases or
-        another activation a GatedMoeTritonConfig.
+    config : takes that kernel in that variant, whatever the tuned table says; with biases, another
+        activation or "mxfp4_weights" a GatedMoeTritonConfig.
 
     Products are summed in fp32; h and each expert's result are rounded to x's dtype, their weighted
     sum is fp32 in a fixed order: deterministic. A row that is NaN or infinite makes its own result
@@ -211,13 +214,14 @@ def fused_moe(
         choices = x, topk_weights, topk_ids, apply_router_weight_on_input, combine, num_shared
         return local_experts.by_choices(of_tokens, *choices, out)
     choice = topk_weights, topk_ids, None, topk_ids.shape[1]
-    if activation != "silu" or interleaved or bias1 is not None or bias2 is not None:
+    is_gated = activation != "silu" or interleaved or bias1 is not None or bias2 is not None
+    if is_gated or quant == MXFP4_WEIGHTS:
         gating = Gating(activation, interleaved, alpha, limit, beta, bias1, bias2)
         scales = w1_scale, w2_scale
         return _gated(x, w1, w2, choice, num_shared, quant, scales, rounding, gating, out, config)
     if quant is not None or w1_scale is not None or w2_scale is not None:
         scales = w1_scale, w2_scale
-        call, router_flags = _of_quant(quant), (False, False)
+        call, router_flags = _of_quant(quant, _QUANTS), (False, False)
         return call(x, w1, w2, *scales, choice, num_shared, router_flags, rounding, out, config)
     return _call(x, w1, w2, choice, num_shared, (False, False), out, config)
 
@@ -233,14 +237,15 @@ _QUANTS: dict[str, Callable[..., Tensor]] = {
 _WEIGHTS: dict[str, Callable[..., ExpertWeights]] = {
     "fp8_blockscale": fused_moe_fp8.weights_of,
     "mxfp4": fused_moe_mxfp4.OP.weights_of,
+    MXFP4_WEIGHTS: fused_moe_mxfp4.OP.weights_alone,
     "mxfp8": fused_moe_mxfp8.OP.weights_of,
 }
 
 
-def _of_quant(quant: Any) -> Callable[..., Tensor]:
-    if isinstance(quant, str) and quant in _QUANTS:
-        return _QUANTS[quant]
-    known_quants = ", ".join(repr(name) for name in _QUANTS)
+def _of_quant(quant: Any, table: Mapping[str, _Of]) -> _Of:
+    if isinstance(quant, str) and quant in table:
+        return table[quant]
+    known_quants = ", ".join(repr(name) for name in table)
     OP.fail(
         "quant",
         f"one of {known_quants or 'none yet'}, or None without scales",
@@ -312,8 +317,8 @@ def _gated(
     if quant is None and scales == (None, None):
         weights = _weights_of(x, w1, w2, choice, num_shared, out)
     else:
-        _of_quant(quant)  # refuses another word
-        weights = _WEIGHTS[quant](x, w1, w2, *scales, choice, num_shared, rounding, out)
+        weights_of = _of_quant(quant, _WEIGHTS)
+        weights = weights_of(x, w1, w2, *scales, choice, num_shared, rounding, out)
     gating.check(weights.experts, weights.rows, x.shape[1], x.device)
     p, ids, *_ = choice
     result = gated_experts.run(x, weights, p, ids, num_shared, gating, config).to(x.dtype)
@@ -420,7 +425,7 @@ def moe_layer(
         )
         choice, router_flags = (*chosen, None, top_k), (False, False)
     if quant is not None or w1_scale is not None or w2_scale is not None:
-        call = _of_quant(quant)
+        call = _of_quant(quant, _QUANTS)
         return call(
             x, w1, w2, w1_scale, w2_scale, choice, num_shared, router_flags, rounding, out, config
         )

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
-from rfops.dispatch.guards import check_int
+from rfops.dispatch.guards import check_int, describe
 from rfops.dispatch.kernel import Call, Kernel, RunOf
 from rfops.dispatch.layout import unwrap
 from rfops.dispatch.op import Op
@@ -34,7 +34,7 @@ from rfops.quantization.shuffle import (
 
 from . import layers
 from .experts import with_shared
-from .gated_experts import ExpertWeights
+from .gated_experts import WEIGHT_ONLY, ExpertWeights
 from .kernels.gated.triton import StoredWeights
 from .moe_op import Moe, chosen
 from .router import moe_router_ref
@@ -67,12 +67,13 @@ class Format:
         return self.values(*self.quantise(x, rounding), dtype)
 
     def operand(self, x: Tensor, rounding: str) -> Tensor:
-        """Return x quantised and back in bf16, as Triton's kernels take it: of MXFP4 those of even
-        places first."""
-        values = self.and_back(x, rounding, torch.bfloat16)
-        if self.bits == MXFP4.bits:
-            values = torch.cat([values[:, ::2], values[:, 1::2]], dim=1)
-        return values
+        """Return x quantised and back in bf16, as Triton's kernels take it."""
+        return self.in_operand_order(self.and_back(x, rounding, torch.bfloat16))
+
+    def in_operand_order(self, rows: Tensor) -> Tensor:
+        """Return rows in bf16 as Triton's kernels take them: of MXFP4 even places first."""
+        is_fp4 = self.bits == MXFP4.bits
+        return torch.cat([rows[:, ::2], rows[:, 1::2]], dim=1) if is_fp4 else rows
 
 
 MXFP4 = Format("mxfp4", "Mxfp4", 4, mxfp4.ROUNDING, mxfp4.quant_mxfp4, mxfp4.dequant_mxfp4)
@@ -186,6 +187,22 @@ class MxMoe(Moe):
                 lambda rows: (self.fmt.operand(rows, bumps), None),
             ),
         )
+
+    def weights_alone(self, x: Tensor, *arguments: Any) -> ExpertWeights:
+        """The same of weights that alone are quantised: rows of x and h stay in bf16."""
+        weights = self.weights_of(x, *arguments)
+        if x.dtype is not torch.bfloat16:
+            self.fail("x", "bfloat16 where weights alone are quantised", describe(x), HINTS["x"])
+        stored = replace(
+            weights.stored,
+            operand=lambda rows: (self.fmt.in_operand_order(rows), None),
+            is_weight_only=True,
+        )
+        return replace(weights, rounded=Tensor.float, stored=stored)
+
+    @property
+    def route_words(self) -> Mapping[str, Sequence[str]]:
+        return {**super().route_words, WEIGHT_ONLY: ()}
 
     def draw(self, rng: random.Random) -> dict[str, Any]:
         """Weights shuffled, as they are served, in most calls; scales where they can be."""

@@ -1,11 +1,13 @@
-"""fused_moe with another activation than silu, or with biases: by Triton (kernels/gated), and in
-torch, expert by expert, where Triton does not take a call, which is said once with the reason.
+"""fused_moe with another activation than silu, with biases, or with weights that alone are
+quantised: by Triton (kernels/gated), and in torch, expert by expert, where Triton does not take a
+call, which is said once with the reason.
 
     g[t, e] = q(x[t]) @ w1[e]^T + bias1[e],  h[t, e] = activation(g's gate and up)
     out[t]  = sum over j of topk_weights[t, j] * (q(h[t, e_j]) @ w2[e_j]^T + bias2[e_j])
 
-q rounds to the format of quantised weights and back; h is rounded to x's dtype, sums are fp32.
-Triton rounds an expert's row to x's dtype too, as the kernels of silu do.
+q rounds to the format of quantised weights and back, or not at all where weights alone are
+quantised; h is rounded to x's dtype, sums are fp32. Triton rounds an expert's row to x's dtype too,
+as the kernels of silu do.
 """
 
 from __future__ import annotations
@@ -38,6 +40,7 @@ WORDS: Mapping[str, tuple[str, ...]] = {
     "bias1": (),
     "bias2": (),
 }
+WEIGHT_ONLY = "weight_only"  # one more, of ops whose weights may be quantised alone
 
 
 @dataclass(frozen=True)
@@ -93,19 +96,20 @@ class ExpertWeights:
 
 def route(form: str, c: Call, words: Mapping[str, Any], hip: tuple[str, ...]) -> Decision | None:
     """Which kernel takes a call with these WORDS, and why not the op's HIP kernels `hip`; None
-    where silu without biases leaves it to the op."""
+    where silu without biases, of rows in the weights' format, leaves it to the op."""
     requests = [f"activation {words['activation']}"] if words["activation"] != "silu" else []
     requests += [name for name in ("interleaved", "bias1", "bias2") if words[name]]
+    requests += ["rows in 16 bits"] if words.get(WEIGHT_ONLY) else []
     if not requests:
         return None
     reason = gated_triton.unsupported_reason(form, c)
     backend = "triton" if reason is None else "torch"
 
     def explain() -> tuple[str, Mapping[str, str]]:
-        refused = dict.fromkeys(hip, f"no epilogue for {', '.join(requests)}")
+        refused = dict.fromkeys(hip, f"not made for {', '.join(requests)}")
         if reason is not None:
             refused["triton"] = reason
-        return f"no HIP kernel has an epilogue for {', '.join(requests)}", refused
+        return f"no HIP kernel is made for {', '.join(requests)}", refused
 
     return Decision(backend, backend.replace("triton", "Triton"), words=explain)
 
@@ -138,7 +142,8 @@ def run(
     device once, to know which experts have tokens. Raises ValueError for the config."""
     form, c = weights.stored.form, weights.stored.call
     check_config(form, c, config)
-    decision = route(form, c, gating.words(), ())
+    route_words = {**gating.words(), WEIGHT_ONLY: weights.stored.is_weight_only}
+    decision = route(form, c, route_words, ())
     assert decision is not None, "the op takes other calls"
     routing.say(lambda: f"fused_moe {c} on {c.arch}", decision)
     if decision.backend == "triton":
@@ -164,6 +169,6 @@ def run(
 @functools.cache
 def _say_torch(reason: str) -> None:
     log.get().warning(
-        "fused_moe: biases and other activations than silu are computed by torch, expert by expert;"
-        f" Triton does not take them: {reason}"
+        "fused_moe: biases, other activations than silu and weights that alone are quantised are "
+        f"computed by torch, expert by expert; Triton does not take them: {reason}"
     )

@@ -98,8 +98,12 @@ _MOE_NEUTRAL: Mapping[str, Any] = {
 
 def moe_route(hidden_states: Any, w1: Any, w2: Any, topk_ids: Any) -> RouteCall:
     """Return device, op and sizes of an engine's fused MoE call."""
-    x, (experts, rows, columns) = hidden_states, w1.shape
-    (m, d), k = x.shape, topk_ids.shape[1]
+    return moe_sizes(hidden_states, w1, w2, topk_ids.shape[1])
+
+
+def moe_sizes(x: Any, w1: Any, w2: Any, k: int) -> RouteCall:
+    """The same, of a call with k experts a token."""
+    (m, d), (experts, rows, columns) = x.shape, w1.shape
     name = _MOE_OPS.get((w1.element_size(), max(d // columns, 1)))
     if name is None:
         raise ValueError(f"weights {tuple(w1.shape)} of {w1.dtype} for rows of {d}")
@@ -119,8 +123,8 @@ def _aiter_moe_route(
 ) -> RouteCall:
     if int(activation) or bias1 is not None or bias2 is not None or swiglu_limit:
         raise ValueError(
-            "activation must be Silu without swiglu_limit, bias1 and bias2: rfops computes others "
-            f"in torch, got {activation!r}"
+            "activation must be Silu without swiglu_limit, bias1 and bias2, which rfops has in "
+            f"Triton alone, got {activation!r}"
         )
     orders = layouts.find_layout(w1), layouts.find_layout(w2)
     if orders[0] != orders[1] or orders[0] not in (layouts.RAW, layouts.SHUFFLED):

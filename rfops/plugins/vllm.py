@@ -75,9 +75,11 @@ def _add_mxfp4_experts(module: Any) -> None:
 
 
 def _add_gpt_oss_experts(module: Any) -> None:
+    from . import vllm_gpt_oss
     from .vllm_moe import wrap_gpt_oss
 
     wrap_gpt_oss(module)
+    vllm_gpt_oss.wrap(module)
 
 
 def _add_experts(module: Any) -> None:

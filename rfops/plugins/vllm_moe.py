@@ -32,7 +32,7 @@ def _silu_reason(self: Any, layer: Any) -> str | None:
     return "a bias" if self.moe.has_bias else None
 
 
-def _swiglu_reason(self: Any, layer: Any) -> str | None:
+def swiglu_reason(self: Any, layer: Any) -> str | None:
     """What of an activation is none of clamped swiglu with the method's own numbers."""
     if _activation(layer) not in _INTERLEAVED:
         return f"activation {layer.activation}"
@@ -60,7 +60,7 @@ def _swiglu_numbers(self: Any) -> dict[str, Any]:
     }
 
 
-def _layer_reason(self: Any, layer: Any, shared_experts: Any) -> str | None:
+def layer_reason(self: Any, layer: Any, shared_experts: Any) -> str | None:
     """What of a layer rfops does not compute; `self` is vLLM's method."""
     if layer.apply_router_weight_on_input:
         return "router weights on the input"
@@ -112,8 +112,8 @@ def _mxfp4_words(layer: Any) -> Mapping[str, Any]:
     return {"quant": "mxfp4", "w1_scale": scales[0], "w2_scale": scales[1]}
 
 
-def _swiglu_words(self: Any, layer: Any) -> dict[str, Any]:
-    """Beside them, of clamped swiglu."""
+def swiglu_words(self: Any, layer: Any) -> dict[str, Any]:
+    """What fused_moe is told of clamped swiglu and biases."""
     return {
         "activation": "swiglu",
         "interleaved": _INTERLEAVED[_activation(layer)],
@@ -121,6 +121,13 @@ def _swiglu_words(self: Any, layer: Any) -> dict[str, Any]:
         "bias1": getattr(layer, "w13_bias", None),
         "bias2": getattr(layer, "w2_bias", None),
     }
+
+
+def swiglu_route_words(self: Any, layer: Any) -> dict[str, Any]:
+    """Of them those that fused_moe's route depends on."""
+    given = swiglu_words(self, layer)
+    biases = {bias: given[bias] is not None for bias in ("bias1", "bias2")}
+    return {word: given[word] for word in ("activation", "interleaved")} | biases
 
 
 def _no_words(_layer: Any) -> Mapping[str, Any]:
@@ -132,23 +139,18 @@ def _callee(
     reason_of: Callable[[Any], str | None],
     words: Callable[[Any], Mapping[str, Any]],
     gating_reason: Callable[[Any, Any], str | None] = _silu_reason,
-    gating: Callable[[Any, Any], Mapping[str, Any]] | None = None,
+    is_swiglu: bool = False,
 ) -> Callee:
     """The callee of a method of vLLM: what of the method itself is refused, what fused_moe is told
-    beside the weights; which activations are refused, and what it is told of others than silu,
-    which its Triton kernels have: those methods emulate."""
+    beside the weights; which activations are refused, and whether it has clamped swiglu, which
+    fused_moe's Triton kernels have: those methods emulate."""
 
     def why_not(self: Any, layer: Any, shared_experts: Any) -> str | None:
         reason = reason_of(self) or gating_reason(self, layer)
-        return reason or _layer_reason(self, layer, shared_experts)
+        return reason or layer_reason(self, layer, shared_experts)
 
     def of_route(self: Any, layer: Any) -> dict[str, Any]:
-        """Of fused_moe's words those that its route depends on."""
-        if gating is None:
-            return {}
-        given = gating(self, layer)
-        biases = {bias: given[bias] is not None for bias in ("bias1", "bias2")}
-        return {word: given[word] for word in ("activation", "interleaved")} | biases
+        return swiglu_route_words(self, layer) if is_swiglu else {}
 
     def facts(arguments: Arguments) -> Key:
         method, layer = arguments["self"], arguments["layer"]
@@ -174,17 +176,16 @@ def _callee(
         shared_experts: Any,
         shared_experts_input: Any,
     ) -> torch.Tensor:
-        named = {**words(layer), **(gating(self, layer) if gating is not None else {})}
+        named = {**words(layer), **(swiglu_words(self, layer) if is_swiglu else {})}
         return fused_moe(x, layer.w13_weight, layer.w2_weight, topk_weights, topk_ids, **named)
 
-    by_triton = gating is not None
     return Callee(
         f"vllm: {name}",
         "x topk_ids",
         route,
         lambda: experts,
         extra_facts=facts,
-        is_emulated=by_triton,
+        takes_triton=is_swiglu,
     )
 
 
@@ -192,7 +193,7 @@ MOE = _callee("UnquantizedFusedMoEMethod", _plain_reason, _no_words)
 FP8_MOE = _callee("Fp8MoEMethod", _fp8_reason, _fp8_words)
 MXFP4_MOE = _callee("QuarkOCP_MX_MoEMethod", _quark_reason, _mxfp4_words)
 GPT_OSS_MOE = _callee(
-    "GptOssMxfp4MoEMethod", _gpt_oss_reason, _mxfp4_words, _swiglu_reason, _swiglu_words
+    "GptOssMxfp4MoEMethod", _gpt_oss_reason, _mxfp4_words, swiglu_reason, is_swiglu=True
 )
 
 

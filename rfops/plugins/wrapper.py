@@ -62,7 +62,8 @@ class Callee:
         is the same for all calls of a key.
     extra_facts : returns what else the key has, from the call's arguments by name.
     aliases : other modules in which the target's function is put.
-    is_emulated : the original only emulates the arithmetic: rfops' Triton kernels take calls too.
+    takes_triton : rfops' Triton kernels take calls too: the original only emulates the arithmetic,
+        or makes more launches of it.
     """
 
     target: str
@@ -76,7 +77,7 @@ class Callee:
     adapt: Callable[[Arguments], Arguments] | None = None
     extra_facts: Callable[[Arguments], Key] | None = None
     aliases: tuple[str, ...] = ()
-    is_emulated: bool = False
+    takes_triton: bool = False
     engaged: int = 0
     compiled: int = 0  # calls that torch.compile took into a graph
     left: Counter[str] = field(default_factory=Counter)
@@ -175,7 +176,7 @@ class Callee:
         c = op.call_of(*routing.chip(device), **sizes)
         routed = op.route_of_words(c, words) if words else None
         route = op.route(c) if routed is None else routed[0]
-        if route.is_hip or (self.is_emulated and route.backend == "triton"):
+        if route.is_hip or (self.takes_triton and route.backend == "triton"):
             return ""
         return f"{name} goes to {route.backend} ({route.rule})"
 

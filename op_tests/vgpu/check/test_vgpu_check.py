@@ -340,7 +340,7 @@ def test_the_variable(project: Project, setting: str) -> None:
 
 def test_triton_tensors_end_where_they_end(vgpu_path: Path) -> None:
     """The last block of a Triton kernel that forgot its mask."""
-    from support.triton_kernels import add
+    from support.vgpu_triton_kernels import add
 
     out, y, x = torch.zeros(256), torch.zeros(256), torch.arange(200, dtype=torch.float32)
     rfops.vgpu.activate_triton("gfx950")
@@ -355,4 +355,4 @@ def test_triton_tensors_end_where_they_end(vgpu_path: Path) -> None:
     assert {finding.kind for finding in check.findings} == {"out of bounds"}, check.findings
     assert check.findings[0].address == x.data_ptr() + 800
     assert check.findings[0].workgroup == (3, 0, 0)
-    assert check.findings[0].file and check.findings[0].file.endswith("triton_kernels.py")
+    assert check.findings[0].file and check.findings[0].file.endswith("vgpu_triton_kernels.py")

@@ -58,6 +58,7 @@ class StoredWeights:
     w2_scale: Tensor | None
     # Of rows of x or h, contiguous: the kernels' rows, and their scales where the form has any.
     operand: Callable[[Tensor], tuple[Tensor, Tensor | None]]
+    is_weight_only: bool = False  # rows are not quantised
 
 
 @dataclass(frozen=True)
@@ -197,7 +198,8 @@ class _Launches:
             ids = with_shared(topk_weights, topk_ids, self.experts, self.num_shared)[1]
         layout = moe_align_block_size(ids, self.block_m, self.experts, None, True)
         # Slots of blocks that are not in use are quantised too, and so must be numbers.
-        make = x.new_empty if stored.form == "16-bit" else x.new_zeros
+        is_quantised = stored.form != "16-bit" and not stored.is_weight_only
+        make = x.new_zeros if is_quantised else x.new_empty
         h, y = make((self.num_slots, self.columns)), x.new_empty((self.num_ids, x.shape[1]))
         w1, w2, w1_scale, w2_scale = (
             w if w is None or (w.is_floating_point() and w.itemsize > 1) else w.view(torch.uint8)
