@@ -36,9 +36,8 @@ PyMethodDef functions[] = {
      "setup(Tensor, Parameter, exchange API, must_dispatch, gradients, negative_bit) -> can it be "
      "read"},
     {"rank", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(rank)), METH_FASTCALL,
-     "rank(rows, weights, low, high, excluded, variants, factors, max_correction, parts) -> the "
-     "best variant "
-     "of each kernel"},
+     "rank(rows, weights, low, high, excluded, variants, factors, max_correction, parts[, steps, "
+     "numbers, first_number]) -> the best variant of each kernel"},
     {"add_slow", add_slow, METH_O, "add_slow(1) sends all launches through Python; -1 ends it"},
     {nullptr, nullptr, 0, nullptr},
 };

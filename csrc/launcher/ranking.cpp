@@ -9,6 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "row_program.h"
+
 namespace rfops {
 
 namespace {
@@ -24,8 +26,18 @@ class Numbers {
     if (is_open_) PyBuffer_Release(&view_);
   }
 
-  /// Returns false with an exception for another number of them, or of other sizes.
-  bool open(PyObject* object, const char* name, size_t count, size_t bytes) {
+  /// Returns false with an exception for what are no numbers of so many bytes.
+  bool open(PyObject* object, const char* name, size_t bytes, int flags = 0) {
+    if (PyObject_GetBuffer(object, &view_, PyBUF_C_CONTIGUOUS | flags) != 0) return false;
+    is_open_ = true;
+    if (static_cast<size_t>(view_.itemsize) == bytes) return true;
+    PyErr_Format(PyExc_ValueError, "rank: %s must have elements of %zu bytes, got %zd", name, bytes,
+                 view_.itemsize);
+    return false;
+  }
+
+  /// The same for another number of them.
+  bool open_all(PyObject* object, const char* name, size_t count, size_t bytes) {
     if (PyObject_GetBuffer(object, &view_, PyBUF_C_CONTIGUOUS) != 0) return false;
     is_open_ = true;
     if (static_cast<size_t>(view_.itemsize) == bytes &&
@@ -38,7 +50,9 @@ class Numbers {
     return false;
   }
 
-  const double* doubles() const { return static_cast<const double*>(view_.buf); }
+  size_t count() const { return static_cast<size_t>(view_.len / view_.itemsize); }
+  double* doubles() const { return static_cast<double*>(view_.buf); }
+  const void* data() const { return view_.buf; }
   const unsigned char* bytes() const { return static_cast<const unsigned char*>(view_.buf); }
 
  private:
@@ -121,13 +135,75 @@ PyObject* best_of(const std::vector<double>& us, PyObject* parts) {
   return list;
 }
 
+/// Fills rows of `values` from `first_row` on, each with one of `numbers`.
+bool fill_rows(PyObject* numbers, double* values, size_t first_row, size_t num_rows, size_t n) {
+  PyObject* items = PySequence_Fast(numbers, "rank: numbers must be a sequence");
+  if (items == nullptr) return false;
+  const size_t count = static_cast<size_t>(PySequence_Fast_GET_SIZE(items));
+  if (first_row > num_rows || count > num_rows - first_row) {
+    PyErr_Format(PyExc_ValueError, "rank: numbers must be at most %zu, got %zu",
+                 num_rows - std::min(first_row, num_rows), count);
+  }
+  for (size_t i = 0; i < count && !PyErr_Occurred(); ++i) {
+    const double number =
+        PyFloat_AsDouble(PySequence_Fast_GET_ITEM(items, static_cast<Py_ssize_t>(i)));
+    double* row = values + (first_row + i) * n;
+    if (!PyErr_Occurred()) std::fill(row, row + n, number);
+  }
+  Py_DECREF(items);
+  return !PyErr_Occurred();
+}
+
+/// Runs a program (row_program.h) on rows of `values`: `args` are its steps, the numbers of a call
+/// and the row of the first of them.
+bool run_program(PyObject* const* args, const Numbers& values, size_t n) {
+  const size_t num_rows = n == 0 ? 0 : values.count() / n;
+  const size_t first_row = PyLong_AsSize_t(args[2]);
+  Numbers steps;
+  if (PyErr_Occurred() || !steps.open(args[0], "steps", sizeof(int32_t)) ||
+      !fill_rows(args[1], values.doubles(), first_row, num_rows, n)) {
+    return false;
+  }
+  const auto* first = static_cast<const RowStep*>(steps.data());
+  const size_t count = steps.count() / 4;
+  if (steps.count() % 4 != 0 || !are_steps_valid(first, count, num_rows)) {
+    PyErr_SetString(PyExc_ValueError, "rank: steps must be operations on rows that there are");
+    return false;
+  }
+  run_steps(first, count, values.doubles(), num_rows, n);
+  return true;
+}
+
+/// Sets the times of excluded variants to infinity: those of a mask, or whose number in a row of
+/// `values` is not 0. Returns false with an exception.
+bool exclude(PyObject* excluded, const Numbers& values, std::vector<double>& us) {
+  const size_t n = us.size();
+  if (excluded == Py_None) return true;
+  if (PyLong_Check(excluded)) {
+    const size_t row = PyLong_AsSize_t(excluded);
+    if (PyErr_Occurred()) return false;
+    if (n == 0 || row >= values.count() / n) {
+      PyErr_SetString(PyExc_ValueError, "rank: excluded must be a row that there is");
+      return false;
+    }
+    const double* is_excluded = values.doubles() + row * n;
+    for (size_t v = 0; v < n; ++v) us[v] = is_excluded[v] != 0 ? HUGE_VAL : us[v];
+    return true;
+  }
+  Numbers mask;
+  if (!mask.open_all(excluded, "excluded", n, 1)) return false;
+  for (size_t v = 0; v < n; ++v) us[v] = mask.bytes()[v] != 0 ? HUGE_VAL : us[v];
+  return true;
+}
+
 }  // namespace
 
 PyObject* rank(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  if (count != 9 || !PyTuple_Check(args[8])) {
-    PyErr_SetString(
-        PyExc_TypeError,
-        "rank(rows, weights, low, high, excluded, variants, factors, max_correction, parts)");
+  const bool has_program = count == 12;
+  if ((count != 9 && !has_program) || !PyTuple_Check(args[8])) {
+    PyErr_SetString(PyExc_TypeError,
+                    "rank(rows, weights, low, high, excluded, variants, factors, max_correction, "
+                    "parts[, steps, numbers, first_number])");
     return nullptr;
   }
   Sizes sizes{PyLong_AsSize_t(args[5]), PyLong_AsSize_t(args[6]), 0};
@@ -136,15 +212,22 @@ PyObject* rank(PyObject*, PyObject* const* args, Py_ssize_t count) {
   const Py_ssize_t length = PyObject_Length(args[2]);
   if (length < 0) return nullptr;
   sizes.logs = static_cast<size_t>(length);
-  Numbers rows, weights, low, high, excluded;
-  const size_t n = sizes.variants, num_logs = sizes.logs * n;
-  if (!rows.open(args[0], "rows", sizes.rows() * n, sizeof(double)) ||
-      !weights.open(args[1], "weights", sizes.rows() * n, sizeof(double)) ||
-      !low.open(args[2], "low", num_logs, sizeof(double)) ||
-      !high.open(args[3], "high", num_logs, sizeof(double)) ||
-      (args[4] != Py_None && !excluded.open(args[4], "excluded", n, 1))) {
+  Numbers rows, weights, low, high;
+  const size_t n = sizes.variants, num_logs = sizes.logs * n, num_rows = sizes.rows() * n;
+  const bool are_rows_open = has_program
+                                 ? rows.open(args[0], "rows", sizeof(double), PyBUF_WRITABLE)
+                                 : rows.open_all(args[0], "rows", num_rows, sizeof(double));
+  if (!are_rows_open || !weights.open_all(args[1], "weights", num_rows, sizeof(double)) ||
+      !low.open_all(args[2], "low", num_logs, sizeof(double)) ||
+      !high.open_all(args[3], "high", num_logs, sizeof(double))) {
     return nullptr;
   }
+  if (rows.count() < num_rows) {
+    PyErr_Format(PyExc_ValueError, "rank: rows must have at least %zu elements, got %zu", num_rows,
+                 rows.count());
+    return nullptr;
+  }
+  if (has_program && !run_program(args + 9, rows, n)) return nullptr;
   std::vector<double> us(n, 0.0);
   const double *values = rows.doubles(), *factor = weights.doubles();
   for (size_t i = 0; i < sizes.factors; ++i, values += n, factor += n) {
@@ -153,10 +236,7 @@ PyObject* rank(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (sizes.logs != 0) {
     correct(us.data(), values, factor, low.doubles(), high.doubles(), sizes, max_correction);
   }
-  for (size_t v = 0; args[4] != Py_None && v < n; ++v) {
-    if (excluded.bytes()[v] != 0) us[v] = HUGE_VAL;
-  }
-  return best_of(us, args[8]);
+  return exclude(args[4], rows, us) ? best_of(us, args[8]) : nullptr;
 }
 
 }  // namespace rfops

@@ -196,6 +196,10 @@ class Flow(TimedKernel):
         # lengths differ more than in the calls that the model is fitted to: one of four at most.
         return self._variants(workers, 0 < c.B <= workers and workers % c.B <= workers // 4)
 
+    def has_few_tokens(self, c: Call) -> bool:
+        """Whether a call has so few tokens that the kernel is not among its choices."""
+        return False
+
     def groups(self, c: Call) -> int:
         """Return how many groups of `columns` query rows a sequence has; with ragged queries, on
         average."""

@@ -73,11 +73,13 @@ class SharedKernel(Flow):
         little but a sequence's fixed cost: timing mode samples that XCD alone and would estimate
         3.5 us where 20 us are right. `flow` is faster there."""
         table = self.full_space(c)
-        if table is None:
-            return None
+        return None if table is None or self.has_few_tokens(c) else table
+
+    def has_few_tokens(self, c: Call) -> bool:
+        if c.arch not in self.stage_tokens:
+            return False
         overhead = self.overhead(c.arch, None)
-        is_few = c.S * c.page + c.B * overhead <= ARCH_SPECS[c.arch].xcds * overhead
-        return None if is_few else table
+        return bool(c.S * c.page + c.B * overhead <= ARCH_SPECS[c.arch].xcds * overhead)
 
     def full_space(self, c: Call) -> Columns[Any] | None:
         is_wide = c.H * c.qo_len > WAVE_COLUMNS

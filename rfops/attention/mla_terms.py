@@ -7,11 +7,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
-import numpy as np
-
 from rfops.dispatch.heuristic import coarse
 from rfops.dispatch.kernel import Call
-from rfops.dispatch.time_model import Array, Layer, TimeModel, Variants
+from rfops.dispatch.row_program import Program
+from rfops.dispatch.time_model import Layer, TimeModel, Variants
 from rfops.jit.arch import ARCH_SPECS
 
 D_QK, D_V = 576, 512
@@ -61,12 +60,52 @@ class MlaModel(TimeModel):
         "partials",  # workers that write them
     )
 
+    # `two`: of a worker with parts of two sequences, where cuts are anywhere. `share`: of the
+    # fullest worker, in whose range the fewest sequences begin.
+    program = Program(
+        """
+rows = num_rows
+tokens = num_tokens
+filled = maximum(maximum(floor(num_tokens / least), single * batch), 1)
+whole_workers = maximum(floor(minimum(workers, filled) / batch), 1) * batch
+launched = minimum(workers, maximum(whole_workers, uneven_workers))
+active = minimum(launched, filled)
+splits = active / batch
+sequences = batch / active
+whole_splits = ceil(splits)
+whole_sequences = ceil(sequences)
+two = ceil(whole_splits - splits) * ceil(whole_sequences - sequences)
+begun = overhead * floor(sequences)
+share = ceil(minimum((overhead + length) * sequences - begun, num_tokens) / cut) * cut
+steps = ceil(share / (whole_sequences * tile)) * whole_sequences + two * ends
+parts = whole_splits + two
+items = whole_sequences + two
+apart = num_tokens * minimum(launched % xcds, 1)
+split = minimum(parts - 1, 1)
+tree = minimum(maximum(parts - max_flat_splits, 0), 1)
+partials = split * active
+log_B = log_batch
+log_length = log_length_
+log_rows = log_rows_
+log_share = log2(share)
+log_parts = log2(parts)
+log_fill = log2(active * groups_of_cu)
+""",
+        "num_rows num_tokens batch length log_batch log_length_ log_rows_".split(),
+    )
+
     def like(self, c: Call) -> Call:
         """Sizes in the steps in which calls share a decision."""
         return c.with_sizes(B=coarse(c.B, 1), T=coarse(c.T, 1), S=coarse(c.S, 1))
 
     def changing(self, c: Call) -> Any:
         return c.B, c.T, c.S, c.page
+
+    def space_key(self, c: Call) -> Any:
+        """Workers of a group of query rows, and whether all sequences may have as many of them,
+        follow from B and, with ragged queries, T."""
+        kernels: Sequence[Any] = self.kernels
+        return c.B, c.T, *[kernel.has_few_tokens(c) for kernel in kernels]
 
     def static(self, c: Call) -> tuple[Any, ...]:
         return c.H, c.qo_len, c.has("qo_indptr"), c.has("angles"), c.q_dtype, c.kv_dtype
@@ -97,11 +136,10 @@ class MlaModel(TimeModel):
             "partials": {"partials": v.groups * (2 * v.columns * v.part_bytes) / hbm},
         }
         v.derived = {
-            "is_even": v.even > 0,
-            "has_even": bool((v.even > 0).any()),
+            "uneven_workers": v.workers * (v.even == 0),
             "ends": ends,
             "groups_of_cu": v.groups / c.cu_num,
-            "xcds": np.array(float(chip.xcds)),
+            "xcds": chip.xcds,
             "layer": Layer(terms, {"one": 1.0, "bytes": math.log2(row_bytes)}),
         }
 
@@ -110,54 +148,9 @@ class MlaModel(TimeModel):
         layer: Layer = v.derived["layer"]
         return layer
 
-    def changes(
-        self, v: Variants, c: Call, layer: Layer, factors: Sequence[Array], logs: Sequence[Array]
-    ) -> None:
-        derived, num_rows = v.derived, c.T * c.H
-        batch, num_tokens = float(max(c.B, 1)), float(max(c.S * c.page, 1))
+    def numbers(self, v: Variants, c: Call) -> tuple[float, ...]:
+        num_rows, batch = c.T * c.H, float(max(c.B, 1))
+        num_tokens = float(max(c.S * c.page, 1))
         length = max(num_tokens / batch, 1.0)
-        rows, tokens, steps, share, items, apart, split, two, parts, tree, partials = factors
-        log_batch, log_length, log_rows, log_share, log_parts, fill = logs
-        rows.fill(num_rows)
-        tokens.fill(num_tokens)
-        sequences_of_all = np.array(batch)  # numpy takes an array in half the time of a number
-        filled = np.floor(tokens / v.least)
-        filled = np.maximum(filled, np.maximum(v.single * sequences_of_all, _ONE))
-        launched = v.workers
-        if derived["has_even"]:
-            is_even = derived["is_even"] & (v.workers >= sequences_of_all)
-            active = np.minimum(v.workers, filled)
-            whole_workers = np.maximum(np.floor(active / sequences_of_all), _ONE) * sequences_of_all
-            launched = np.where(is_even, whole_workers, v.workers)
-        active = np.minimum(launched, filled)
-        workers_per_sequence, sequences = active / sequences_of_all, sequences_of_all / active
-        np.ceil(workers_per_sequence, out=parts)
-        np.ceil(sequences, out=items)
-        is_odd = (parts != workers_per_sequence) & (items != sequences)  # then cuts are anywhere
-        # Tokens of the fullest worker, in whose range the fewest sequences begin.
-        np.multiply(v.overhead + np.array(length), sequences, out=share)
-        np.subtract(share, v.overhead * np.floor(sequences), out=share)
-        np.minimum(share, tokens, out=share)
-        np.divide(share, v.cut, out=share)
-        np.ceil(share, out=share)
-        np.multiply(share, v.cut, out=share)
-        np.divide(share, items * v.tile, out=steps)
-        np.ceil(steps, out=steps)
-        np.multiply(steps, items, out=steps)
-        two[:] = is_odd
-        np.add(steps, two * derived["ends"], out=steps)
-        np.add(parts, two, out=parts)
-        np.add(items, two, out=items)
-        np.multiply(tokens, launched % derived["xcds"] > 0, out=apart)
-        np.greater(parts, _ONE, out=split)
-        np.greater(parts, v.max_flat_splits, out=tree)
-        np.multiply(split, active, out=partials)
-        log_batch.fill(math.log2(batch))
-        log_length.fill(math.log2(length))
-        log_rows.fill(math.log2(max(num_rows / batch, 1)))
-        np.log2(share, out=log_share)
-        np.log2(parts, out=log_parts)
-        np.log2(active * derived["groups_of_cu"], out=fill)
-
-
-_ONE = np.array(1.0)
+        logs = math.log2(batch), math.log2(length), math.log2(max(num_rows / batch, 1))
+        return (num_rows, num_tokens, batch, length, *logs)

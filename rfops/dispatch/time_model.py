@@ -37,6 +37,7 @@ from rfops.jit.launch import launcher
 
 from .heuristic import Columns
 from .kernel import Call, Kernel
+from .row_program import Program, Rows
 from .tuned_table import serving
 
 Array = npt.NDArray[np.float64]
@@ -107,9 +108,9 @@ class Variants:
         traits = [k.traits(v, c) for k, v in self.members]
         for name, values in zip(model.traits, zip(*traits, strict=True), strict=True):
             setattr(self, name, np.array(values, dtype=np.float64))
-        constants = [
-            model.constants(c.arch, c.cu_num, k.name, k.family(v, c)) for k, v in self.members
-        ]
+        families = [(k.name, k.family(v, c)) for k, v in self.members]
+        constants_of = {f: model.constants(c.arch, c.cu_num, *f) for f in dict.fromkeys(families)}
+        constants = [constants_of[family] for family in families]
         self.linear = np.array([f.linear for f in constants]).T.copy()  # [terms, variants]
         self.low = np.array([f.low for f in constants]).T.copy()  # [logs, variants]
         self.high = np.array([f.high for f in constants]).T.copy()
@@ -159,9 +160,18 @@ class Fold:
         num_rows = self.num_factors
         if v.has_correction:
             num_rows += 1 + num_logs + num_logs * (num_logs + 1) // 2
-        self.rows, self.products = np.ones((2, num_rows, len(v)))
-        self.factors = list(self.rows[1 : self.num_factors])
         first_log = self.num_factors + 1
+        self.program: Rows | None = None
+        if model.program is not None:
+            targets = {name: 1 + index for index, name in enumerate(model.factors)}
+            for index, name in enumerate(model.changing_logs if v.has_correction else ()):
+                targets[f"log_{name}"] = first_log + index
+            self.program = model.rows(model.program, v, targets, num_rows)
+        self.rows = np.ones((num_rows, len(v)))
+        if self.program is not None:
+            self.rows = self.program.values[:num_rows]
+        self.products = np.empty((num_rows, len(v)))
+        self.factors = list(self.rows[1 : self.num_factors])
         self.log_rows = self.rows[first_log : first_log + num_logs]
         # What the model writes to where there is no correction too.
         self.logs = list(self.log_rows if v.has_correction else np.empty((num_logs, len(v))))
@@ -235,8 +245,7 @@ class Fold:
     def predict(self, predictor: Predictor, c: Call) -> Array:
         """Return microseconds of all variants, in the array that the next call uses too."""
         us, correction, logs = self.us, self.correction, self.log_rows
-        assert predictor.layer is not None, "a model with factors has layers"
-        excluded = self.model.changes(self.v, c, predictor.layer, self.factors, self.logs)
+        excluded = self._changes(predictor, c)
         if self.squares:
             np.maximum(logs, self.low, out=logs)
             np.minimum(logs, self.high, out=logs)
@@ -251,17 +260,29 @@ class Fold:
             us[excluded] = np.inf
         return us
 
+    def _changes(self, predictor: Predictor, c: Call) -> Any:
+        """Set the rows of factors and logs for a call; return the mask of excluded variants."""
+        if self.program is None:
+            assert predictor.layer is not None, "a model with factors has layers"
+            return self.model.changes(self.v, c, predictor.layer, self.factors, self.logs)
+        self.program.run(self.model.numbers(self.v, c))
+        return self.program.mask()
+
     def best(self, predictor: Predictor, c: Call) -> list[tuple[float, str, int]]:
         """Return the best variant of each kernel: its microseconds, kernel and index; the quickest
         kernel first. By the native launcher where it is loaded: numpy takes 25 us more."""
         native = launcher.native()
         if native is not None:
-            assert predictor.layer is not None, "a model with factors has layers"
-            excluded = self.model.changes(self.v, c, predictor.layer, self.factors, self.logs)
-            rows, weights = self.rows, predictor.weights
-            ranking: list[tuple[float, str, int]] = native.rank(
-                rows, weights, *self.of_native, excluded, *self.sizes_of_native
-            )
+            bounds, sizes, program = self.of_native, self.sizes_of_native, self.program
+            ranking: list[tuple[float, str, int]]
+            if program is None:
+                excluded, weights = self._changes(predictor, c), predictor.weights
+                ranking = native.rank(self.rows, weights, *bounds, excluded, *sizes)
+            else:
+                numbers = self.model.numbers(self.v, c)
+                args = predictor.weights, *bounds, program.mask_row, *sizes
+                program_args = program.codes, numbers, program.first_number
+                ranking = native.rank(program.values, *args, *program_args)
             return ranking
         self.predict(predictor, c)
         best = []
@@ -318,8 +339,8 @@ class TimedKernel(Kernel):
 
 
 class TimeModel:
-    """Of an op. A subclass says `factors`, `layer` and `changes`; where choices are rare, `work`
-    alone."""
+    """Of an op. A subclass says `factors`, `layer` and `changes`, or `program` and `numbers` in
+    place of `changes`; where choices are rare, `work` alone."""
 
     terms: ClassVar[tuple[str, ...]]
     units: ClassVar[Mapping[str, str]]  # of each term's constant
@@ -328,6 +349,8 @@ class TimeModel:
     traits: ClassVar[tuple[str, ...]]
     factors: ClassVar[tuple[str, ...]] = ()  # of terms, beside "one", which is 1
     changing_logs: ClassVar[tuple[str, ...]] = ()
+    # Sets rows named as the factors, log_<name> of the changing logs, and `excluded` or none.
+    program: ClassVar[Program | None] = None
     # Up to which ratio of predicted times, to the choice without a row, a tuned row also holds for
     # sizes near its own.
     max_row_ratio: ClassVar[float] = 1.3
@@ -384,7 +407,27 @@ class TimeModel:
     ) -> Any:
         """Write what is of this call alone to rows, in the order of `factors` and `changing_logs`;
         return the mask of variants that are excluded, or None."""
+        assert self.program is not None, "a model with factors has a program or changes"
+        targets = [*self.factors, *[f"log_{name}" for name in self.changing_logs]]
+        indices = {name: index for index, name in enumerate(targets)}
+        rows = self.rows(self.program, v, indices, len(targets))
+        rows.run(self.numbers(v, c))
+        for row, value in zip((*factors, *logs), rows.values, strict=False):
+            row[:] = value
+        return rows.mask()
+
+    def numbers(self, v: Variants, c: Call) -> Sequence[float]:
+        """Of a call, those of `program`, then its table."""
         raise NotImplementedError
+
+    def rows(self, program: Program, v: Variants, targets: Mapping[str, int], size: int) -> Rows:
+        """Rows of variants for the program, whose columns are `derived` and traits; its table has
+        an entry for each of `derived` of its name."""
+
+        def column(name: str) -> Any:
+            return v.derived[name] if name in v.derived else getattr(v, name)
+
+        return Rows(program, targets, size, column, len(v), len(v.derived.get(program.table, ())))
 
     def work(self, v: Variants, c: Call) -> Work:
         """Return each term by itself, as it is fitted and explained."""

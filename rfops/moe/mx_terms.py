@@ -4,13 +4,13 @@ and a launch that sums rows, or both in one kernel."""
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from rfops.dispatch.heuristic import ceil
 from rfops.dispatch.kernel import Call
+from rfops.dispatch.row_program import Program
 from rfops.dispatch.time_model import Array, Layer, TimeModel, Variants
 from rfops.jit.arch import ARCH_SPECS
 
@@ -106,6 +106,37 @@ class MxExpertsModel(TimeModel):
         "round_rows",  # thousands of rows of h that each round reads
     )
 
+    # Excluded are variants whose sums do not fit in LDS, or whose h is beyond offsets.
+    program = Program(
+        """
+experts = hit
+all_rows = num_rows
+operands = num_operands
+up_rows = take(tiles, up)
+up_groups = up_rows * up_columns_of_row
+up_tiles = up_groups / up_slots
+up_rounds = ceil(up_tiles)
+up_cu = ceil(up_groups / cus)
+up_cu_rows = up_cu * num_operands / up_rows
+down_rows = take(tiles, down)
+down_rounds = ceil(down_rows * tiled_groups + summed_groups)
+wave_tiles = ceil(down_rows / tiles_at_once) * down_rounds
+round_tiles = down_rows * down_rounds
+round_rows = down_rounds * thousand_rows
+log_M = log_tokens
+log_experts = log_hit
+log_rows = log_rows_of_expert
+log_up_tiles = log2(up_tiles)
+log_down_tiles = log2(down_rows * down_slots)
+excluded = maximum(num_tokens - most_tokens, 0)
+""",
+        (
+            *("num_tokens", "hit", "num_rows", "thousand_rows", "num_operands"),
+            *("log_tokens", "log_hit", "log_rows_of_expert"),
+        ),
+        table="tiles",
+    )
+
     def like(self, c: Call) -> Call:
         return coarse_tokens(c)
 
@@ -125,9 +156,9 @@ class MxExpertsModel(TimeModel):
         l2, l1 = 1e6 * chip.l2_tb_s, 64e3 * chip.ghz
         up_steps, down_steps = ceil(c.D, step), ceil(c.I, step)
         heights, height_indices = np.unique(
-            np.concatenate([v.up_rows, v.down_rows]), return_inverse=True
+            np.concatenate([[TILE], v.up_rows, v.down_rows]), return_inverse=True
         )
-        up, down = np.split(height_indices, 2)
+        up, down = np.split(height_indices[1:], 2)
         is_summed, by_tile = 1 - v.is_tiled, 1 - v.is_ring
         down_groups = np.ceil(c.D / v.down_columns)
         down_slots = down_groups / (cus * v.down_resident)
@@ -137,16 +168,17 @@ class MxExpertsModel(TimeModel):
         # Bytes of the weights of a tile of gate and up.
         up_bytes = 2 * v.up_columns * row_bytes
         v.derived = {
-            "heights": [*map(int, heights), TILE],
+            "tiles": [*map(int, heights)],  # their heights
+            "operand_idx": height_indices.item(0),  # of TILE among them
             "up": up,
             "down": down,
-            "up_columns": up_columns,
+            "up_columns_of_row": up_columns,
             "up_slots": cus * v.up_resident,
             # Workgroups of down to a slot: for each tile of rows, or for all.
             "tiled_groups": v.is_tiled * down_slots,
             "summed_groups": is_summed * down_slots,
             "down_slots": down_slots,
-            "cus": np.array(float(cus)),
+            "cus": cus,
             "most_tokens": self._most_tokens(v, c, is_summed),
         }
         terms = {
@@ -200,46 +232,13 @@ class MxExpertsModel(TimeModel):
         layer: Layer = v.derived["layer"]
         return layer
 
-    def changes(
-        self, v: Variants, c: Call, layer: Layer, factors: Sequence[Array], logs: Sequence[Array]
-    ) -> Array:
-        """Excluded are variants whose sums do not fit in LDS, or whose h is beyond offsets."""
-        derived, num_shared = v.derived, c.E - c.R
-        all_rows, hit = c.M * (c.K + num_shared), chosen_experts(c.M, c.K, c.R) + num_shared
-        tiles = np.array(all_row_tiles(c.M, c.K, c.R, num_shared, derived["heights"]))
-        experts, rows, operands, up_rows, down_rows, up_rounds, down_rounds, *round_factors = (
-            factors
-        )
-        up_cu, up_cu_rows, wave_tiles, round_tiles, round_rows = round_factors
-        log_m, log_experts, log_rows, log_up, log_down = logs
-        experts.fill(hit)
-        rows.fill(all_rows)
-        operands.fill(tiles.item(-1))
-        tiles.take(derived["up"], out=up_rows, mode="clip")
-        tiles.take(derived["down"], out=down_rows, mode="clip")
-        np.multiply(up_rows, derived["up_columns"], out=up_cu)
-        np.divide(up_cu, derived["up_slots"], out=log_up)
-        np.ceil(log_up, out=up_rounds)
-        np.log2(log_up, out=log_up)
-        np.divide(up_cu, derived["cus"], out=up_cu)
-        np.ceil(up_cu, out=up_cu)
-        np.multiply(up_cu, operands, out=up_cu_rows)
-        np.divide(up_cu_rows, up_rows, out=up_cu_rows)
-        np.multiply(down_rows, derived["tiled_groups"], out=down_rounds)
-        np.add(down_rounds, derived["summed_groups"], out=down_rounds)
-        np.ceil(down_rounds, out=down_rounds)
-        np.divide(down_rows, v.tiles_at_once, out=wave_tiles)
-        np.ceil(wave_tiles, out=wave_tiles)
-        np.multiply(wave_tiles, down_rounds, out=wave_tiles)
-        np.multiply(down_rows, down_rounds, out=round_tiles)
-        np.multiply(down_rounds, np.array(all_rows / 1000), out=round_rows)
-        np.multiply(down_rows, derived["down_slots"], out=log_down)
-        np.log2(log_down, out=log_down)
-        log_m.fill(math.log2(c.M))
-        log_experts.fill(math.log2(hit))
-        log_rows.fill(math.log2(all_rows / hit))
-        is_excluded: Array = c.M > derived["most_tokens"]
-        return is_excluded
+    def numbers(self, v: Variants, c: Call) -> list[float]:
+        num_shared = c.E - c.R
+        num_rows, hit = c.M * (c.K + num_shared), chosen_experts(c.M, c.K, c.R) + num_shared
+        tiles = all_row_tiles(c.M, c.K, c.R, num_shared, v.derived["tiles"])
+        logs = math.log2(c.M), math.log2(hit), math.log2(num_rows / hit)
+        num_operands = tiles[v.derived["operand_idx"]]
+        return [c.M, hit, num_rows, num_rows / 1000, num_operands, *logs, *tiles]
 
     def _most_tokens(self, v: Variants, c: Call, is_summed: Array) -> Array:
         """Tokens up to which a variant's sums fit in LDS, and its h in offsets: by bisection, as

@@ -159,11 +159,14 @@ def all_row_tiles(
     mean, deviation = tokens * probability, math.sqrt(tokens * probability * (1 - probability))
     min_rows, max_rows = mean - _TAIL * deviation, min(mean + _TAIL * deviation, tokens - 1)
     scale, chosen = max(deviation * math.sqrt(2), 1e-9), chosen_experts(tokens, k, routed)
+    erfc, half, middle, end = math.erfc, routed / 2, mean - 0.5, math.floor(max_rows) + 1
     tiles = []
     for height in heights:
-        full_tiles = max(int(min_rows / height), 0)
+        full_tiles = int(min_rows / height) if min_rows > height else 0
         num_tiles = full_tiles * routed if full_tiles else chosen
-        for rows in range(max(full_tiles, 1) * height, math.floor(max_rows) + 1, height):
-            num_tiles += routed * math.erfc((rows + 0.5 - mean) / scale) / 2
+        begin = full_tiles * height or height
+        if begin < end:
+            tails = [erfc((rows - middle) / scale) for rows in range(begin, end, height)]
+            num_tiles += half * sum(tails)
         tiles.append(num_tiles + num_shared * -(-tokens // height))
     return tiles
