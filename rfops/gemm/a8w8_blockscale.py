@@ -56,6 +56,7 @@ class Torch(Kernel):
 
 
 class _Model(GemmModel):
+    family_prior = 0.3  # families are tiles of one kernel: the best of 0.03 to 0.3, on both chips
     logs = (*GemmModel.logs, "uneven")  # of K-steps of the longest part of K, over the average
 
     def layer(self, v: Variants, c: Call) -> Layer:
