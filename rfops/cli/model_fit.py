@@ -26,7 +26,6 @@ Array = npt.NDArray[np.float64]
 Family = tuple[str, str]  # a kernel and a family of its variants
 Fitted = dict[Family, Constants]
 
-_PRIOR = 0.03  # how much the constants of a kernel draw those of its families
 _RIDGE = 1.0
 _CORRECTED = 2.5  # times that are above the best by more have no part in the correction
 _STEPS = 4  # of reweighting, from the relative error to that of logarithms
@@ -120,7 +119,8 @@ def fit(model: TimeModel, samples: Sequence[Sample], is_corrected: bool = True) 
         predicted = np.empty(len(us))
         for name in dict.fromkeys(families[of_kernel]):
             in_family = families == name
-            by_family[name] = linear(terms[in_family], us[in_family], weights[in_family], overall)
+            of_family = terms[in_family], us[in_family], weights[in_family]
+            by_family[name] = linear(*of_family, overall, model.family_prior)
             predicted[in_family] = terms[in_family] @ by_family[name]
         is_near = of_kernel & (weights > _CORRECTED**-2)
         residuals = np.log2(us[is_near] / np.maximum(predicted[is_near], _TINY))
@@ -132,8 +132,11 @@ def fit(model: TimeModel, samples: Sequence[Sample], is_corrected: bool = True) 
     return fitted
 
 
-def linear(terms: Array, us: Array, weights: Array, prior: Array | None = None) -> Array:
-    """Constants >= 0 of the least relative error."""
+def linear(
+    terms: Array, us: Array, weights: Array, prior: Array | None = None, pull: float = 0.0
+) -> Array:
+    """Constants >= 0 of the least relative error, drawn to `prior` as so large a share of rows
+    would."""
     root, predicted = np.sqrt(weights), us
     size = np.sqrt(((terms / us[:, None] * root[:, None]) ** 2).mean(0)) + 1e-9
     constants = np.zeros(terms.shape[1])
@@ -141,8 +144,9 @@ def linear(terms: Array, us: Array, weights: Array, prior: Array | None = None) 
         scale = root / np.sqrt(us * predicted)
         rows, values = terms * scale[:, None], us * scale
         if prior is not None:
-            pull = size * np.sqrt(_PRIOR * len(us))
-            rows, values = np.vstack([rows, np.diag(pull)]), np.concatenate([values, pull * prior])
+            pulls = size * np.sqrt(pull * len(us))
+            rows = np.vstack([rows, np.diag(pulls)])
+            values = np.concatenate([values, pulls * prior])
         constants = non_negative(rows, values)
         predicted = np.maximum(terms @ constants, _TINY)
     return constants

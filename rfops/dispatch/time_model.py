@@ -349,6 +349,8 @@ class TimeModel:
     traits: ClassVar[tuple[str, ...]]
     factors: ClassVar[tuple[str, ...]] = ()  # of terms, beside "one", which is 1
     changing_logs: ClassVar[tuple[str, ...]] = ()
+    # How much a fit draws the constants of a family to its kernel's: as so large a share of times.
+    family_prior: ClassVar[float] = 0.03
     # Sets rows named as the factors, log_<name> of the changing logs, and `excluded` or none.
     program: ClassVar[Program | None] = None
     # Up to which ratio of predicted times, to the choice without a row, a tuned row also holds for

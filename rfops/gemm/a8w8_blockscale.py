@@ -17,6 +17,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
@@ -27,6 +28,7 @@ from rfops.dispatch.kernel import Call, Kernel, RunOf
 from rfops.dispatch.layout import Shuffled, unwrap
 from rfops.dispatch.op import Op
 from rfops.dispatch.problem import grid
+from rfops.dispatch.time_model import Layer, Variants
 from rfops.quantization.fp8_blockscale import BLOCK
 from rfops.quantization.shuffle import unshuffle_weight
 
@@ -54,6 +56,13 @@ class Torch(Kernel):
 
 
 class _Model(GemmModel):
+    family_prior = 0.3  # families are tiles of one kernel: the best of 0.03 to 0.3, on both chips
+    logs = (*GemmModel.logs, "uneven")  # of K-steps of the longest part of K, over the average
+
+    def layer(self, v: Variants, c: Call) -> Layer:
+        layer, steps = super().layer(v, c), c.K / v.derived["step_split"]
+        return layer._replace(logs={**layer.logs, "uneven": np.log2(np.ceil(steps) / steps)})
+
     def bytes_of(self, c: Call) -> tuple[float, float, float]:
         return 1.0, 1.0, c.dtype.itemsize
 
