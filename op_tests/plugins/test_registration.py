@@ -576,3 +576,26 @@ def test_vllms_fp8_linear_layers_with_their_quantiser(
     assert not vllm_fp8.LINEAR.left
     expected = rfops.linear_fp8_blockscale(x[0], w, w_scale) + bias
     assert torch.equal(result, expected[None])
+
+
+@pytest.mark.requires_gfx950
+@pytest.mark.parametrize("is_shuffled", [True, False, None])
+def test_sglangs_small_linear_layers(is_shuffled: bool | None) -> None:
+    """Rows are quantised in the product's launch, whatever the shape; without the mark of its order
+    a weight is SGLang's."""
+    import rfops
+    from rfops.plugins import sglang_fp8
+
+    module = SimpleNamespace(try_smallm_fp8_bs_linear=lambda x, WQ, w_scale: "original")
+    sglang_fp8.wrap(module)
+    torch.manual_seed(0)
+    x = torch.randn(5, 256).bfloat16()
+    w, w_scale = rfops.quant_fp8_blockscale(torch.randn(384, 256).bfloat16(), (128, 128))
+    weight = rfops.shuffle_weight(w).data if is_shuffled else w
+    if is_shuffled is not None:
+        weight.is_shuffled = is_shuffled
+    result = module.try_smallm_fp8_bs_linear(x, weight, w_scale)
+    if is_shuffled is None:
+        assert result == "original"
+    else:
+        assert torch.equal(result, rfops.linear_fp8_blockscale(x, w, w_scale))
