@@ -4,8 +4,8 @@
 //     kv[slot]  = norm(kv_c) | rope(k_pe)         of 16 bits, or FP8 of (x / kv_scale)
 //
 // k_up has Input's type, or is FP8 with fp32 scales per 128 x 128 (kWeightFp8), and is widened to
-// Input, which holds it exactly. norm is that of RMS with kNorm, otherwise kv_c as it is. Slots and
-// positions are as of mla_cache_write.hip.
+// Input, which holds it exactly. norm is that of RMS with kNorm, otherwise kv_c as it is. With
+// kKeyOut also k_pe_out = rope(k_pe). Slots and positions are as of mla_cache_write.hip.
 //
 // Layout. The first num_product_groups workgroups multiply: a wave has 16 rows of a head's k_up as
 // MFMA operand A in registers and goes over the tokens, operand B, by 16. Then come workgroups of
@@ -32,7 +32,7 @@ constexpr u32 kVec = 8, kNope = RFOPS_NOPE, kRotary = RFOPS_ROTARY, kLatent = RF
 constexpr u32 kHeads = RFOPS_HEADS, kThreads = 256, kWaves = kThreads / kWaveSize;
 constexpr bool kInterleaved = RFOPS_INTERLEAVED, kNested = RFOPS_NESTED, kNorm = RFOPS_NORMED;
 constexpr bool kCacheFp8 = RFOPS_CACHE_FP8, kQueryFp8 = RFOPS_QUERY_FP8;
-constexpr bool kWeightFp8 = RFOPS_WEIGHT_FP8;
+constexpr bool kWeightFp8 = RFOPS_WEIGHT_FP8, kKeyOut = RFOPS_KEY_OUT;
 constexpr u32 kRotaryUnits = kRotary / (2 * kVec), kLatentUnits = kLatent / (2 * kVec);
 constexpr u32 kColumnTiles = kLatent / kTileRows, kScaleBlock = 128;
 constexpr u32 kStepK = kWaveSize / kTileRows * kVec, kSteps = kNope / kStepK;
@@ -91,16 +91,18 @@ mla_absorb_cache_write(
     u32 num_cache_slots, u32 page, u32 page_stride, u32 slot_stride, f32 eps,
     const Input* __restrict__ q_nope,    // [T, heads, kNope]
     const void* __restrict__ k_up,       // [heads, kLatent, kNope]
-    const f32* __restrict__ k_up_scale,  // [heads, kLatent / 128, kScaleColumns]
+    const f32* __restrict__ k_up_scale,  // [heads, kLatent / 128, kScaleColumns], strided
     void* __restrict__ q,                // [T, heads, kLatent + kRotary]
     u32 q_nope_token, u32 q_nope_head, u32 k_up_head, u32 k_up_row, u32 q_token, u32 q_head,
-    const f32* __restrict__ q_scale,
+    u32 k_up_scale_head, u32 k_up_scale_row, u32 k_up_scale_column, const f32* __restrict__ q_scale,
     const Position* __restrict__ positions,  // [T]
     const Input* __restrict__ k_pe,          // [T, kRotary]
     const Input* __restrict__ q_pe,          // [T, heads, kRotary]
     u32 k_pe_row, u32 q_pe_token, u32 q_pe_head, const Angle* __restrict__ cos_sin,
     const Angle* __restrict__ sin, u32 angle_row, u32 num_positions,
-    u32 sin_offset) {  // of row 0 of the sines, from `sin` on
+    u32 sin_offset,  // of row 0 of the sines, from `sin` on
+    u32 k_pe_out_row,
+    Input* __restrict__ k_pe_out) {  // [T, kRotary]
   u32 group = workgroup_id_x();
   const u32 lane = lane_id();
   if (group < num_product_groups) {
@@ -116,8 +118,8 @@ mla_absorb_cache_write(
     f32 scales[kScaleColumns];
 #pragma unroll
     for (u32 b = 0; b < kScaleColumns; ++b) {
-      const u32 row = head * (kLatent / kScaleBlock) + column / kScaleBlock;
-      scales[b] = kWeightFp8 ? k_up_scale[row * kScaleColumns + b] : 1.0f;
+      const u32 row = head * k_up_scale_head + column / kScaleBlock * k_up_scale_row;
+      scales[b] = kWeightFp8 ? k_up_scale[row + b * k_up_scale_column] : 1.0f;
     }
     const f32 factor = inverse_scale<kQueryFp8>(q_scale);
     for (u32 begin = 0; begin < num_tokens; begin += kTileRows) {
@@ -190,8 +192,12 @@ mla_absorb_cache_write(
     const Position position = positions[token];
     const f32 factor = inverse_scale<kCacheFp8>(kv_scale);  // while positions are on their way
     load_angles(position, unit);
-    if (!cache.contains(slot_idx)) return;
+    if (!kKeyOut && !cache.contains(slot_idx)) return;
     elements.rotate<kInterleaved>(angles);
+    if constexpr (kKeyOut) {
+      elements.store(k_pe_out + u64{token} * k_pe_out_row, unit, !kInterleaved);
+      if (!cache.contains(slot_idx)) return;
+    }
     elements.store_as<kCacheFp8>(kv, cache.offset(slot_idx) + kLatent, unit, !kInterleaved, factor);
     return;
   }

@@ -107,6 +107,9 @@ class RowUnit {
       : vec0_(load(row + offset(unit, in_halves, false))),
         vec1_(load(row + offset(unit, in_halves, true))) {}
 
+  // Waits for the elements here: the compiler would load them behind a branch.
+  __device__ void keep() { force_vgpr(vec0_), force_vgpr(vec1_); }
+
   template <bool kInterleaved, class Angle>
   __device__ void rotate(const UnitAngles<Angle, kVec>& angles) {
     const Floats cos = __builtin_convertvector(angles.cos, Floats);

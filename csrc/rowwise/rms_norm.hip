@@ -10,6 +10,7 @@
 //
 // Guarantees: deterministic; a sum is one of chunks, then lanes, then waves.
 // Requires: kVec == 8: rows 16-byte aligned. residual [M, K] contiguous.
+#include "rfops/chip/sync.h"
 #include "rfops/chip/types.h"
 #include "rfops/store/row_quant.h"
 
@@ -43,11 +44,9 @@ __device__ inline void load(Vec (&values)[kChunks], const Vec* row, const Lanes&
   for (u32 c = 0; c < kChunks; ++c) values[c] = row[lanes.loaded_unit(c)];
 }
 
-// Replaces z by z + residual, and stores that.
-__device__ inline void add_residual(InputVec (&z)[kChunks], InputVec* residual,
-                                    const Lanes& lanes) {
-  InputVec added[kChunks];
-  load(added, residual, lanes);
+// Replaces z by z + residual, whose row is loaded, and stores that.
+__device__ inline void add_residual(InputVec (&z)[kChunks], const InputVec (&added)[kChunks],
+                                    InputVec* residual, const Lanes& lanes) {
 #pragma unroll
   for (u32 c = 0; c < kChunks; ++c) {
     z[c] = __builtin_convertvector(
@@ -90,8 +89,13 @@ rms_norm(const Input* x,                     // [M, K]
   RowStore<Input, kQuant, kVec, kChunks, Lanes> rows(
       lanes, out, row_offset(lanes.row, inner, out_outer, out_inner), scale, scale_row, scale_k);
   rows.load_scale();
-  if constexpr (kResidual)
-    add_residual(z, reinterpret_cast<InputVec*>(residual + u64{lanes.row} * k), lanes);
+  auto* const residual_row = reinterpret_cast<InputVec*>(residual + u64{lanes.row} * k);
+  InputVec added[kChunks];
+  if constexpr (kResidual) load(added, residual_row, lanes);
+  // All loads come before the first is waited for. One row of 7,168 with a residual is 43 KB
+  // through one CU: 0.3 us beside the latency of 0.4 us (MI355X, cold caches, estimated 3.80 us).
+  sched_barrier();
+  if constexpr (kResidual) add_residual(z, added, residual_row, lanes);
   const f32 factor =
       __builtin_amdgcn_rsqf(__builtin_fmaf(sum_of_squares(z, lanes), inverse_k, eps));
   if constexpr (!kEarlyWeights) load(w, weights, lanes);

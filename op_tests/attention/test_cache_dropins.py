@@ -10,6 +10,7 @@ import torch
 
 from rfops.attention import cache_dropins as dropins
 from rfops.attention.kv_cache_write import kv_cache_write
+from rfops.attention.mla_absorb_cache_write import mla_absorb_cache_write
 from rfops.attention.mla_cache_write import mla_cache_write, mla_rope_concat_cache_write
 from rfops.attention.rope import rope
 from rfops.attention.rotary import rope_cos_sin
@@ -41,6 +42,9 @@ SIGNATURES = {
     "cos, sin, k_scale, is_neox, num_decode_toks_for_zeros=0, apply_scale=True, q_out=None, "
     "decode_q_pe_out=None, k_pe_out=None, q_out_dtype=None, shuffled_kv_cache=False, "
     "upcast_operand=False",
+    "fused_fp8_bmm_rope_cat_and_cache_mla": "q_nope, w_k, w_k_scale, q_pe, k_nope, k_rope, "
+    "kv_cache, slot_mapping, positions, cos, sin, group_size=128, transpose_bm=True, config=None, "
+    "k_scale=None, is_neox=False, q_out_dtype=torch.bfloat16, num_decode_toks_for_zeros=0",
     "reshape_and_cache_flash": "key, value, key_cache, value_cache, slot_mapping, kv_cache_dtype, "
     "k_scale, v_scale",
 }
@@ -213,6 +217,51 @@ def test_fused_with_q(dtype: torch.dtype) -> None:
     assert made[1].shape == (0, HEADS, 64) and made[3].shape == (0, HEADS, 512)
 
 
+@pytest.mark.parametrize("dtype", [BF16, FP8])
+def test_aiters_absorbed_product(dtype: torch.dtype) -> None:
+    """One scale of w_k for all heads; views as SGLang passes them, and no scale of a bf16 cache."""
+    q_nope, w = random_bf16(TOKENS, HEADS, 128), random_bf16(HEADS, 128, 512, seed=3).to(FP8)
+    w_scale, cos_sin = torch.tensor([0.03]), [half.reshape(50, 1, 1, -1) for half in TABLES]
+    w_k = w.mT.contiguous()
+    actual, expected = cache(dtype).view(32, 1, 576), cache(dtype)
+    made = dropins.fused_fp8_bmm_rope_cat_and_cache_mla(
+        q_nope.transpose(0, 1),
+        w_k,
+        w_scale,
+        Q,
+        LATENT[:, None],
+        K,
+        actual,
+        SLOTS,
+        POSITIONS,
+        *cos_sin,
+        k_scale=SCALE if dtype == FP8 else None,
+        is_neox=True,
+        q_out_dtype=dtype,
+    )
+    is_fp8 = dtype == FP8
+    q = mla_absorb_cache_write(
+        POSITIONS,
+        q_nope,
+        Q,
+        K[:, 0],
+        LATENT,
+        w_k,
+        expected,
+        SLOTS,
+        TABLE,
+        None,
+        SCALE if is_fp8 else None,
+        torch.full((HEADS, 4, 1), 0.03),
+        q_scale=torch.ones(1) if is_fp8 else None,
+        dtype=dtype,
+    )
+    assert_same_bytes(actual.view_as(expected), expected)
+    assert_same_bytes(made[0], q)
+    assert_same_bytes(made[2], turned()[1])
+    assert made[1].shape == (0, HEADS, 64) and made[3].shape == (0, HEADS, 512)
+
+
 @pytest.mark.parametrize("word", ["auto", "fp8_e4m3"])
 def test_reshape_and_cache_flash(word: str) -> None:
     dtype, scales = (BF16 if word == "auto" else FP8), (SCALE, torch.tensor(0.1))
@@ -288,6 +337,11 @@ TABLES = TABLE.chunk(2, -1)
             "fused_qk_rope_cat_and_cache_mla",
             (NOPE, Q, LATENT, K, cache(), SLOTS, POSITIONS, *TABLES, SCALE, True, 4),
             "num_decode_toks_for_zeros must be 0, got 4",
+        ),
+        (
+            "fused_fp8_bmm_rope_cat_and_cache_mla",
+            (NOPE, NOPE, SCALE, Q, LATENT, K, cache(), SLOTS, POSITIONS, *TABLES, 128, False),
+            "transpose_bm must be True, got False",
         ),
     ],
 )

@@ -219,10 +219,12 @@ def test_mla_absorb_cache_write(
     common = {"positions": t.positions, "slots": t.slots, "cos_sin": t.cos_sin}
     common |= {"interleaved": interleaved, **given}
     cache, out = t.cache(), poison(torch.empty(tokens, 3, t.width, dtype=BF16))
+    key = poison(torch.empty_like(t.k_pe))
     with rfops.vgpu.check() as c:
-        made = mla_absorb_cache_write(kv=cache, q=out, **common)
+        made = mla_absorb_cache_write(kv=cache, q=out, k_pe_out=key, **common)
     assert not c.findings, "\n".join(map(str, c.findings))
     assert made is out
+    assert_same(key, k)
     w = given["k_up"].double()
     if given["k_up_scale"] is not None:
         w = w * given["k_up_scale"].double().repeat_interleave(128, 1).repeat_interleave(128, 2)

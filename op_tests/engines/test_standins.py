@@ -8,9 +8,8 @@ from collections import Counter
 from collections.abc import Iterator
 
 import pytest
-import torch
 
-from rfops.engines import standins, tally, torch_ops
+from rfops.engines import standins, tally
 
 
 @pytest.fixture
@@ -60,11 +59,3 @@ def test_a_share_counts_what_was_left(family: str, kernel: str) -> None:
     assert tally.share(counts, {}, family) == (5, 7)
     left = {f"{callee}: a reason": 3, "vllm.v1.attention: its kernel counts": 4, "another": 1}
     assert tally.share(counts, left, family) == (5, 10)
-
-
-def test_write_rows_leaves_negative_slots() -> None:
-    rows = torch.arange(1.0, 7.0).view(3, 2)
-    cache = torch.full((2, 2, 2), -7.0)
-    torch_ops.write_rows(rows, cache, torch.tensor([3, -1, 0]), 1.0)
-    expected = torch.tensor([[5.0, 6], [-7, -7], [-7, -7], [1, 2]])
-    assert torch.equal(cache.view(4, 2), expected)

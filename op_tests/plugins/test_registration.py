@@ -495,25 +495,107 @@ def test_gpt_oss_experts(case: str) -> None:
     assert torch.equal(result, expected)
 
 
-@pytest.mark.requires_gfx950
-@pytest.mark.parametrize("block", [(128, 128), (64, 64)])
-def test_vllms_fp8_linear_layers(block: tuple[int, int]) -> None:
-    import rfops
+class Fp8Kernel:
+    """vLLM's Triton kernel of FP8 linear layers: what the plugin wraps of it, and replaces."""
+
+    weight_group_shape = 128, 128
+    apply_input_quant = True
+    config = SimpleNamespace(out_dtype=torch.bfloat16)
+
+    def __init__(self, group_shape: tuple[int, int] = (1, 128)) -> None:
+        self.quant_fp8 = SimpleNamespace(group_shape=group_shape, use_ue8m0=False)
+
+    def _get_layer_params(self, layer: Any) -> Any:
+        return layer
+
+    def apply_block_scaled_mm(self, A: Any, B: Any, As: Any, Bs: Any) -> Any:
+        return "original"
+
+    def apply_weights(self, layer: Any, x: Any, bias: Any = None, **kwargs: Any) -> Any:
+        return "original"
+
+
+@pytest.fixture
+def fp8_kernel(monkeypatch: pytest.MonkeyPatch) -> type[Fp8Kernel]:
+    """The class, wrapped."""
     from rfops.plugins import vllm_fp8
 
-    class Kernel:
-        weight_group_shape = block
-        config = SimpleNamespace(out_dtype=torch.bfloat16)
+    for name in ("apply_block_scaled_mm", "apply_weights"):
+        monkeypatch.setattr(Fp8Kernel, name, vars(Fp8Kernel)[name])
+    vllm_fp8.wrap(SimpleNamespace(TritonFp8BlockScaledMMKernel=Fp8Kernel))
+    vllm_fp8.LINEAR.left.clear()
+    return Fp8Kernel
 
-        def apply_block_scaled_mm(self, A: Any, B: Any, As: Any, Bs: Any) -> Any:
-            return "original"
 
-    vllm_fp8.wrap(SimpleNamespace(TritonFp8BlockScaledMMKernel=Kernel))
+@pytest.mark.requires_gfx950
+@pytest.mark.parametrize("block", [(128, 128), (64, 64)])
+def test_vllms_fp8_linear_layers(
+    block: tuple[int, int], fp8_kernel: type[Fp8Kernel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import rfops
+
+    monkeypatch.setattr(fp8_kernel, "weight_group_shape", block)
     torch.manual_seed(0)
     x, x_scale = rfops.quant_fp8_blockscale(torch.randn(5, 256).bfloat16())
     w, w_scale = rfops.quant_fp8_blockscale(torch.randn(384, 256).bfloat16(), (128, 128))
-    result = Kernel().apply_block_scaled_mm(A=x, B=w, As=x_scale, Bs=w_scale)
+    result = fp8_kernel().apply_block_scaled_mm(A=x, B=w, As=x_scale, Bs=w_scale)
     if block == (128, 128):
         assert torch.equal(result, rfops.gemm_a8w8_blockscale(x, w, x_scale, w_scale))
     else:
         assert result == "original"
+
+
+# Rows and K, the quantiser's groups, a given scale, and why vLLM's own method runs.
+FP8_LAYERS: dict[str, tuple[tuple[int, int], tuple[int, int], Any, str]] = {
+    "few rows": ((5, 256), (1, 128), None, ""),
+    "many rows": ((17, 256), (1, 128), None, ""),
+    "long rows": ((5, 2688), (1, 128), None, ""),
+    "a scale per token": ((5, 256), (1, -1), None, "rows quantised by (1, -1)"),
+    "a given scale": ((5, 256), (1, 128), 1.0, "a scale of rows that is given"),
+}
+
+
+@pytest.mark.requires_gfx950
+@pytest.mark.parametrize("case", FP8_LAYERS)
+def test_vllms_fp8_linear_layers_with_their_quantiser(
+    case: str, fp8_kernel: type[Fp8Kernel]
+) -> None:
+    import rfops
+    from rfops.plugins import vllm_fp8
+
+    (m, k), group, scale, reason = FP8_LAYERS[case]
+    torch.manual_seed(0)
+    w, w_scale = rfops.quant_fp8_blockscale(torch.randn(384, k).bfloat16(), (128, 128))
+    scales = {"input_scale": scale, "input_scale_ub": None, "block_scale": w_scale}
+    layer = SimpleNamespace(weight=w, **scales)
+    x, bias = torch.randn(1, m, k).bfloat16(), torch.randn(384).bfloat16()
+    result = fp8_kernel(group).apply_weights(layer, x, bias)
+    if reason:
+        assert result == "original" and next(iter(vllm_fp8.LINEAR.left)).startswith(reason)
+        return
+    assert not vllm_fp8.LINEAR.left
+    expected = rfops.linear_fp8_blockscale(x[0], w, w_scale) + bias
+    assert torch.equal(result, expected[None])
+
+
+@pytest.mark.requires_gfx950
+@pytest.mark.parametrize("is_shuffled", [True, False, None])
+def test_sglangs_small_linear_layers(is_shuffled: bool | None) -> None:
+    """Rows are quantised in the product's launch, whatever the shape; without the mark of its order
+    a weight is SGLang's."""
+    import rfops
+    from rfops.plugins import sglang_fp8
+
+    module = SimpleNamespace(try_smallm_fp8_bs_linear=lambda x, WQ, w_scale: "original")
+    sglang_fp8.wrap(module)
+    torch.manual_seed(0)
+    x = torch.randn(5, 256).bfloat16()
+    w, w_scale = rfops.quant_fp8_blockscale(torch.randn(384, 256).bfloat16(), (128, 128))
+    weight = rfops.shuffle_weight(w).data if is_shuffled else w
+    if is_shuffled is not None:
+        weight.is_shuffled = is_shuffled
+    result = module.try_smallm_fp8_bs_linear(x, weight, w_scale)
+    if is_shuffled is None:
+        assert result == "original"
+    else:
+        assert torch.equal(result, rfops.linear_fp8_blockscale(x, w, w_scale))

@@ -144,7 +144,8 @@ SIZES: dict[str, dict[str, dict[str, Any]]] = {
     "linear_fp8_blockscale": {"few": {"M": 3, "N": 160, "K": 256},
                               "many": {"M": 17, "N": 48, "K": 128}},
     "mla_absorb_cache_write": {
-        "few": {"T": 5, "H": 3, "L": 128, "R": 16, "D": 32, "page": 3, "kv_norm": True},
+        "few": {"T": 5, "H": 3, "L": 128, "R": 16, "D": 32, "page": 3, "kv_norm": True,
+                "k_pe_out": True},
         "fp8": {"T": 5, "H": 3, "L": 128, "R": 16, "D": 128, "page": 3, "k_up_dtype": "fp8",
                 "k_up_scale": True, "dtype": "fp8", "kv_dtype": "fp8"},
         "one": {"T": 1, "H": 1, "L": 2, "R": 2, "D": 2, "page": 1},

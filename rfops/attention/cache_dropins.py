@@ -16,9 +16,10 @@ from torch import Tensor
 
 from rfops.dispatch.guards import Guard
 from rfops.jit.errors import show
-from rfops.quantization.fp8_blockscale import fp8_of_device
+from rfops.quantization.fp8_blockscale import BLOCK, fp8_of_device
 
 from .kv_cache_write import kv_cache_write
+from .mla_absorb_cache_write import mla_absorb_cache_write
 from .mla_cache_write import mla_cache_write, mla_rope_cache_write, mla_rope_concat_cache_write
 from .rope import rope
 
@@ -26,6 +27,7 @@ NAMES = (
     "apply_rope_with_cos_sin_cache_inplace",
     "concat_and_cache_mla",
     "concat_and_cache_mla_rope_fused",
+    "fused_fp8_bmm_rope_cat_and_cache_mla",
     "fused_qk_rope_cat_and_cache_mla",
     "fused_qk_rope_concat_and_cache_mla",
     "reshape_and_cache_flash",
@@ -306,7 +308,7 @@ def fused_qk_rope_cat_and_cache_mla(
     pos: Tensor,
     cos: Tensor,
     sin: Tensor,
-    k_scale: Tensor,
+    k_scale: Tensor | float | None,
     is_neox: bool,
     num_decode_toks_for_zeros: int = 0,
     apply_scale: bool = True,
@@ -319,7 +321,7 @@ def fused_qk_rope_cat_and_cache_mla(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """aiter's Triton function, as SGLang calls it: q_out, an empty decode_q_pe_out, the rotated
     k_pe, and empty zeros. kv_cache [slots, 1, width], k_nope and k_pe [tokens, 1, ...]; q_out in
-    FP8 has no scale. Computed in fp32, as upcast_operand asks."""
+    FP8 has no scale, and k_scale None is 1. Computed in fp32, as upcast_operand asks."""
     name = "fused_qk_rope_cat_and_cache_mla"
     _refuse(
         name,
@@ -331,13 +333,78 @@ def fused_qk_rope_cat_and_cache_mla(
     cache = _latent_cache(_cache(name, kv_cache, "auto"))
     key = torch.empty_like(k_pe) if k_pe_out is None else k_pe_out
     dtype = q_out_dtype if q_out is None else q_out.dtype
-    q_scale = _one(q_nope.device) if dtype is not None and dtype.itemsize == 1 else None
-    values = cos.flatten(1), sin.flatten(1), k_scale, q_scale, _row(key), not is_neox, dtype, q_out
+    scales = _scale(k_scale, q_nope.device), _query_scale(dtype, q_nope.device)
+    values = cos.flatten(1), sin.flatten(1), *scales, _row(key), not is_neox, dtype, q_out
     q = mla_rope_concat_cache_write(
         pos, q_nope, q_pe, _row(k_pe), _row(k_nope), cache, slot_mapping, *values
     )
     nothing = q_nope.new_empty(0, *q_pe.shape[1:])
     return q, nothing, key, q_nope.new_empty(0, q_nope.shape[1], k_nope.shape[-1])
+
+
+def fused_fp8_bmm_rope_cat_and_cache_mla(
+    q_nope: Tensor,
+    w_k: Tensor,
+    w_k_scale: Tensor,
+    q_pe: Tensor,
+    k_nope: Tensor,
+    k_rope: Tensor,
+    kv_cache: Tensor,
+    slot_mapping: Tensor,
+    positions: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    group_size: int = 128,
+    transpose_bm: bool = True,
+    config: Any = None,
+    k_scale: Tensor | float | None = None,
+    is_neox: bool = False,
+    q_out_dtype: torch.dtype | None = torch.bfloat16,
+    num_decode_toks_for_zeros: int = 0,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """aiter's Triton function: the same with q_nope [heads, tokens, D], which is multiplied by w_k
+    [heads, L, D] in FP8 with one scale. Rows of q_nope are not quantised, which group_size asks
+    for; config is aiter's own."""
+    name = "fused_fp8_bmm_rope_cat_and_cache_mla"
+    zeros = num_decode_toks_for_zeros
+    _refuse(name, num_decode_toks_for_zeros=(zeros, 0), transpose_bm=(bool(transpose_bm), True))
+    heads, latent, width = w_k.shape
+    blocks = heads, -(-latent // BLOCK), -(-width // BLOCK)
+    w_scale = w_k_scale.reshape(1, 1, 1).float().expand(blocks)
+    cache, key = _latent_cache(_cache(name, kv_cache, "auto")), torch.empty_like(k_rope)
+    dtype = torch.bfloat16 if q_out_dtype is None else q_out_dtype
+    q = mla_absorb_cache_write(
+        positions,
+        q_nope.transpose(0, 1),
+        q_pe,
+        _row(k_rope),
+        _row(k_nope),
+        w_k,
+        cache,
+        slot_mapping,
+        cos.flatten(1),
+        sin.flatten(1),
+        _scale(k_scale, q_nope.device),
+        w_scale,
+        q_scale=_query_scale(dtype, q_nope.device),
+        interleaved=not is_neox,
+        dtype=dtype,
+        k_pe_out=_row(key),
+    )
+    nothing = q_nope.new_empty(0, *q_pe.shape[1:])
+    return q, nothing, key, q_nope.new_empty(0, heads, latent)
+
+
+def _scale(scale: Tensor | float | None, device: torch.device) -> Tensor:
+    """Return aiter's scale of a cache, which may be a number or None for 1, as a float32 tensor."""
+    if scale is None or (isinstance(scale, float | int) and scale == 1):
+        return _one(device)
+    return scale if isinstance(scale, Tensor) else torch.tensor([float(scale)], device=device)
+
+
+def _query_scale(dtype: torch.dtype | None, device: torch.device) -> Tensor | None:
+    """Return the scale of queries of `dtype`, that of FP8 being 1."""
+    return _one(device) if dtype is not None and dtype.itemsize == 1 else None
 
 
 def reshape_and_cache_flash(

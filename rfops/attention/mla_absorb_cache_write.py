@@ -2,6 +2,7 @@
 
     q        = q_nope[h] k_up[h]^T | rope(q_pe)     of 16 bits, or FP8 over q_scale
     kv[slot] = norm(kv_c) | rope(k_pe)              as of mla_rope_concat_cache_write
+    k_pe_out = rope(k_pe)                           where it is given
 
 norm is rms_norm's where kv_norm is given, otherwise kv_c is cached as it is. k_up has q's dtype, or
 is FP8 with scales of 128 x 128.
@@ -15,7 +16,7 @@ is FP8 with scales of 128 x 128.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -61,14 +62,15 @@ from .rotary import (
 __all__ = ["mla_absorb_cache_write", "mla_absorb_cache_write_ref"]
 MAX_TOKENS = 64  # with more, each wave of the product goes over too many of them
 THREADS, TILE, STEP_K, WAVE = 256, 16, 32, 64
-_ROWS = ("q_nope", "q_pe", "k_pe", "kv_c", "kv_norm", "k_up", "kv", "q")
+_SCALE_STRIDES = "k_up_scale_head", "k_up_scale_row", "k_up_scale_column"
+_ROWS = ("q_nope", "q_pe", "k_pe", "kv_c", "kv_norm", "k_up", "kv", "k_pe_out", "q")
 
 
 def _variants(_arch: str) -> list[dict[str, Any]]:
     """DeepSeek's at TP 8, with weights and cache in bf16 and in FP8."""
     defines = {"IN": "bf16", "ANGLE": "bf16", "NORM": "bf16", "SLOT": "Index64", "NOPE": NOPE}
     defines |= {"POSITION": "Index64", "ROTARY": ROPE, "LATENT": LATENT, "HEADS": 16}
-    defines |= {"INTERLEAVED": 1, "NESTED": 0, "NORMED": 1, "QUERY_FP8": 0}
+    defines |= {"INTERLEAVED": 1, "NESTED": 0, "NORMED": 1, "QUERY_FP8": 0, "KEY_OUT": 0}
     return [{**defines, "CACHE_FP8": fp8, "WEIGHT_FP8": fp8} for fp8 in (0, 1)]
 
 
@@ -100,6 +102,9 @@ def mla_absorb_cache_write_kernel(
     k_up_row: u32,
     q_token: u32,
     q_head: u32,
+    k_up_scale_head: u32,
+    k_up_scale_row: u32,
+    k_up_scale_column: u32,
     q_scale: torch.Tensor | None,
     positions: torch.Tensor,
     k_pe: torch.Tensor,
@@ -112,6 +117,8 @@ def mla_absorb_cache_write_kernel(
     angle_row: u32,
     num_positions: u32,
     sin_offset: u32,
+    k_pe_out_row: u32,
+    k_pe_out: torch.Tensor | None,
 ) -> None:
     """csrc/attention/mla_absorb_cache_write.hip: the shapes stand there."""
 
@@ -125,6 +132,7 @@ class Hip(Kernel):
         """Where rows begin, in elements; None where elements of a row are not neighbours."""
         kv, angles = cache_rows(c, "kv", c.W), angle_rows(c)
         rows = {f"{name}_row": row_stride(c, name, n) for name, n in (("k_pe", c.R), ("kv_c", c.L))}
+        rows["k_pe_out_row"] = row_stride(c, "k_pe_out" if c.has("k_pe_out") else "k_pe", c.R)
         heads = {
             name: head_strides(c, name, c.H, columns)
             for name, columns in (("q_pe", c.R), ("q_nope", c.D), ("q", c.W))
@@ -143,8 +151,15 @@ class Hip(Kernel):
                 return None
             offsets[f"{name}_token"], offsets[f"{name}_head"] = strides
         offsets["angle_row"], offsets["sin_offset"] = angles
+        offsets |= dict(zip(_SCALE_STRIDES, self._scale_strides(c), strict=True))
         pages = {"page": kv.inner, "page_stride": kv.outer_stride, "slot_stride": kv.inner_stride}
         return offsets | pages
+
+    def _scale_strides(self, c: Call) -> Sequence[int]:
+        """Of the scale of each block of k_up; whatever they are where k_up has none."""
+        shape = c.H, -(-c.L // BLOCK), -(-c.D // BLOCK)
+        view = c.tensors.get("k_up_scale")
+        return (shape[1] * shape[2], shape[2], 1) if view is None else strides_of(view, shape)
 
     def unsupported_reason(self, c: Call) -> str | None:
         if reason := self.unsupported_arch_reason(c):
@@ -163,7 +178,8 @@ class Hip(Kernel):
         if c.D > 2 * BLOCK:
             return f"D of more than {2 * BLOCK}: k_up's rows stay in registers"
         sizes = {"k_up_head": c.k_up_dtype.itemsize, "k_up_row": c.k_up_dtype.itemsize}
-        strides = {n: v for n, v in numbers.items() if n not in ("page", "angle_row", "sin_offset")}
+        others = "page", "angle_row", "sin_offset", *_SCALE_STRIDES
+        strides = {n: v for n, v in numbers.items() if n not in others}
         size = c.kv_c_dtype.itemsize
         is_aligned = all(v * sizes.get(n, size) % 16 == 0 for n, v in strides.items())
         if not (is_aligned and c.align(*_ROWS) >= 16 and angles_are_aligned(c)):
@@ -189,6 +205,7 @@ class Hip(Kernel):
             "CACHE_FP8": int(is_fp8(c.kv_dtype)),
             "QUERY_FP8": int(is_fp8(c.dtype)),
             "WEIGHT_FP8": int(is_fp8(c.k_up_dtype)),
+            "KEY_OUT": int(c.has("k_pe_out")),
         }
 
     def variant(self, c: Call, config: Any) -> RunOf:
@@ -243,14 +260,16 @@ class Ops(Kernel):
             k_up_scale: torch.Tensor | None,
             kv_norm: torch.Tensor | None,
             q_scale: torch.Tensor | None,
+            k_pe_out: torch.Tensor | None,
         ) -> None:
             row = kv_c if kv_norm is None else rms_norm(kv_c, kv_norm, None, c.eps)
             by_head = q_nope.transpose(0, 1)
             if k_up_scale is None:
                 latent = batched_gemm_a16w16(by_head, k_up, q_nope.dtype)
             else:
-                latent = batched_gemm_a16w8_blockscale(by_head, k_up, k_up_scale, q_nope.dtype)
-            values = kv, slots, cos_sin, sin, kv_scale, q_scale, None, c.interleaved, c.dtype
+                scale = k_up_scale.contiguous()
+                latent = batched_gemm_a16w8_blockscale(by_head, k_up, scale, q_nope.dtype)
+            values = kv, slots, cos_sin, sin, kv_scale, q_scale, k_pe_out, c.interleaved, c.dtype
             mla_rope_concat_cache_write(
                 positions, latent.transpose(0, 1), q_pe, k_pe, row, *values, q
             )
@@ -273,6 +292,7 @@ def mla_absorb_cache_write_ref(
     k_up_scale: torch.Tensor | None,
     kv_norm: torch.Tensor | None,
     q_scale: torch.Tensor | None,
+    k_pe_out: torch.Tensor | None,
     eps: float,
     interleaved: bool,
     dtype: torch.dtype,
@@ -290,7 +310,7 @@ def mla_absorb_cache_write_ref(
     else:
         latent = batched_gemm_a16w8_blockscale_ref(by_head, k_up, k_up_scale)
     row = kv_c if kv_norm is None else rms_norm_ref(kv_c, kv_norm, None, eps).to(kv_c.dtype)
-    values = kv, slots, cos_sin, sin, kv_scale, q_scale, None, interleaved, dtype
+    values = kv, slots, cos_sin, sin, kv_scale, q_scale, k_pe_out, interleaved, dtype
     rounded = latent.transpose(0, 1).to(q_nope.dtype)
     return mla_rope_concat_cache_write_ref(positions, rounded, q_pe, k_pe, row, *values)
 
@@ -345,9 +365,10 @@ OP = _Absorb(
     kv_c: bf16|f16[T, L] strided
     k_up: bf16|f16|e4m3|e4m3fnuz[H, L, D] strided
     {CACHE_AND_ANGLES}
-    k_up_scale: f32[H, L^128, D^128]?
+    k_up_scale: f32[H, L^128, D^128]? strided
     kv_norm: bf16|f16|f32[L]?
     q_scale: f32[*1]?
+    k_pe_out: bf16|f16[T, R]? strided inout
     eps: float
     interleaved: bool
     dtype: bf16|f16|e4m3|e4m3fnuz
@@ -382,6 +403,7 @@ def mla_absorb_cache_write(
     interleaved: bool = False,
     dtype: torch.dtype | None = None,
     q: torch.Tensor | None = None,
+    k_pe_out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return q_nope k_up^T | rope(q_pe) as mla_decode takes it, and write norm(kv_c) | rope(k_pe)
     to the paged cache.
@@ -401,7 +423,7 @@ def mla_absorb_cache_write(
         `sin` the cosines alone, [positions, R / 2].
     sin : [positions, R / 2] of cos_sin's dtype, or None.
     kv_scale : one float32 for an FP8 cache: what it is to be multiplied by.
-    k_up_scale : [heads, L/128, D/128] float32 for k_up in FP8.
+    k_up_scale : [heads, L/128, D/128] float32 for k_up in FP8; any strides, 0 for one scale of all.
     kv_norm : [L] bfloat16, float16 or float32, the weight of kv_c's norm; None where kv_c is
         normalised already.
     q_scale : one float32 for q in FP8: what it is to be multiplied by.
@@ -409,6 +431,7 @@ def mla_absorb_cache_write(
     interleaved : whether a pair is two neighbours, not an element of each half.
     dtype : of q: bfloat16, float16 or FP8; None: that of `q`, else of q_nope.
     q : [T, heads, L + R] of dtype, any strides, written and returned.
+    k_pe_out : [T, R] of k_pe's dtype, any strides: the rotated k_pe is written there too.
 
     Raises ValueError for what does not fit, and what building the kernel raises.
 
@@ -417,5 +440,6 @@ def mla_absorb_cache_write(
     dtype = (q_nope if q is None else q).dtype if dtype is None else dtype
     call = OP.traced if is_dynamo_compiling() else OP.call
     tensors = positions, q_nope, q_pe, k_pe, kv_c, k_up, kv, slots, cos_sin, sin, kv_scale
-    query: torch.Tensor = call(*tensors, k_up_scale, kv_norm, q_scale, eps, interleaved, dtype, q)
+    scales = k_up_scale, kv_norm, q_scale
+    query: torch.Tensor = call(*tensors, *scales, k_pe_out, eps, interleaved, dtype, q)
     return query

@@ -4,9 +4,8 @@ into each Python process of the command once the engine is imported.
 An engine keeps its own worker, scheduler, cache and Triton kernels. What a machine without a GPU
 lacks is put in its place by a stand-in, which has a name and a reason. Stand-ins know the inside of
 one release: another one is refused, unless --engine-any-release asks to try. vllm.py and
-vllm_ops.py have those of vLLM, sglang.py and sglang_ops.py those of SGLang, torch_ops.py what both
-compute by torch, standins.py the means, tally.py which calls were computed by what, steps.py the
-time of each step.
+vllm_ops.py have those of vLLM, sglang.py and sglang_ops.py those of SGLang, standins.py the means,
+tally.py which calls were computed by what, steps.py the time of each step.
 """
 
 from __future__ import annotations

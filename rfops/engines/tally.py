@@ -29,7 +29,7 @@ _BLOCK_FP8 = "block_(scaled_mm|fp8_matmul)"
 FAMILIES: Mapping[str, tuple[tuple[str, ...], str, int]] = {
     "MLA decode": (("RFOPS_MLA", "decode_attention_fwd", "mla_decode"), _VLLM_MLA, 1),
     "experts": (("MoEMethod", "fused_moe.fused_moe"), r"fused_moe_kernel|\._matmul_ogs$", 2),
-    "FP8 linears": (("gemm_a8w8_blockscale", "Fp8BlockScaledMM"), _BLOCK_FP8, 1),
+    "FP8 linears": (("gemm_a8w8_blockscale", "Fp8BlockScaledMM", "fp8_bs_linear"), _BLOCK_FP8, 1),
 }
 
 _counts: dict[str, Counter[str]] = {RFOPS: Counter(), TRITON: Counter(), TORCH: Counter()}

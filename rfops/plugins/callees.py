@@ -212,7 +212,7 @@ def fp8_route(x: Any, w: Any, x_scale: Any, dtype: Any, is_shuffled: bool) -> Ro
     sizes = {"M": x.shape[0], "N": w.shape[0], "K": x.shape[1]}
     sizes |= {"x_dtype": x.dtype, "w_dtype": w.dtype}
     sizes |= {} if dtype is None else {"dtype": dtype}
-    return x.device, "gemm_a8w8_blockscale", sizes | _layout(w=is_shuffled)
+    return x.device, "gemm_a8w8_blockscale", sizes | weight_layout(w=is_shuffled)
 
 
 def _check_mark(w: Any, is_shuffled: bool) -> None:
@@ -227,7 +227,7 @@ def _check_mark(w: Any, is_shuffled: bool) -> None:
 
 def _a4w4_route(A: Any, B: Any, dtype: Any = None, bpreshuffle: bool = True) -> RouteCall:
     _check_mark(B, bool(bpreshuffle))
-    layout = _layout(w=bool(bpreshuffle), x_scale=True, w_scale=True)
+    layout = weight_layout(w=bool(bpreshuffle), x_scale=True, w_scale=True)
     return _fp4(A, A.shape[:-1].numel(), B.shape[0], dtype, layout)
 
 
@@ -237,7 +237,7 @@ def _fp4_route(x: Any, w: Any, dtype: Any = None) -> RouteCall:
 
 
 def _fp4_shuffled_route(x_fp4: Any, w_preshuf: Any, dtype: Any = None) -> RouteCall:
-    layout = _layout(w=True, w_scale=True)
+    layout = weight_layout(w=True, w_scale=True)
     return _fp4(x_fp4, x_fp4.shape[0], 16 * w_preshuf.shape[0], dtype, layout)
 
 
@@ -246,7 +246,7 @@ def _fp4(x: Any, m: int, n: int, dtype: Any, layout: dict[str, str]) -> RouteCal
     return x.device, "gemm_afp4wfp4", sizes | ({} if dtype is None else {"dtype": dtype})
 
 
-def _layout(w: bool = False, x_scale: bool = False, w_scale: bool = False) -> dict[str, str]:
+def weight_layout(w: bool = False, x_scale: bool = False, w_scale: bool = False) -> dict[str, str]:
     layouts_ = {
         "w_layout": "16x16" if w else "",
         "x_scale_layout": "shuffled" if x_scale else "",

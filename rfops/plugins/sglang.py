@@ -1,7 +1,12 @@
 """SGLang's plugin, `sglang.srt.plugins: rfops = rfops.plugins.sglang:register`: aiter's functions
-through its registry of hooks, which also reaches copies that were imported before."""
+through its registry of hooks, which also reaches copies that were imported before; and SGLang's own
+FP8 linear layers of few rows."""
 
 from __future__ import annotations
+
+from typing import Any
+
+from rfops.later import when_imported
 
 from . import around, targets
 from .callees import AITER
@@ -29,4 +34,15 @@ def register() -> None:
             HookRegistry.register(callee.target, callee.call, HookType.AROUND)
         callee.is_hooked = True
         around.wrap_when_loaded(callee)  # the registry wraps a module once
+    if "fp8" in groups:
+        when_imported(SMALL_LINEARS, _add_small_linears)
     around.tell_at_exit()
+
+
+SMALL_LINEARS = "sglang.kernels.ops.gemm.smallm_fp8_blockscale_gfx950"
+
+
+def _add_small_linears(module: Any) -> None:
+    from .sglang_fp8 import wrap
+
+    wrap(module)

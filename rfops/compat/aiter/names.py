@@ -128,6 +128,11 @@ _ROWS: tuple[tuple[str, tuple[str, ...], str], ...] = (
         (f"{_TRITON}.fused_kv_cache", f"{_TRITON}.fusions.fused_kv_cache"),
         "fused_qk_rope_cat_and_cache_mla",
     ),
+    (
+        _CACHES,
+        (f"{_TRITON}.fusions.fused_bmm_rope_kv_cache",),
+        "fused_fp8_bmm_rope_cat_and_cache_mla",
+    ),
     # linear layers
     (_COMPAT, _GEMM8_MODULES, "gemm_a8w8_blockscale gemm_a8w8_blockscale_bpreshuffle"),
     (
