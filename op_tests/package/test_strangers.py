@@ -262,6 +262,12 @@ def test_pytest_runs_a_sample_of_triton_s_tests(tmp_path: Path) -> None:
     assert "no_such_module_of_any" in others["test_y.py"].why
 
 
+def test_a_file_s_cases_keep_their_order() -> None:
+    collected = ["a.py::1", "a.py::2", "a.py::3", "b.py::1", "b.py::2"]
+    order = load("run_triton").by_file(["b.py::2", "a.py::3", "b.py::1", "a.py::1"], collected)
+    assert order == ["b.py::1", "b.py::2", "a.py::1", "a.py::3"]
+
+
 def test_the_recorded_tables_are_read(gtest: ModuleType) -> None:
     for suite in gtest.suites().values():
         assert suite.package and suite.programs.startswith("usr/")

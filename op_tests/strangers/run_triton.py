@@ -45,6 +45,14 @@ def function_name(case: str) -> str:
     return case.partition("[")[0]
 
 
+def by_file(sample: list[str], collected: list[str]) -> list[str]:
+    """Return the sample by files, in the order in which they come in it, and each file's cases as
+    they were collected: test_cache.py's change the source that the next one takes."""
+    files = list(dict.fromkeys(case.partition("::")[0] for case in sample))
+    place = {case: index for index, case in enumerate(collected)}
+    return sorted(sample, key=lambda case: (files.index(case.partition("::")[0]), place[case]))
+
+
 # ---------------------------------------------------------------- inside `rfops run`
 
 
@@ -69,7 +77,7 @@ class Sample:
         kept = [case for case in cases if not strangers.reason(left_out, f"{PROGRAM}:{case}")]
         kept = strangers.draw(kept, function_name, self.options["cases"], self.options["seed"])
         done = set(self.options["done"])
-        items[:] = [cases[case] for case in kept if case not in done]
+        items[:] = [cases[case] for case in by_file(kept, list(cases)) if case not in done]
 
     def pytest_collectreport(self, report: Any) -> None:
         if report.failed:

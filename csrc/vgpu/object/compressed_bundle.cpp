@@ -8,6 +8,8 @@
 
 #include <dlfcn.h>
 
+#include <new>
+
 namespace vgpu {
 namespace {
 
@@ -131,8 +133,13 @@ Decompressed decompress_bundle(Bytes file, u64 limit, std::string& error) {
     return {};
   }
   // Not zeroed: pages that a corrupt size claims beyond the contents are never touched.
-  Decompressed contents{std::unique_ptr<u8[]>(new u8[header->content_bytes]),
+  Decompressed contents{std::unique_ptr<u8[]>(new (std::nothrow) u8[header->content_bytes]),
                         header->content_bytes};
+  if (!contents.data) {
+    error = prefix + "the host has no memory for contents of " +
+            std::to_string(header->content_bytes) + " bytes";
+    return {};
+  }
   const size_t result = library.decompress(contents.data.get(), contents.size, frame, frame_bytes);
   if (!library.is_error(result) && result == contents.size) return contents;
   error = prefix + "corrupt: " +

@@ -13,6 +13,9 @@ namespace {
 
 constexpr std::string_view kBundleMagic = "__CLANG_OFFLOAD_BUNDLE__";
 constexpr u64 kMaxFileBytes = u64{2} << 30;
+// Of a compressed bundle, whose images of all architectures may be larger: rocPRIM's tests have
+// 3.4 GB.
+constexpr u64 kMaxContentBytes = u64{64} << 30;
 constexpr u64 kChunkBytes = u64{1} << 20;
 constexpr u64 kBundleTableBytes = u64{64} << 10;  // maximum size of a bundle's entry table
 constexpr u64 kMaxBundleEntries = 1024;
@@ -185,7 +188,7 @@ std::vector<u8> extract_code_object(const u8* bytes, u64 size, Arch arch, std::s
                                     LoadFailure& failure) {
   std::vector<u8> owned = copy_bytes(bytes, size);
   if (starts_with(as_bytes(owned), kCompressedMagic)) {
-    const Decompressed bundle = decompress_bundle(as_bytes(owned), kMaxFileBytes, error);
+    const Decompressed bundle = decompress_bundle(as_bytes(owned), kMaxContentBytes, error);
     if (starts_with(bundle.bytes(), kBundleMagic)) {
       return extract_from_bundle(bundle.bytes(), arch, error, failure);
     }

@@ -72,6 +72,41 @@ def test_compressed_bundles_are_run(
         hip.call("hipModuleUnload", module)
 
 
+def _zstd_frame(head: bytes, num_zeros: int, tail: bytes) -> bytes:
+    """A frame of blocks that are stored (type 0) or one byte repeated (type 1), 128 KiB each."""
+    block = 128 << 10
+    size = len(head) + num_zeros + len(tail)
+    # Content size of 8 bytes, a window of 128 KiB.
+    frame = [struct.pack("<IBBQ", 0xFD2FB528, 3 << 6, 7 << 3, size)]
+    for data in (head, None, tail):
+        count = num_zeros if data is None else len(data)
+        for begin in range(0, count, block):
+            length, kind = min(block, count - begin), 1 if data is None else 0
+            is_last = data is tail and begin + length == count
+            frame.append(struct.pack("<I", length << 3 | kind << 1 | is_last)[:3])
+            frame.append(b"\0" if data is None else data[begin : begin + length])
+    return b"".join(frame)
+
+
+@pytest.mark.sweep  # 2.2 GB of memory
+def test_compressed_contents_beyond_2_gib_are_run(
+    hip: Hip, code_objects: dict[str, bytes], arch: str
+) -> None:
+    """As librocprim-tests has: the file is small, the images of all architectures are not."""
+    image, name = code_objects[arch], f"hipv4-amdgcn-amd-amdhsa--{arch}".encode()
+    num_zeros = (2 << 30) + (64 << 20)
+    head = b"__CLANG_OFFLOAD_BUNDLE__" + struct.pack("<Q", 1)
+    offset = len(head) + 24 + len(name) + num_zeros
+    head += struct.pack("<QQQ", offset, len(image), len(name)) + name
+    frame = _zstd_frame(head, num_zeros, image)
+    sizes = struct.pack("<QQ", 32 + len(frame), offset + len(image))
+    module = hip.load(b"CCOB" + struct.pack("<HH", 3, 1) + sizes + bytes(8) + frame)
+    out = poisoned(4)
+    status = hip.launch(hip.function(module, "sizes"), pointer(out), block=(64,))
+    assert status == SUCCESS and out[0] == 64, hip.error()
+    hip.call("hipModuleUnload", module)
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -82,7 +117,7 @@ def test_compressed_bundles_are_run(
         (lambda b: b[:-1], "truncated: a file of"),
         (lambda b: b[:8] + struct.pack("<Q", 32) + b[16:], "truncated: a file of 32 bytes"),
         (lambda b: b[:16] + bytes(8) + b[24:], "contents of 0 bytes"),
-        (lambda b: b[:16] + struct.pack("<Q", 1 << 62) + b[24:], "expected 1 to 2147483648"),
+        (lambda b: b[:16] + struct.pack("<Q", 1 << 62) + b[24:], "expected 1 to 68719476736"),
         (lambda b: b[:16] + struct.pack("<Q", 4096) + b[24:], "contents of 4096 bytes"),
         (lambda b: b[:32] + b"\0" + b[33:], "zstd: "),
         (lambda b: b[:60] + bytes(len(b) - 60), "zstd: "),
