@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rfops.attention.cache_dropins import (
     concat_and_cache_mla,
+    concat_and_cache_mla_rope_fused,
     reshape_and_cache_flash,
     rotary_embedding,
 )
@@ -131,6 +132,13 @@ OPS = (
         "_C_cache_ops::concat_and_cache_mla(Tensor kv_c, Tensor k_pe, Tensor! kv_cache,"
         " Tensor slot_mapping, str kv_cache_dtype, Tensor scale, bool skip_scale=False) -> ()",
         concat_and_cache_mla,
+        RFOPS,
+    ),
+    CompiledOp(
+        "_C_cache_ops::concat_and_cache_mla_rope_fused(Tensor positions, Tensor! q_pe,"
+        " Tensor! k_pe, Tensor kv_c, Tensor cos_sin_cache, bool is_neox, Tensor slot_mapping,"
+        " Tensor! kv_cache, str kv_cache_dtype, Tensor kv_cache_scale) -> ()",
+        concat_and_cache_mla_rope_fused,
         RFOPS,
     ),
     CompiledOp(
