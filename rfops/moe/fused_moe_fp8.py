@@ -8,6 +8,8 @@ silu(g) * u is rounded to x's dtype before it is quantised, as where the two pro
 
 | kernel | what it takes |
 |---|---|
+| stream (kernels/fp8/stream.py) | up to 32 tokens; first up to 16 |
+| listed (kernels/listed.py) | up to 512 tokens; first where experts have few rows |
 | hip (kernels/fp8/hip.py) | gfx942 (e4m3fnuz) and gfx950 (e4m3), up to 512 experts |
 | triton (kernels/fp8/triton.py) | AMD's, and NVIDIA's with FP8 |
 | torch | whatever is left, expert by expert |
@@ -37,10 +39,11 @@ from . import layers
 from .experts import Weights, run_experts
 from .gated_experts import ExpertWeights
 from .kernels.fp8.hip import HipFp8
-from .kernels.fp8.stream import HipFp8Stream
+from .kernels.fp8.stream import TILE, HipFp8Stream
 from .kernels.fp8.triton import TritonFp8
 from .kernels.gated.triton import StoredWeights
-from .moe_op import HINTS, Moe, chosen, declared
+from .kernels.listed import HipFp8Listed
+from .moe_op import HINTS, Moe, chosen, declared, moved
 from .router import moe_router_ref
 from .terms import ExpertsModel
 
@@ -109,6 +112,7 @@ class Torch(Kernel):
 
 
 STREAMED_I = 2048  # of experts that `stream` takes first
+_LISTED = HipFp8Listed()
 
 
 class _Model(ExpertsModel):
@@ -154,13 +158,12 @@ class _Fp8Moe(Moe):
         return tensors
 
     def order(self, c: Call) -> Sequence[str]:
-        """`stream` first where it takes the call and experts are not long: of 22 calls of up to 32
-        tokens with I up to 2,048 it was quicker than `hip` in all, in geomean by a fifth; with
-        4,096 and 8,192, of 8 experts, it took 0.97 to 1.22 times as long (estimated)."""
-        stream, kernel_names = HipFp8Stream.name, super().order(c)
-        if c.I > STREAMED_I:
-            return [*[name for name in kernel_names if name != stream], stream]
-        return [stream, *[name for name in kernel_names if name != stream]]
+        """`stream` first for so few tokens that it has two launches or three, unless experts are
+        long: of 22 calls with I up to 2,048 it was quicker than `hip` in all, in geomean by a
+        fifth; with 4,096 and 8,192, of 8 experts, it took 0.97 to 1.22 times as long (estimated).
+        Then `listed` for experts of few rows."""
+        names = moved(super().order(c), HipFp8Listed.name, _LISTED.is_quickest(c))
+        return moved(names, HipFp8Stream.name, c.M <= TILE and c.I <= STREAMED_I)
 
     def draw(self, rng: random.Random) -> dict[str, Any]:
         return layers.draw(rng, BLOCK)
@@ -188,7 +191,7 @@ OP = _Fp8Moe(
     sizes="M D I E K R N",
     positive="E D I",
     table="M+ D I E K",
-    kernels=(HipFp8(), HipFp8Stream(), TritonFp8(), Torch()),
+    kernels=(HipFp8(), HipFp8Stream(), _LISTED, TritonFp8(), Torch()),
     max_bytes=None,
     time_model=_Model,
     shapes={

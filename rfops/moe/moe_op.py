@@ -68,6 +68,12 @@ class Torch(Kernel):
         return lambda *_sizes: run
 
 
+def moved(names: Sequence[str], name: str, is_first: bool) -> list[str]:
+    """The kernels with that one first, or last."""
+    others = [other for other in names if other != name]
+    return [name, *others] if is_first else [*others, name]
+
+
 def chosen(
     c: Call, x: Tensor, p: Tensor | None, ids: Tensor | None, router: Tensor | None
 ) -> tuple[Tensor, Tensor]:

@@ -19,7 +19,8 @@ from rfops.dispatch.declare import fp8_of
 from rfops.dispatch.heuristic import ceil
 from rfops.dispatch.kernel import Call, Run
 from rfops.dispatch.steps import Step, run_steps
-from rfops.quantization.fp8_blockscale import BLOCK, BLOCKS_AT_ONCE
+from rfops.quantization.fp8_blockscale import BLOCK, BLOCKS_AT_ONCE, quant_fp8_blockscale_kernel
+from rfops.quantization.fp8_blockscale import THREADS as QUANT_THREADS
 
 from ... import router
 from ..bf16.hip import (
@@ -138,3 +139,18 @@ def quantized(name: str, rows: int, columns: int, dtype: torch.dtype) -> dict[st
     """A matrix in FP8 and its scales."""
     scale = (rows, columns // BLOCK), torch.float32
     return {f"{name}_q": ((rows, columns), dtype), f"{name}_scale": scale}
+
+
+def quantise(c: Call, name: str, rows: int, columns: int) -> Step:
+    """The matrix `name` in FP8, as `quantized` has it."""
+    blocks = columns // BLOCK
+    return Step(
+        quant_fp8_blockscale_kernel,
+        {"ROWS": 1, "IN": IN_TYPES[c.x_dtype], "ALIGNED": 1},
+        QUANT_THREADS,
+        ceil(rows * blocks, BLOCKS_AT_ONCE),
+        {
+            **{"payload": f"{name}_q", "scale": f"{name}_scale", "x": name},
+            **{"m": rows, "k": columns, "scale_row": blocks, "scale_k": 1},
+        },
+    )

@@ -20,12 +20,11 @@ from rfops.dispatch.declare import fp8_of
 from rfops.dispatch.heuristic import ceil
 from rfops.dispatch.kernel import Call, Run
 from rfops.dispatch.steps import Step, run_steps
-from rfops.quantization.fp8_blockscale import BLOCK, BLOCKS_AT_ONCE, quant_fp8_blockscale_kernel
-from rfops.quantization.fp8_blockscale import THREADS as QUANT_THREADS
+from rfops.quantization.fp8_blockscale import BLOCK
 
 from ... import router
-from ..bf16.hip import IN_TYPES, THREADS, HipMoe, chosen, id_defines, num_rows
-from .hip import quantized
+from ..bf16.hip import IN_TYPES, THREADS, HipMoeFixed, chosen, id_defines, num_rows
+from .hip import quantise, quantized
 from .signatures import (
     moe_fp8_stream_down_kernel,
     moe_fp8_stream_prepare_kernel,
@@ -48,7 +47,7 @@ FEW_BLOCKS = 2  # of K of `down`: with so few a wave has one in flight
 MANY_CHOICES, DOWN_STEPS_OF_MANY = 16, 2
 
 
-class HipFp8Stream(HipMoe):
+class HipFp8Stream(HipMoeFixed):
     """Reads the chosen experts' weights once, with all of an expert's tokens at a time."""
 
     name = "stream"
@@ -58,15 +57,7 @@ class HipFp8Stream(HipMoe):
         "moe_fp8_stream_prepare",
         "moe_fp8_stream_up_tile",
     )
-    Config = None
     weight_bits = 8
-    limits = "M"
-
-    def __init__(self) -> None:
-        super().__init__(is_table=False)
-
-    def module_of(self, _arch: str) -> str:
-        return self.module
 
     def unsupported_reason(self, c: Call) -> str | None:
         if c.M > MAX_TOKENS:
@@ -74,19 +65,6 @@ class HipFp8Stream(HipMoe):
         if c.w1_dtype != fp8_of(c.arch):
             return f"{c.arch} multiplies {fp8_of(c.arch)}, not {c.w1_dtype}"
         return super().unsupported_reason(c)
-
-    def full_space(self, c: Call) -> None:
-        """Nothing to choose."""
-        return
-
-    def default(self, c: Call) -> None:
-        return None
-
-    def candidates(self, c: Call) -> list[Any]:
-        return []
-
-    def unsupported_config_reason(self, c: Call, config: Any) -> str | None:
-        return None
 
     def defines(self, c: Call, config: Any) -> Mapping[str, Any]:
         return {**_shared_defines(c), "STEPS": UP_STEPS, "LINES": UP_LINES}
@@ -97,11 +75,12 @@ class HipFp8Stream(HipMoe):
         first_steps = (
             [_up_tile(c)] if has_one_tile else [_prepare(c), _up(c, self.defines(c, config))]
         )
+        h_steps = [] if _quantises_h(c) else [quantise(c, "h", num_rows(c), c.I)]
         x_q = {} if has_one_tile else quantized("x", c.M, c.D, c.w1_dtype)
         return run_steps(
             c.device,
             self.arguments,
-            [*routes, *first_steps, *([] if _quantises_h(c) else [_quantise(c)]), _down(c)],
+            [*routes, *first_steps, *h_steps, _down(c)],
             arch=c.arch,
             workspace={**_workspace(c), **of_router},
             outer=bool(routes),
@@ -169,21 +148,6 @@ def _up_tile(c: Call) -> Step:
         UP_TILE_THREADS,
         (c.I // TILE, _num_slots(c) + 1, 1),
         {"w": "w1", "w_scale": "w1_scale", **_sizes(c, c.I, c.D)},
-    )
-
-
-def _quantise(c: Call) -> Step:
-    """h in FP8."""
-    rows, blocks = num_rows(c), c.I // BLOCK
-    return Step(
-        quant_fp8_blockscale_kernel,
-        {"ROWS": 1, "IN": IN_TYPES[c.x_dtype], "ALIGNED": 1},
-        QUANT_THREADS,
-        ceil(rows * blocks, BLOCKS_AT_ONCE),
-        {
-            **{"payload": "h_q", "scale": "h_scale", "x": "h"},
-            **{"m": rows, "k": c.I, "scale_row": blocks, "scale_k": 1},
-        },
     )
 
 

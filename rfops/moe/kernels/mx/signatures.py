@@ -137,14 +137,3 @@ moe_mx_down_deep_kernel = compile_ops(
 moe_mx_down_sums_kernel = compile_ops(
     "moe_mx_down_sums", kernel="moe_mx_down_sums", variants=lambda _arch: [STAGED_DOWN]
 )(_down_arguments)
-
-
-@compile_ops(
-    "moe_add_pairs",
-    kernel="moe_add_pairs",
-    variants=lambda _arch: [{"IN": "bf16", "ID": "i32", "TOP_K": 8, "SHARED": 0}],
-)
-def moe_add_pairs_kernel(
-    out: Tensor, rows: Tensor, weights: Tensor, ids: Tensor, m: u32, n: u32, routed: u32
-) -> None:
-    """csrc/moe/moe_add_pairs.hip: the shapes stand there."""

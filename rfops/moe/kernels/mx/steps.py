@@ -15,7 +15,7 @@ from rfops.dispatch.strided import matrix_strides
 from rfops.jit.arch import ARCH_SPECS, WAVE
 
 from ...fused_moe_mx import RAW, Format, scale_columns
-from ..bf16.hip import ADD_COLUMNS, IN_TYPES, XCDS, chosen, id_defines, num_rows
+from ..bf16.hip import IN_TYPES, XCDS, chosen, id_defines, num_rows, sum_of_pairs
 from . import signatures as kernels
 from .config import (
     DeepDown,
@@ -166,19 +166,7 @@ def down(c: Call, fmt: Format, config: MxMoeConfig) -> list[Step]:
         "out": "y",
         "out_scale": None,
     }
-    return [_expert_tiles(c, fmt, config, product, kind, tensors), _sum_of_pairs(c)]
-
-
-def _sum_of_pairs(c: Call) -> Step:
-    """The weighted sum of each token's rows of y, in a fixed order."""
-    defines = {"IN": IN_TYPES[c.x_dtype], **id_defines(c), "SHARED": c.E - c.R}
-    return Step(
-        kernels.moe_add_pairs_kernel,
-        defines,
-        256,
-        (c.M, ceil(c.D, ADD_COLUMNS), 1),
-        {"rows": "y", **chosen(c), "m": c.M, "n": c.D, "routed": c.R},
-    )
+    return [_expert_tiles(c, fmt, config, product, kind, tensors), sum_of_pairs(c)]
 
 
 def _expert_tiles(

@@ -1,0 +1,342 @@
+// kStage 1: h[r] = T(silu(x[t] Wg) * (x[t] Wu))
+// kStage 2: y[r] = T(h[r] Wd)
+//
+// r is a row of an expert (expert_rows.h), t its token, W the expert's weights. For experts of few
+// rows: weights are read once per 64 rows, from memory to registers. Elements are T, f16 or bf16,
+// or FP8 (e4m3fnuz on gfx942, e4m3 on gfx950) with fp32 scales per 1 x 128 of x and h and per
+// 128 x 128 of W.
+//
+// Layout. A workgroup has one expert, whose rows it lists itself. In stage 1 it has 16 columns of
+// gate and the same 16 of up, and its waves interleave along K in spans of kSpan cache lines; their
+// partials are reduced in LDS in the order of the waves. In stage 2 a wave has all of K of 32
+// columns, and then of the next 32. The loads of a wave's next span are in flight while it
+// multiplies one. Loads of weights bring whole cache lines of a row, which the wave reorders to
+// fragments through its own LDS. Weights are MFMA operand A, rows operand B: up to kMaxTiles tiles
+// of 16; a tile's missing rows are zeros without a memory access.
+//
+// Guarantees: bitwise deterministic.
+// Requires: K of 128-byte lines; N a multiple of 32, FP8 of 128; rows 16-byte aligned; at most
+// 256 kRounds tokens; an expert's weights, x and h below 2 GiB.
+#include "moe/expert_rows.h"
+#include "rfops/group/wave_reduce.h"
+#include "rfops/matrix/mfma_f16.h"
+#include "rfops/matrix/mfma_fp8.h"
+#include "rfops/number/exp.h"
+#include "rfops/tile/wave_loader.h"
+
+namespace {
+
+using namespace rfops;
+
+using i64 = long long;
+using Input = RFOPS_IN;              // T
+using Id = RFOPS_ID;                 // of topk_ids: i32 or i64
+constexpr u32 kStage = RFOPS_STAGE;  // 1: gate, up and SiLU; 2: down
+constexpr bool kIsFp8 = RFOPS_FP8;
+constexpr u32 kTopK = RFOPS_TOP_K;
+constexpr u32 kRounds = RFOPS_ROUNDS;  // tokens of a thread
+constexpr u32 kWaves = 4, kThreads = kWaves * kWaveSize;
+constexpr u32 kMaxTiles = RFOPS_TILES;  // of 16 rows that a pass over the weights has
+constexpr u32 kColTiles = 2;         // of 16 weight rows, of a wave: gate and up, or adjacent ones
+constexpr u32 kLines = RFOPS_LINES;  // cache lines of a row of weights per load
+constexpr u32 kScaleColumns = 128;
+constexpr u32 kMatrices = kStage == 1 ? 2 : 1;  // a wave's tiles of one share scales
+// Lines of x that a wave loads at a time.
+template <u32 kRowTiles>
+constexpr u32 kXLines = kLines * kRowTiles <= 4 ? kLines : 4 / kRowTiles;
+
+using Rows = ExpertRows<kTopK, kThreads, kRounds, kMaxTiles * kTileRows>;
+using OutVec = Vec4<Input>;
+constexpr u32 kSumItems = kColTiles * kMaxTiles * kWaveSize;
+constexpr u32 kOrderItems = kLines * kLdsTile / sizeof(F32x4);
+constexpr u32 kWaveItems = kOrderItems > kSumItems ? kOrderItems : kSumItems;
+static_assert(sizeof(Rows::Memory) <= kWaves * kWaveItems * sizeof(F32x4), "the list fits");
+alignas(kRowBytes) __shared__ F32x4 memory[kWaves][kWaveItems];
+
+// Operands of kLines cache lines along K, of x fewer.
+template <u32 kRowTiles>
+struct Span {
+  Fragment w[kColTiles][kLines], x[kRowTiles][kXLines<kRowTiles>];
+  Dwords<kXLines<kRowTiles>> x_scale[kRowTiles];
+  f32 w_scale[kMatrices][kLines];
+};
+
+// What a workgroup reads and writes.
+struct Operands {
+  const u8 *w, *x;
+  const f32 *w_scale, *x_scale;
+  Input* out;
+  u32 w_rows, x_bytes, row_bytes, in_row;  // of the expert; of all rows; of K; between rows of x
+  u32 scale_rows_bytes;                    // of all rows of x
+  u32 n, blocks;
+};
+
+__device__ inline u32 smaller(u32 a, u32 b) { return a < b ? a : b; }
+
+// The rows of a lane: of tile i the row in column l % 16 of the MFMA's result.
+template <u32 kRowTiles>
+struct LaneRows {
+  u32 out[kRowTiles];                                // kNoRow where there is none
+  u32 x_offset[kRowTiles], scale_offset[kRowTiles];  // bytes, kOutOfBounds where there is none
+};
+
+template <u32 kRowTiles>
+class Product {
+  static constexpr u32 kChunk = kXLines<kRowTiles>;
+  using Loader = WaveTileLoader<RFOPS_SHUFFLED, kLines>;
+
+ public:
+  __device__ Product(const Operands& operands, const LaneRows<kRowTiles>& rows)
+      : operands_(operands),
+        rows_(rows),
+        w_({operands.w, 0, operands.w_rows, operands.w_rows, operands.row_bytes, 0,
+            operands.row_bytes, Loader::kKStrideBytes},
+           lane_id()),
+        order_((LdsBytes*)memory, wave_id() * kWaveItems * u32{sizeof(F32x4)}, lane_id()) {}
+  using Sums = F32x4[kColTiles * kRowTiles];
+  __device__ Sums& sums() { return sums_; }
+
+  // Adds the products of the lines from `line` on; column_of(c) returns the first weight row of
+  // tile c.
+  template <class ColumnOf>
+  __device__ void add(ColumnOf column_of, u32 line) {
+    Span<kRowTiles> span;
+    load_x(span, line);
+#pragma unroll
+    for (u32 c = 0; c < kColTiles; ++c) {
+#pragma unroll
+      for (u32 s = 0; s < kLines; s += Loader::kTiles)
+        w_.template load<kStreamed>(&span.w[c][s], column_of(c), line + s, operands_.blocks);
+    }
+    if constexpr (kIsFp8) load_w_scales(span, column_of, line);
+    sched_barrier();
+#pragma unroll
+    for (u32 c = 0; c < kColTiles; ++c) {
+#pragma unroll
+      for (u32 s = 0; s < kLines; s += Loader::kTiles) Loader::arrange(&span.w[c][s], order_);
+    }
+#pragma unroll
+    for (u32 begin = 0; begin < kLines; begin += kChunk) {
+      if (begin > 0) load_x(span, line + begin);
+      multiply(span, line, begin);
+    }
+  }
+
+ private:
+  // kOutOfBounds beyond the last line, else 0.
+  __device__ u32 oob_bits(u32 line) const { return line < operands_.blocks ? 0 : kOutOfBounds; }
+  __device__ void load_x(Span<kRowTiles>& span, u32 line) const {
+    const Buffer x = make_buffer(operands_.x, operands_.x_bytes);
+#pragma unroll
+    for (u32 i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+      for (u32 s = 0; s < kChunk; ++s) {
+        const u32 offset = rows_.x_offset[i] | oob_bits(line + s);
+        span.x[i][s] = load_fragment(x, offset, (line + s) * kTileK);
+      }
+    }
+    if constexpr (kIsFp8) {
+      const Buffer scales = make_buffer(operands_.x_scale, operands_.scale_rows_bytes);
+#pragma unroll
+      for (u32 i = 0; i < kRowTiles; ++i)
+        span.x_scale[i] =
+            buffer_load_dwords<kChunk>(scales, rows_.scale_offset[i], line * u32{sizeof(f32)});
+    }
+    sched_barrier();
+  }
+  template <class ColumnOf>
+  __device__ void load_w_scales(Span<kRowTiles>& span, ColumnOf column_of, u32 line) const {
+#pragma unroll
+    for (u32 c = 0; c < kMatrices; ++c) {
+      const f32* const of_column =
+          operands_.w_scale + column_of(c) / kScaleColumns * operands_.blocks;
+#pragma unroll
+      for (u32 s = 0; s < kLines; ++s)
+        span.w_scale[c][s] = of_column[line + s < operands_.blocks ? line + s : 0];
+    }
+  }
+  // Multiplies the lines of a chunk.
+  __device__ void multiply(const Span<kRowTiles>& span, u32 line, u32 begin) {
+#pragma unroll
+    for (u32 s = 0; s < kChunk; ++s) {
+      const u32 l = begin + s;
+#pragma unroll
+      for (u32 i = 0; i < kRowTiles; ++i) {
+        const Fragment& x = span.x[i][s];
+#pragma unroll
+        for (u32 c = 0; c < kColTiles; ++c) {
+          F32x4& sum = sums_[i * kColTiles + c];
+          if constexpr (kIsFp8) {
+            F32x4 partial = {};
+#pragma unroll
+            for (u32 q = 0; q < kMatrixSteps; ++q)
+              partial = mfma_fp8_step(q, span.w[c][l], x, partial);
+            // Beyond a row's last block the scale is another row's, and may be NaN.
+            const u32 in_bounds = line + l < operands_.blocks ? ~0u : 0;
+            const u32 x_scale = span.x_scale[i].dword[s] & in_bounds;
+            const f32 scale = __builtin_bit_cast(f32, x_scale) * span.w_scale[c % kMatrices][l];
+#pragma unroll
+            for (u32 e = 0; e < 4; ++e) sum[e] = __builtin_fmaf(partial[e], scale, sum[e]);
+          } else {
+            sum = mfma_16x16x32<Input>(span.w[c][l].low, x.low, sum);
+            sum = mfma_16x16x32<Input>(span.w[c][l].high, x.high, sum);
+          }
+        }
+      }
+    }
+  }
+
+  const Operands& operands_;
+  const LaneRows<kRowTiles>& rows_;
+  Loader w_;
+  WaveOrder<kLines> order_;
+  Sums sums_ = {};
+};
+
+// The rows of a workgroup's pass over its expert.
+struct Pass {
+  const Rows& rows;
+  u32 begin, count;
+};
+
+template <u32 kRowTiles>
+__device__ inline LaneRows<kRowTiles> lane_rows(const Operands& operands, const Pass& pass) {
+  LaneRows<kRowTiles> result;
+#pragma unroll
+  for (u32 i = 0; i < kRowTiles; ++i) {
+    const u32 index = i * kTileRows + lane_id() % kTileRows;
+    const bool has_row = index < pass.count;
+    const u32 row = pass.rows.row(pass.begin, smaller(index, pass.count - 1));
+    const u32 x_row = kStage == 1 ? pass.rows.token(row) : row;
+    result.out[i] = has_row ? row : Rows::kNoRow;
+    result.x_offset[i] =
+        has_row ? x_row * operands.in_row + lane_id() / kTileRows * kVecBytes : kOutOfBounds;
+    result.scale_offset[i] = has_row ? x_row * operands.blocks * u32{sizeof(f32)} : kOutOfBounds;
+  }
+  workgroup_barrier();  // the list's memory is free
+  return result;
+}
+
+// Stage 1: 16 columns of h, from column n0 on.
+template <u32 kRowTiles>
+__device__ inline void make_h(const Operands& operands, const LaneRows<kRowTiles>& rows, u32 n0) {
+  const u32 wave = wave_id(), lane = lane_id();
+  Product<kRowTiles> product(operands, rows);
+  for (u32 line = wave * kLines; line < operands.blocks; line += kWaves * kLines)
+    product.add([&](u32 c) { return n0 + c * operands.n; }, line);
+#pragma unroll
+  for (u32 t = 0; t < kColTiles * kRowTiles; ++t)
+    memory[wave][t * kWaveSize + lane] = product.sums()[t];
+  workgroup_barrier();
+  using Partials = LdsPartials<F32x4, kWaves, kWaveItems>;
+  const auto& partials = reinterpret_cast<const Partials&>(memory);
+#pragma unroll
+  for (u32 i = 0; i < kRowTiles; ++i) {
+    if (i % kWaves != wave || rows.out[i] == Rows::kNoRow) continue;
+    const F32x4 gate = partials.sum(i * kColTiles * kWaveSize + lane);
+    const F32x4 up = partials.sum((i * kColTiles + 1) * kWaveSize + lane);
+    OutVec values;
+#pragma unroll
+    for (u32 e = 0; e < 4; ++e) values[e] = static_cast<Input>(silu(gate[e]) * up[e]);
+    const u64 offset = u64{rows.out[i]} * operands.n + n0 + lane / kTileRows * 4;
+    *reinterpret_cast<OutVec*>(operands.out + offset) = values;
+  }
+}
+
+// Stage 2: `strips` of 32 columns of y per wave; those of the waves are adjacent.
+template <u32 kRowTiles>
+__device__ inline void make_y(const Operands& operands, const LaneRows<kRowTiles>& rows,
+                              u32 first_strip, u32 strips) {
+  constexpr u32 kStripColumns = kColTiles * kTileRows;
+  const u32 end = smaller(first_strip + strips * kWaves, operands.n / kStripColumns);
+  for (u32 strip = first_strip + wave_id(); strip < end; strip += kWaves) {
+    const auto column_of = [&](u32 c) { return strip * kStripColumns + c * kTileRows; };
+    Product<kRowTiles> product(operands, rows);
+    for (u32 line = 0; line < operands.blocks; line += kLines) product.add(column_of, line);
+#pragma unroll
+    for (u32 i = 0; i < kRowTiles; ++i) {
+      if (rows.out[i] == Rows::kNoRow) continue;
+      Input* const row = operands.out + u64{rows.out[i]} * operands.n + lane_id() / kTileRows * 4;
+#pragma unroll
+      for (u32 c = 0; c < kColTiles; ++c) {
+        *reinterpret_cast<OutVec*>(row + column_of(c)) =
+            __builtin_convertvector(product.sums()[i * kColTiles + c], OutVec);
+      }
+    }
+  }
+}
+
+template <u32 kRowTiles>
+__device__ inline void make_rows(const Operands& operands, const Pass& pass, u32 strips) {
+  const LaneRows<kRowTiles> rows = lane_rows<kRowTiles>(operands, pass);
+  if constexpr (kStage == 1) {
+    make_h(operands, rows, workgroup_id_x() * kTileRows);
+  } else {
+    make_y(operands, rows, workgroup_id_x() * strips * kWaves, strips);
+  }
+}
+
+}  // namespace
+
+extern "C" __global__ void __attribute__((amdgpu_flat_work_group_size(kThreads, kThreads),
+                                          amdgpu_waves_per_eu(2)))
+moe_listed(const Id* __restrict__ topk_ids,  // [M, kTopK]
+           u32 m, u32 routed, u32 shared,
+           const u8* __restrict__ w,  // [E, 2 N, K] of stage 1, gate and then up; [E, N, K]
+           u32 n, u32 k_bytes,
+           const u8* __restrict__ x,  // [M, K], rows in_row bytes apart; stage 2: h
+           u32 in_row,
+           const f32* __restrict__ w_scale,  // [E, 2 N/128 or N/128, K/128] of FP8
+           const f32* __restrict__ x_scale,  // [rows of x, K/128] of FP8
+           Input* __restrict__ out,          // [M (kTopK + shared), N]
+           u32 strips) {                     // of a wave; stage 2
+  // A slot is a pass over a shared expert, and then an expert, or a choice where these are fewer.
+  constexpr u32 kPassRows = kMaxTiles * kTileRows;
+  const u32 passes = (m + kPassRows - 1) / kPassRows, slot = workgroup_id_y();
+  const u32 number = slot - shared * passes;  // of what is not shared
+  const bool is_shared = slot < shared * passes, is_choice = !is_shared && m * kTopK < routed;
+  u32 expert = is_shared ? routed + slot / passes : number;
+  if (is_choice) {
+    const Id id = topk_ids[number];
+    if (id < 0 || id >= static_cast<Id>(routed)) return;
+    expert = static_cast<u32>(id);
+  }
+  expert = readfirstlane(expert);
+  const auto list = (RFOPS_LDS Rows::Memory*)memory;
+  const Rows rows(list, topk_ids, m, routed, expert);
+  if (rows.total() == 0) return;
+
+  const u32 blocks = k_bytes / kTileK, w_rows = kMatrices * n;
+  const u32 x_rows = kStage == 1 ? m : m * (kTopK + shared);
+  const f32* const scales =
+      kIsFp8 ? w_scale + u64{expert} * (w_rows / kScaleColumns) * blocks : nullptr;
+  const Operands operands = {w + u64{expert} * w_rows * k_bytes,
+                             x,
+                             scales,
+                             x_scale,
+                             out,
+                             w_rows,
+                             (x_rows - 1) * in_row + k_bytes,
+                             k_bytes,
+                             in_row,
+                             x_rows * blocks * u32{sizeof(f32)},
+                             n,
+                             blocks};
+  const u32 first = is_shared ? slot % passes * kPassRows : 0;
+  const u32 end = is_shared ? smaller(first + kPassRows, m) : rows.total();
+  for (u32 begin = first; begin < end; begin += kPassRows) {
+    workgroup_barrier();  // all waves have read what the memory held
+    rows.list(begin);
+    workgroup_barrier();
+    // Of the slots with an expert the first choice makes its rows.
+    if (is_choice && begin == 0 && rows.row(0, 0) != number) return;
+    const Pass pass = {rows, begin, smaller(end - begin, kPassRows)};
+    if (pass.count <= kTileRows) {
+      make_rows<1>(operands, pass, strips);
+    } else if (kMaxTiles >= 2 && pass.count <= 2 * kTileRows) {
+      make_rows<kMaxTiles >= 2 ? 2 : 1>(operands, pass, strips);
+    } else {
+      make_rows<kMaxTiles>(operands, pass, strips);
+    }
+  }
+}

@@ -1,0 +1,148 @@
+"""fused_moe's kernel for experts of few rows, of 16-bit and of FP8 weights, against the formula."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import rfops.vgpu
+from rfops.dispatch.problem import call_on
+from rfops.moe import fused_moe, fused_moe_fp8
+from rfops.quantization.shuffle import shuffle_weight
+from support import moe_fp8_problems, moe_problems
+
+ARCHS = ("gfx942", "gfx950")
+F16, BF16 = torch.float16, torch.bfloat16
+CPU = torch.device("cpu")
+FORMS = ("fp8", "16-bit")
+
+
+@pytest.fixture(params=ARCHS)
+def arch(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("RFOPS_VGPU_ARCH", request.param)
+    return str(request.param)
+
+
+def problem_of(form: str, arch: str, *sizes: Any) -> Any:
+    """Sizes are m, d, i, e, k, dtype and shared experts."""
+    if form == "fp8":
+        return moe_fp8_problems.random_problem(arch, *sizes)
+    return moe_problems.random_problem(*sizes)
+
+
+def run_of(form: str) -> tuple[Callable[..., torch.Tensor], Callable[..., None]]:
+    """The kernel's result, and the check of a result."""
+    if form == "fp8":
+        run = moe_fp8_problems.run
+        return lambda p, layout="raw": run("listed", p, None, None, layout), (
+            moe_fp8_problems.assert_correct
+        )
+    return lambda p, layout="raw": moe_problems.run("listed", p), moe_problems.assert_correct
+
+
+def profiled(form: str, p: Any) -> tuple[torch.Tensor, list[Any]]:
+    with rfops.vgpu.profile() as profile:
+        got = run_of(form)[0](p)
+    return got, profile.launches
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    ("m", "d", "i", "e", "k", "shared"),
+    [
+        (1, 256, 128, 5, 2, 0),  # fewer lines of K than waves have
+        (3, 1280, 384, 4, 2, 1),  # lines that waves share unevenly; more choices than experts
+        (17, 384, 256, 9, 2, 0),  # a token beyond a tile
+        (70, 640, 128, 3, 3, 1),  # every expert has all: a full pass and a second one
+        (300, 256, 128, 40, 2, 0),  # a second token of some threads; tiles of one and of two
+    ],
+)
+def test_values(form: str, m: int, d: int, i: int, e: int, k: int, shared: int, arch: str) -> None:
+    """The same bits again, without scratch, spills of vectors or bank conflicts."""
+    run, assert_correct = run_of(form)
+    p = problem_of(form, arch, m, d, i, e, min(k, e - shared), BF16, shared)
+    got, launches = profiled(form, p)
+    assert_correct(got, p)
+    assert torch.equal(run(p), got)
+    for launch in launches:
+        assert launch.vgpr_spills == launch.scratch_bytes_per_lane == 0, launch.kernel
+        assert launch.lds_conflict_cycles == 0, launch.kernel
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_ids_and_values_that_are_none(form: str, arch: str) -> None:
+    """Ids outside, the same expert twice, NaN in a token and in weights of what nobody chose: each
+    stays where it belongs, and no byte beside the call's is touched."""
+    p = problem_of(form, arch, 20, 256, 128, 6, 2, BF16, 0)
+    ids = p.topk_ids.clone()
+    ids[0], ids[1, 0], ids[2, 1] = torch.tensor([7, -1]), -(2**31), 2**31 - 1
+    ids[3], ids[4] = torch.tensor([2, 2]), torch.tensor([5, 5])
+    weights = p.topk_weights.masked_fill((ids < 0) | (ids >= 6), math.nan)
+    x = p.x.clone()
+    x[19] = math.nan
+    with rfops.vgpu.check() as checked:
+        got = run_of(form)[0](p.with_(x=x, topk_ids=ids, topk_weights=weights))
+    assert not checked.findings, "\n".join(map(str, checked.findings))
+    assert got[19].isnan().all() and (got[0] == 0).all()
+    clean = p.with_(topk_ids=ids.index_fill(0, torch.tensor([19]), -1))
+    run_of(form)[1](got.index_fill(0, torch.tensor([19]), 0), clean)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_few_choices_name_an_expert_more_than_once(form: str, arch: str) -> None:
+    """With fewer choices than experts the first choice of an expert makes all of its rows."""
+    p = problem_of(form, arch, 5, 256, 128, 30, 3, BF16, 2)
+    ids = torch.tensor([[4, 9, 27], [9, 4, 9], [28, 1, 4], [27, -1, 9], [0, 0, 0]])
+    p = p.with_(topk_ids=ids)
+    run, assert_correct = run_of(form)
+    assert_correct(run(p), p)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_same_in_any_order(form: str, arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    p = problem_of(form, arch, 70, 256, 128, 5, 2)
+    first = run_of(form)[0](p)
+    monkeypatch.setenv("RFOPS_VGPU_SCHEDULE", "random:1")
+    assert torch.equal(run_of(form)[0](p), first)
+
+
+def test_shuffled_weights_give_the_same(arch: str) -> None:
+    p = problem_of("fp8", arch, 5, 512, 256, 4, 2, F16, 1)
+    w1, w2 = (shuffle_weight(w).data for w in (p.w1, p.w2))
+    run = run_of("fp8")[0]
+    assert torch.equal(run(p.with_(w1=w1, w2=w2), "16x16"), run(p))
+    q = problem_of("16-bit", arch, 5, 512, 256, 4, 2)
+    pair = [shuffle_weight(w) for w in (q.w1, q.w2)]
+    assert torch.equal(fused_moe.fused_moe(q.x, *pair, *q.choice), run_of("16-bit")[0](q))
+
+
+@pytest.mark.parametrize(
+    ("op", "m", "experts", "kernel"),
+    [
+        (fused_moe.OP, 1, 128, "listed"),
+        (fused_moe.OP, 512, 128, "listed"),
+        (fused_moe.OP, 512, 64, "hip"),
+        (fused_moe.OP, 513, 512, "hip"),
+        (fused_moe_fp8.OP, 16, 128, "stream"),
+        (fused_moe_fp8.OP, 17, 128, "listed"),
+        (fused_moe_fp8.OP, 256, 128, "listed"),
+        (fused_moe_fp8.OP, 257, 128, "hip"),
+    ],
+)
+def test_which_calls_take_it(op: Any, m: int, experts: int, kernel: str, arch: str) -> None:
+    c = call_on(op, {"M": m, "D": 2048, "I": 384, "E": experts, "K": 8}, CPU)
+    assert op.route(c).backend == kernel, c
+
+
+def test_what_it_refuses(arch: str) -> None:
+    listed = fused_moe.OP.kernels["listed"]
+    for sizes, reason in (
+        ({"M": 513}, "513 tokens: it takes up to 512"),
+        ({"I": 96}, "D=256, I=96: no multiples of 64"),
+    ):
+        c = call_on(fused_moe.OP, {"M": 4, "D": 256, "I": 128, "E": 8, "K": 2, **sizes}, CPU)
+        assert listed.unsupported_reason(c) == reason
