@@ -261,6 +261,10 @@ def test_pytest_runs_a_sample_of_triton_s_tests(tmp_path: Path) -> None:
     assert "no such GPU" in others["test_x.py::test_skips"].why
     assert "no_such_module_of_any" in others["test_y.py"].why
 
+    about["files"], about["left_out"] = about["files"][:1], {"triton:*": "all of it"}
+    told.write_text(json.dumps(about))
+    assert not list(watch("triton", words, dict(os.environ), time.monotonic() + 60, 60))
+
 
 def test_a_file_s_cases_keep_their_order() -> None:
     collected = ["a.py::1", "a.py::2", "a.py::3", "b.py::1", "b.py::2"]
