@@ -261,6 +261,29 @@ def test_pytest_runs_a_sample_of_triton_s_tests(tmp_path: Path) -> None:
     assert "no such GPU" in others["test_x.py::test_skips"].why
     assert "no_such_module_of_any" in others["test_y.py"].why
 
+    about["files"], about["left_out"] = about["files"][:1], {"triton:*": "all of it"}
+    told.write_text(json.dumps(about))
+    assert not list(watch("triton", words, dict(os.environ), time.monotonic() + 60, 60))
+
+
+def test_lines_of_test_backend_ops() -> None:
+    lines = [
+        "Backend 2/2: ROCm0",
+        "  Device memory: 196608 MB (15975 MB free)",
+        "  MUL_MAT(type_a=f16,bs=[1,1]): \x1b[1;32mOK\x1b[0m",
+        "  MUL_MAT(type_a=q4_0,bs=[1,1]): [MUL_MAT] ERR = 0.5 > 0.0005 \x1b[1;31mFAIL\x1b[0m",
+        "  MUL_MAT(type_a=q2_K,bs=[1,1]): not supported [ROCm0]",
+        "  MUL_MAT(type_a=q8_0,bs=[2,1]): ",
+        "  1/4 tests passed",
+    ]
+    found = [(r.case, r.how) for r in load("run_ggml").results("MUL_MAT", lines)]
+    assert found == [
+        ("type_a=f16,bs=[1,1]", "passed"),
+        ("type_a=q4_0,bs=[1,1]", "failed"),
+        ("type_a=q2_K,bs=[1,1]", "skipped"),
+        ("type_a=q8_0,bs=[2,1]", "failed"),
+    ]
+
 
 def test_a_file_s_cases_keep_their_order() -> None:
     collected = ["a.py::1", "a.py::2", "a.py::3", "b.py::1", "b.py::2"]

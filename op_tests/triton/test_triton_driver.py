@@ -175,6 +175,24 @@ def test_library_of_a_real_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         rfops.vgpu.activate_triton("gfx950")
 
 
+ADD = """
+import sys, torch, rfops.vgpu
+sys.path.insert(0, sys.argv[1])
+from support import triton_kernels as kernels
+rfops.vgpu.activate_triton("gfx950")
+x, out = torch.arange(64.0), torch.zeros(64)
+kernels.add[(1,)](x, x, out, 64, BLOCK=64)
+assert torch.equal(out, 2 * x)
+"""
+
+
+def test_library_with_a_version_in_its_name(vgpu_path: Path, tmp_path: Path) -> None:
+    """ROCm's runtime without headers is libamdhip64.so.7, a name that Triton's setting refuses."""
+    library = tmp_path / "libamdhip64.so.7"
+    library.write_bytes(vgpu_path.read_bytes())
+    python(ADD, OP_TESTS, check=True, RFOPS_HIP_LIBRARY=str(library))
+
+
 # ---------------------------------------------------------------------------------- C compiler
 
 

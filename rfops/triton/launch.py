@@ -119,8 +119,7 @@ def _launcher(library: Path) -> Iterator[None]:
     from rfops.vgpu import triton_driver
 
     build = knobs.build
-    with triton_driver._launcher_module(), knobs.amd.scope():
-        knobs.amd.libhip_path = str(library)
+    with triton_driver._launcher_module(), triton_driver.loading(library):
         with _replaced(build, "impl", build.impl or triton_driver._build_launcher):
             yield
 

@@ -175,11 +175,21 @@ def _address(value: Any) -> Any:
     return value
 
 
+@contextlib.contextmanager
+def loading(library: Path) -> Iterator[None]:
+    """Let Triton's C functions load this HIP library, whatever its file's name: Triton's setting
+    takes libamdhip64.so alone, and ROCm's runtime without headers has libamdhip64.so.7."""
+    find = amd_driver._get_path_to_hip_runtime_dylib
+    amd_driver._get_path_to_hip_runtime_dylib = lambda: str(library)
+    try:
+        yield
+    finally:
+        amd_driver._get_path_to_hip_runtime_dylib = find
+
+
 def _utils(library: Path) -> Any:
     """Triton's C functions bound to `library`; HIPUtils() itself is one for the process."""
-    with knobs.amd.scope():
-        knobs.amd.libhip_path = str(library)
-        amd_driver._get_path_to_hip_runtime_dylib.cache_clear()
+    with loading(library):
         utils = object.__new__(amd_driver.HIPUtils)
         utils.__init__()
     return utils
