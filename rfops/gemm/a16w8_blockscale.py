@@ -34,6 +34,7 @@ from .kernels.a16w8.triton import (
     Rows,
     Staged,
     Tiles,
+    convert_instructions,
     order,
     shape_of,
     takes_bmm,
@@ -145,16 +146,24 @@ class _Model(GemmModel):
     units: ClassVar[dict[str, str]] = {
         **GemmModel.units,
         "wave": "1: of a wave's instructions along K, of all rounds",
+        "convert": "1: of the fullest CU's conversions of w, its SIMDs side by side",
+        "wave_convert": "1: of a wave's conversions along K, of all rounds",
     }
     terms = tuple(units)
     logs = (*GemmModel.logs, "tile_m", "tile_n")
 
     def layer(self, v: Variants, c: Call) -> Layer:
         layer = super().layer(v, c)
-        clocks = v.busy_clocks / np.exp2(v.log_waves)
-        wave = layer.terms["step"]["one"] * clocks / (1e3 * chip_of(c).ghz)
+        chip = chip_of(c)
+        clock_steps = layer.terms["step"]["one"] / (1e3 * chip.ghz)
+        wave_steps = clock_steps / np.exp2(v.log_waves)
+        terms = {
+            "wave": {"rounds": wave_steps * v.busy_clocks},
+            "convert": {"busiest": clock_steps * v.convert_clocks / chip.simds},
+            "wave_convert": {"rounds": wave_steps * v.convert_clocks},
+        }
         return layer._replace(
-            terms={**layer.terms, "wave": {"rounds": wave}},
+            terms={**layer.terms, **terms},
             logs={**layer.logs, "tile_m": np.log2(v.m), "tile_n": np.log2(v.n)},
         )
 
@@ -162,7 +171,7 @@ class _Model(GemmModel):
         return int(c.B)
 
     def static(self, c: Call) -> tuple[Any, ...]:
-        return *super().static(c), min(c.M, MAX_ROWS + 1)
+        return *super().static(c), min(c.M, MAX_ROWS + 1), convert_instructions(c)
 
     def bytes_of(self, c: Call) -> tuple[float, float, float]:
         return c.x_dtype.itemsize, 1, c.dtype.itemsize

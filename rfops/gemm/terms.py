@@ -36,6 +36,7 @@ class Traits(NamedTuple):
     is_prepared: float = 0.0  # share of what the op can prepare by launches of their own
     max_x_bytes: float = math.inf  # of an element of x, which it reads narrower than the call's
     busy_clocks: float = 0.0  # of all waves' instructions in a K-step, where they are many
+    convert_clocks: float = 0.0  # of all waves' conversions of w in a K-step, without hardware
 
 
 class GemmModel(TimeModel):

@@ -49,10 +49,14 @@ from .config import (
 _KERNELS = "rfops.gemm.kernels.a16w8.triton_kernels"
 Launch = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]
 
-_CHIP = ARCH_SPECS["gfx950"]  # whose variants the op's model ranks
+_RANKED_ARCHS = "gfx942", "gfx950"  # whose variants the op's model ranks
 MAX_ROWS = 16  # of the kernel rows
 _MOST_ROW_K = 512  # elements of K that it has in flight
 _PRODUCTS = 512  # multiplications of a matrix unit per clock, about
+# Of the vector ALU on gfx942 for an element of w, its own FP8 and e4m3fn, which no instruction
+# converts: 66 and 180 clocks in timing mode, where conversion is what takes the time.
+_CONVERT_FNUZ, _CONVERT_OCP = 16, 45
+_MAX_CONVERTED_SUMS = 16  # per lane; with more, conversion leaves too few registers, and it spills
 # From this many multiplications on, and M, torch.bmm is taken: a library's, which timing mode does
 # not see.
 _BMM_M, _BMM_WORK = 512, 1 << 34
@@ -130,9 +134,25 @@ class _Batched(TimedKernel):
 
 
 def _is_ranked(c: Call) -> bool:
-    """gfx942 converts FP8 in software, which the model's terms do not have: there its choices were
-    up to 1.46 times the best."""
-    return c.arch == "gfx950" and 0 not in c.sizes.values()
+    return c.arch in _RANKED_ARCHS and 0 not in c.sizes.values()
+
+
+def convert_instructions(c: Call) -> int:
+    """Return the vector ALU's instructions per element of w, where these are more than a few."""
+    if c.arch != "gfx942":
+        return 0
+    return _CONVERT_FNUZ if c.w_dtype == torch.float8_e4m3fnuz else _CONVERT_OCP
+
+
+def _convert_clocks(c: Call, num_elements: int) -> float:
+    """Of waves that convert so many elements of w in all."""
+    return VALU_CYCLES * convert_instructions(c) * num_elements / WAVE
+
+
+def _converted_rows(config: TilesConfig) -> int:
+    """Rows of w that the waves of a tile convert: those beside each other along M the same ones."""
+    rows_of_wave = 16 if config.tile_m == 16 else 32  # of w, in a matrix instruction
+    return max(config.tile_n, config.warps * rows_of_wave)
 
 
 def _steps(c: Call) -> int:
@@ -153,16 +173,21 @@ def _amd_rows(max_k: int) -> Columns[RowsConfig]:
 
 
 @functools.lru_cache(maxsize=256)
-def _amd_tiles(max_m: int, tile_k: int, steps: int) -> Columns[TilesConfig]:
-    """w on the left; each part of a split K has four steps at least."""
+def _amd_tiles(
+    max_m: int, tile_k: int, steps: int, lds_bytes: int, max_sums: int
+) -> Columns[TilesConfig]:
+    """w on the left; each part of a split K has four steps at least, and a lane so many sums at
+    most."""
     configs = []
     for tile_m, tile_n, split in itertools.product((16, 32, 64, 128), (32, 64, 128), (1, 2, 4, 8)):
         if tile_m > max_m or 4 * tile_m < max_m or 4 * split > max(steps, 4):
             continue
         is_wide, is_narrow = min(tile_m, tile_n) >= 64, max(tile_m, tile_n) <= 32
         for warps in (4, 8) if is_wide else (2, 4) if is_narrow else (4,):
+            if tile_m * tile_n > max_sums * WAVE * warps:
+                continue
             config = TilesConfig(tile_m, tile_n, tile_k, split_k=split, warps=warps)
-            configs.append(_with_stages(config, steps, _CHIP.lds_bytes))
+            configs.append(_with_stages(config, steps, lds_bytes))
     return Columns(configs)
 
 
@@ -170,6 +195,9 @@ class Rows(_Batched):
     """Few rows of x, without the matrix units."""
 
     name, Config = "rows", RowsConfig
+
+    def family(self, config: RowsConfig, c: Call) -> str:
+        return str(config.warps)
 
     def space(self, c: Call) -> Columns[RowsConfig] | None:
         if not _is_ranked(c) or c.M > MAX_ROWS:
@@ -179,7 +207,7 @@ class Rows(_Batched):
     def traits(self, config: RowsConfig, c: Call) -> tuple[float, ...]:
         elements = config.tile_n * config.tile_k
         clocks = VALU_CYCLES * (c.M + 1) * elements / WAVE
-        resident = max(1, _CHIP.simds * MAX_WAVES // config.warps // 2)
+        resident = max(1, ARCH_SPECS[c.arch].simds * MAX_WAVES // config.warps // 2)
         return Traits(
             MAX_ROWS,
             config.tile_n,
@@ -188,6 +216,7 @@ class Rows(_Batched):
             resident,
             log_waves=math.log2(config.warps),
             busy_clocks=clocks,
+            convert_clocks=_convert_clocks(c, elements),
         )
 
     def unsupported_reason(self, c: Call) -> str | None:
@@ -255,13 +284,16 @@ class Tiles(_Batched):
     def space(self, c: Call) -> Columns[TilesConfig] | None:
         if not _is_ranked(c):
             return None
-        return _amd_tiles(_power(c.M, 16, 128), _power(c.K, 32, SCALE_BLOCK), _steps(c))
+        tile = _power(c.M, 16, 128), _power(c.K, 32, SCALE_BLOCK)
+        max_sums = _MAX_CONVERTED_SUMS if convert_instructions(c) else REGISTERS
+        return _amd_tiles(*tile, _steps(c), ARCH_SPECS[c.arch].lds_bytes, max_sums)
 
     def traits(self, config: TilesConfig, c: Call) -> tuple[float, ...]:
         m, n, k, warps = config.tile_m, config.tile_n, config.tile_k, config.warps
+        chip = ARCH_SPECS[c.arch]
         registers = (m * n + (m + n) * k // 2) // (WAVE * warps) + 40  # sums, loads in flight
-        by_registers = _CHIP.simds * min(MAX_WAVES, max(1, REGISTERS // registers)) // warps
-        by_lds = _CHIP.lds_bytes // max(_staged_bytes(config), 1)
+        by_registers = chip.simds * min(MAX_WAVES, max(1, REGISTERS // registers)) // warps
+        by_lds = chip.lds_bytes // max(_staged_bytes(config), 1)
         return Traits(
             m,
             n,
@@ -271,6 +303,7 @@ class Tiles(_Batched):
             log_waves=math.log2(warps),
             log_steps=math.log2(config.stages),
             busy_clocks=m * n * k / _PRODUCTS,
+            convert_clocks=_convert_clocks(c, _converted_rows(config) * k),
         )
 
     def _unranked(self, c: Call) -> TilesConfig:
