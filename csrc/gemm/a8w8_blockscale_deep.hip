@@ -6,15 +6,20 @@
 // Layout. Four waves, 2 x 2 or all along N, compute kM x kN of the output. LDS holds two K-steps
 // of both operands, and registers hold the operands of two more: while a wave multiplies K-step k,
 // it reads k + 1 from LDS, writes k + 2 to where k was, and loads k + 4. Each of these instructions
-// is issued beside a matrix instruction, so that a CU needs no second workgroup to be busy. The
-// partial sums of a scale block are promoted as in promotion.h. w is MFMA operand A, so a lane
-// holds 4 neighbours of a row of out and the scale of its tile is one value.
+// is issued beside a matrix instruction, so that a CU needs no second workgroup to be busy; of
+// small tiles a CU takes two where its LDS has room. Scales of x for four K-steps are loaded four
+// K-steps ahead, as loads complete in order: a wait for them is then for no operand that is needed
+// later. The partial sums of a scale block are promoted as in promotion.h. w is MFMA operand A, so
+// a lane holds 4 neighbours of a row of out and the scale of its tile is one value.
 //
-// kSplit workgroups split K; the last to arrive reduces (split_k_reduce.h).
+// A CU has only so many bytes of loads in flight. What counts is how many bytes the CU with most
+// tiles loads, (kM + kN) * K / kSplit for each: hence tiles of many sizes, and kSplit workgroups
+// that split K; the last to arrive reduces (split_k_reduce.h).
 //
 // Guarantees: bitwise deterministic for a given config and K.
 // Requires: x, w and their rows 16-byte aligned; the rows of a workgroup span less than 2 GiB (what
 // lies before them may be larger).
+#include "rfops/chip/static_for.h"
 #include "rfops/chip/sync.h"
 #include "rfops/group/split_k_reduce.h"
 #include "rfops/group/tile_map.h"
@@ -35,6 +40,9 @@ constexpr u32 kM = RFOPS_M;                 // rows of x per workgroup
 constexpr u32 kN = RFOPS_N;                 // rows of w per workgroup
 constexpr u32 kSplit = RFOPS_SPLIT;         // split-K: workgroups per output tile
 constexpr u32 kGroupM = RFOPS_GROUP_M;      // tiles along M per raster group (tile_map.h)
+constexpr u32 kMinWaves = kM * kN <= 64 * 128 ? 2 : 1;  // of a SIMD, as registers allow
+constexpr u32 kStages = 2;                              // K-steps in LDS, and in registers
+constexpr u32 kUnroll = LaneBlockScales::kSteps;        // K-steps of an iteration
 constexpr u32 kWaves = 4, kThreads = kWaves * kWaveSize;
 // Of the two arrangements the one whose waves read fewer rows from LDS.
 constexpr u32 kWavesM = kM % (2 * kTileRows) == 0 && (kM + kN) / 2 <= kM + kN / 4 ? 2 : 1;
@@ -50,7 +58,8 @@ constexpr u32 kXRows = (kM + kRowsPerLoad - 1) / kRowsPerLoad * kRowsPerLoad;  /
 constexpr u32 kStageBytes = (kXRows + kN) * kRowBytes;                         // LDS of a K-step
 
 static_assert(kM % kTileRows == 0 && kN % 64 == 0 && kN <= kScaleRows, "one scale of w per K-step");
-static_assert(2 * kStageBytes < kLdsBytes, "LDS holds two K-steps");
+static_assert(kStages * kStageBytes < kLdsBytes, "LDS holds two K-steps");
+static_assert(kUnroll % kStages == 0, "stages return in an iteration");
 
 // Tile t of a wave, in the order of promotion: consecutive tiles share an operand.
 constexpr u32 m_of(u32 t) { return t / kNTiles; }
@@ -61,7 +70,7 @@ struct Wave {
 };
 
 // Loads an operand's rows of one K-step at a time through registers to LDS, a load at a time;
-// registers hold two K-steps. Rows beyond the view's are zeros.
+// registers hold kStages K-steps. Rows beyond the view's are zeros.
 template <u32 kRows, bool kIsShuffled>
 class Loader {
   using Layout = OperandLayout<kIsShuffled>;
@@ -76,24 +85,24 @@ class Loader {
     lds_dst_ = lds_offset(row, chunk);
   }
   // Issues load i of K-step `block`; zeros if not in_bounds.
-  template <u32 kSlot>
+  template <u32 kStage>
   __device__ void issue(u32 i, u32 block, bool in_bounds) {
     const Buffer buffer = make_buffer(rows_.base, in_bounds ? rows_.bytes : 0);
-    staged_[kSlot][i] = buffer_load_b128(
+    staged_[kStage][i] = buffer_load_b128(
         buffer, src_offset_,
         i * kRowsPerLoad * rows_.row_bytes + block * kTileK * Layout::kKStrideBytes);
   }
   // Waits for load i and writes it to the LDS tile.
-  template <u32 kSlot>
+  template <u32 kStage>
   __device__ void commit(u32 i, LdsBytes* tile) const {
     *reinterpret_cast<RFOPS_LDS U32x4*>(tile + lds_dst_ + i * kRowsPerLoad * kRowBytes) =
-        staged_[kSlot][i];
+        staged_[kStage][i];
   }
 
  private:
   OperandView rows_;
   u32 src_offset_, lds_dst_;
-  U32x4 staged_[2][kLoads];
+  U32x4 staged_[kStages][kLoads];
 };
 using XLoader = Loader<kXRows, false>;
 using WLoader = Loader<kN, kShuffled>;
@@ -131,99 +140,118 @@ class Pipeline {
         w_reader_(memory + kXRows * kRowBytes, wave.lane, wave.n),
         x_(x_rows),
         w_(w_rows),
-        lane_scales_(x_scale),
+        x_scale_loader_(x_scale),
         w_scale_(w_scale),
         blocks_(blocks),
         wave_m_(wave.m) {}
 
   __device__ void run(Sums& sums) {
     load_scales(0);
-    issue_all<0>(0);
-    issue_all<1>(1);
-    commit_all<0>();
-    issue_all<0>(2);
-    commit_all<1>();
-    issue_all<1>(3);
+    static_for<kStages>([&](auto i) { issue_all<i>(i); });
+    static_for<kStages>([&](auto i) {
+      commit_all<i>();
+      issue_all<i>(i + kStages);
+    });
     wait_lgkmcnt();
     s_barrier();
 #pragma unroll
     for (u32 i = 0; i < kFragments; ++i) read<0>(i);
-    const f32 w_block_scale = w_scale_.load(0);
 #pragma unroll
-    for (u32 i = 0; i < kMTiles; ++i) {
-      operands_[0].scale[i] = lane_scales_.select(x_scales_[i], 0) * w_block_scale;
-    }
+    for (u32 step = 0; step < kUnroll; ++step) select_scales(step);
+    load_scales(kUnroll);
+    set_scales<0>(w_scale_.load(0));
     u32 block = 0;
-    for (; block + 1 < blocks_; block += 2) {
-      step<0>(sums, block);
-      step<1>(sums, block + 1);
+    for (; block + kUnroll <= blocks_; block += kUnroll) {
+      static_for<kUnroll>([&](auto i) { do_step<i, true>(sums, block + i); });
     }
-    if (block < blocks_) step<0>(sums, block);
+    do_last_steps<0>(sums, block);
   }
 
  private:
+  // Loads the scales of the kUnroll K-steps from `block` on.
   __device__ void load_scales(u32 block) {
 #pragma unroll
     for (u32 i = 0; i < kMTiles; ++i) {
-      x_scales_[i] = lane_scales_.load(wave_m_ + i * kTileRows, block, blocks_);
+      loaded_scales_[i] = x_scale_loader_.load(wave_m_ + i * kTileRows, block, blocks_);
     }
     sched_barrier();
   }
+  // Takes those of K-step `step` from what was loaded.
+  __device__ void select_scales(u32 step) {
+#pragma unroll
+    for (u32 i = 0; i < kMTiles; ++i) {
+      x_scale_[step][i] = x_scale_loader_.select(loaded_scales_[i], step);
+    }
+  }
+  template <u32 kIdx>
+  __device__ void set_scales(f32 w_block_scale) {
+#pragma unroll
+    for (u32 i = 0; i < kMTiles; ++i) {
+      operands_[kIdx % kStages].scale[i] = x_scale_[kIdx][i] * w_block_scale;
+    }
+  }
   // Load i of both operands.
-  template <u32 kSlot>
+  template <u32 kStage>
   __device__ void issue(u32 i, u32 block) {
     const bool in_bounds = block < blocks_;
     if (i < WLoader::kLoads) {
-      w_.template issue<kSlot>(i, block, in_bounds);
+      w_.template issue<kStage>(i, block, in_bounds);
     } else {
-      x_.template issue<kSlot>(i - WLoader::kLoads, block, in_bounds);
+      x_.template issue<kStage>(i - WLoader::kLoads, block, in_bounds);
     }
   }
-  template <u32 kSlot>
+  template <u32 kStage>
   __device__ void commit(u32 i) {
-    LdsBytes* const stage = memory_ + kSlot * kStageBytes;
+    LdsBytes* const stage = memory_ + kStage * kStageBytes;
     if (i < WLoader::kLoads) {
-      w_.template commit<kSlot>(i, stage + kXRows * kRowBytes);
+      w_.template commit<kStage>(i, stage + kXRows * kRowBytes);
     } else {
-      x_.template commit<kSlot>(i - WLoader::kLoads, stage);
+      x_.template commit<kStage>(i - WLoader::kLoads, stage);
     }
   }
-  template <u32 kSlot>
+  template <u32 kStage>
   __device__ void issue_all(u32 block) {
 #pragma unroll
-    for (u32 i = 0; i < kLoads; ++i) issue<kSlot>(i, block);
+    for (u32 i = 0; i < kLoads; ++i) issue<kStage>(i, block);
     sched_barrier();
   }
-  template <u32 kSlot>
+  template <u32 kStage>
   __device__ void commit_all() {
 #pragma unroll
-    for (u32 i = 0; i < kLoads; ++i) commit<kSlot>(i);
+    for (u32 i = 0; i < kLoads; ++i) commit<kStage>(i);
     sched_barrier();
   }
-  template <u32 kSlot>
+  template <u32 kStage>
   __device__ void read(u32 i) {
-    Operands& operands = operands_[kSlot];
+    Operands& operands = operands_[kStage];
     if (i < kNTiles) {
-      operands.w[i] = w_reader_.template read<kSlot * kStageBytes>(i);
+      operands.w[i] = w_reader_.template read<kStage * kStageBytes>(i);
     } else {
-      operands.x[i - kNTiles] = x_reader_.template read<kSlot * kStageBytes>(i - kNTiles);
+      operands.x[i - kNTiles] = x_reader_.template read<kStage * kStageBytes>(i - kNTiles);
     }
   }
 
-  // Multiplies K-step `block`, whose operands are in registers.
-  template <u32 kSlot>
-  __device__ void step(Sums& sums, u32 block) {
-    constexpr u32 kNext = 1 - kSlot;
-    constexpr u32 kScaleSteps = LaneBlockScales::kSteps;
+  // Multiplies the K-steps that are fewer than an iteration, from number kIdx on. No loads are
+  // left for them to issue.
+  template <u32 kIdx>
+  __device__ void do_last_steps(Sums& sums, u32 block) {
+    if constexpr (kIdx + 1 < kUnroll) {
+      if (block == blocks_) return;
+      do_step<kIdx, false>(sums, block);
+      do_last_steps<kIdx + 1>(sums, block + 1);
+    }
+  }
+  // Multiplies K-step `block`, number kIdx of an iteration, whose operands are in registers.
+  template <u32 kIdx, bool kIssues>
+  __device__ void do_step(Sums& sums, u32 block) {
+    constexpr u32 kStage = kIdx % kStages, kNext = (kIdx + 1) % kStages;
     const u32 next = block + 1;
     wait_lgkmcnt();
     s_barrier();  // all waves have read this K-step from LDS and written the next one
     const f32 w_block_scale = w_scale_.load(next < blocks_ ? next : block);
-    f32 scale[kMTiles];
     sched_barrier();
-    // Reads and writes alternate, evenly over the K-step. Scales are selected after the loads of
-    // this K-step's operands are complete.
-    multiply(sums, operands_[kSlot], [&](u32 mfma_idx) {
+    // Reads and writes alternate, evenly over the K-step.
+    multiply(sums, operands_[kStage], [&](u32 mfma_idx) {
       const auto is_at = [&](u32 i, u32 count, u32 offset) {
         return mfma_idx == (2 * i + offset) * kMfmas / (2 * count);
       };
@@ -233,36 +261,38 @@ class Pipeline {
       }
 #pragma unroll
       for (u32 i = 0; i < kLoads; ++i) {
-        if (is_at(i, kLoads, 1)) commit<kSlot>(i), issue<kSlot>(i, block + 4);
-      }
-      if (mfma_idx == kMfmas * 3 / 4) {
-#pragma unroll
-        for (u32 i = 0; i < kMTiles; ++i) {
-          scale[i] = lane_scales_.select(x_scales_[i], next % kScaleSteps);
+        if (is_at(i, kLoads, 1)) {
+          commit<kStage>(i);
+          if constexpr (kIssues) issue<kStage>(i, block + 2 * kStages);
         }
       }
-    });
-    // Scales of the next four K-steps, of which the first is selected in the next K-step.
-    if (kSlot == 0 && (next + 1) % kScaleSteps == 0) load_scales(next + 1);
 #pragma unroll
-    for (u32 i = 0; i < kMTiles; ++i) operands_[kNext].scale[i] = scale[i] * w_block_scale;
+      for (u32 i = 0; i < kUnroll && kIdx == kUnroll - 1; ++i) {
+        if (mfma_idx == (kUnroll + i) * kMfmas / (2 * kUnroll)) select_scales(i);
+      }
+    });
+    // Scales are loaded an iteration before they are selected: waiting for them then does not wait
+    // for the operands' loads of these K-steps.
+    if constexpr (kIssues && kIdx == kUnroll - 1) load_scales(next + kUnroll);
+    set_scales<(kIdx + 1) % kUnroll>(w_block_scale);
   }
 
   LdsBytes* memory_;
   RowReader x_reader_, w_reader_;
   XLoader x_;
   WLoader w_;
-  LaneBlockScales lane_scales_;
+  LaneBlockScales x_scale_loader_;
   BlockScales w_scale_;
   u32 blocks_, wave_m_;
   Operands operands_[2];
-  f32 x_scales_[kMTiles];  // of four K-steps
+  f32 x_scale_[kUnroll][kMTiles];  // of this iteration's K-steps
+  f32 loaded_scales_[kMTiles];     // of the next iteration's
 };
 
 }  // namespace
 
 extern "C" __global__ void
-    __attribute__((amdgpu_flat_work_group_size(kThreads, kThreads), amdgpu_waves_per_eu(1, 1)))
+    __attribute__((amdgpu_flat_work_group_size(kThreads, kThreads), amdgpu_waves_per_eu(kMinWaves)))
     a8w8_blockscale_deep(
         const u8* __restrict__ x,         // [M, K], rows x_row bytes apart
         const u8* __restrict__ w,         // [N, K], rows w_row bytes apart
@@ -285,7 +315,7 @@ extern "C" __global__ void
   const Wave wave = {wave_idx / kWavesN * kWaveM, wave_idx % kWavesN * kWaveN, lane_id()};
 
   const u32 k0 = block_begin * kTileK, k_bytes = blocks * kTileK;
-  __shared__ u8 memory[2 * kStageBytes];
+  __shared__ u8 memory[kStages * kStageBytes];
   Pipeline pipeline((LdsBytes*)memory, {x, m0, m, kM, x_row, k0, k_bytes},
                     {w, n0, n, kN, w_row, k0, k_bytes, OperandLayout<kShuffled>::kKStrideBytes},
                     {x_scale, m0, m, kM, x_scale_row, x_scale_k, block_begin, blocks},
@@ -296,7 +326,7 @@ extern "C" __global__ void
   if constexpr (kSplit > 1) {
     SplitKReducer<kSplit, kTiles * kThreads, kThreads, kCounterStride> reducer(
         workspace, counts, tile.m * n_blocks + tile.n);
-    if (!reducer.reduce(sums.sum, tile.split)) return;
+    if (!reducer.reduce(sums.sum, tile.split, (RFOPS_LDS u32*)memory)) return;
   }
   OutputView<Out>(out, m0, m, kM, n).store([&](auto store) {
 #pragma unroll

@@ -58,11 +58,19 @@ VARIANTS = [
     Variant("gfx942", "deep", DeepConfig(80, 128, 2), (85, 150, 896)),
     Variant("gfx942", "deep", DeepConfig(48, 128), (97, 128, 384)),
     Variant("gfx942", "deep", DeepConfig(32, 128, 3), (33, 76, 1152)),
+    Variant("gfx942", "deep", DeepConfig(48, 64, 2), (97, 130, 1664)),
+    Variant("gfx942", "deep", DeepConfig(32, 64), (35, 64, 512)),
+    Variant("gfx950", "deep", DeepConfig(96, 64), (67, 140, 896)),
+    Variant("gfx950", "deep", DeepConfig(96, 128, 3), (130, 201, 1408)),
+    Variant("gfx950", "deep", DeepConfig(80, 128), (85, 150, 640)),
+    Variant("gfx950", "deep", DeepConfig(64, 64, 3), (70, 76, 1152)),
+    Variant("gfx950", "deep", DeepConfig(48, 64), (97, 128, 384)),
+    Variant("gfx950", "deep", DeepConfig(32, 64, 2), (1, 76, 384)),
 ]
 
 
 # The quick tests share these and their builds: each kernel, with and without parts of K.
-QUICK = [VARIANTS[i] for i in (1, 8, 16, 11, 18, 2, 19, 5, 20, 25)]
+QUICK = [VARIANTS[i] for i in (1, 8, 16, 11, 18, 2, 19, 5, 20, 25, 33)]
 CASES = [*QUICK, *(pytest.param(v, marks=pytest.mark.sweep) for v in VARIANTS if v not in QUICK)]
 
 

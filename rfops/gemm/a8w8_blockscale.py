@@ -5,7 +5,7 @@ the linear layer of DeepSeek-class models.
 |---|---|
 | stream (kernels/a8w8/stream.py) | HIP, M up to 64: bound by reading w |
 | pingpong (kernels/a8w8/pingpong.py) | HIP on gfx950, any M: tiles of up to 256 x 256 |
-| deep (kernels/a8w8/deep.py) | HIP on gfx942, any M: tiles of up to 96 x 128, where they are few |
+| deep (kernels/a8w8/deep.py) | HIP, any M: tiles of up to 96 x 128, where they are few |
 | staged (kernels/a8w8/staged.py) | HIP, any M: tiles of up to 128 x 128 |
 | triton (kernels/a8w8/triton.py) | AMD's and NVIDIA's GPUs, any strides |
 | torch | whatever is left |

@@ -1,11 +1,12 @@
-"""The kernel of gemm_a8w8_blockscale for few tiles, on gfx942: two K-steps in LDS and two more on
+"""The kernel of gemm_a8w8_blockscale for few tiles, for both: two K-steps in LDS and two more on
 their way."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -19,17 +20,23 @@ from .tiles import TileConfig, TileKernel
 _LOAD_ROWS = 32  # of an operand that all threads load at once
 
 
+@dataclass(frozen=True)
 class DeepConfig(TileConfig):
     """A variant of csrc/gemm/a8w8_blockscale_deep.hip."""
 
-    TILES = MappingProxyType(
+    group_m: int = 8
+
+    TILES: ClassVar[Mapping[tuple[int, int], int]] = MappingProxyType(
         {
-            (96, 128): 256,
-            (80, 128): 256,
-            (64, 128): 256,
+            (96, 128): 280,
+            (80, 128): 296,
+            (64, 128): 240,
             (48, 128): 216,
-            (32, 128): 168,
-            (64, 64): 168,
+            (32, 128): 184,
+            (96, 64): 208,
+            (64, 64): 176,
+            (48, 64): 160,
+            (32, 64): 136,
         }
     )
     stages, threads = 2, 256
@@ -46,7 +53,8 @@ class DeepConfig(TileConfig):
 
 
 class Deep(TileKernel):
-    """Tiles of which a CU has one or two: a workgroup is busy without another."""
+    """Tiles of which a CU has one or two: a workgroup is busy without another. Small ones keep more
+    CUs loading, and of those a CU takes two at once where its LDS has room."""
 
     name = "deep"
     module = "a8w8_blockscale_deep"
