@@ -39,7 +39,7 @@ from . import layers
 from .experts import Weights, run_experts
 from .gated_experts import ExpertWeights
 from .kernels.fp8.hip import HipFp8
-from .kernels.fp8.stream import TILE, HipFp8Stream
+from .kernels.fp8.stream import FEW_BLOCKS, TILE, HipFp8Stream
 from .kernels.fp8.triton import TritonFp8
 from .kernels.gated.triton import StoredWeights
 from .kernels.listed import HipFp8Listed
@@ -161,9 +161,14 @@ class _Fp8Moe(Moe):
         """`stream` first for so few tokens that it has two launches or three, unless experts are
         long: of 22 calls with I up to 2,048 it was quicker than `hip` in all, in geomean by a
         fifth; with 4,096 and 8,192, of 8 experts, it took 0.97 to 1.22 times as long (estimated).
-        Then `listed` for experts of few rows."""
+        Then `listed` for experts of few rows; on gfx942 from fewer tokens on."""
         names = moved(super().order(c), HipFp8Listed.name, _LISTED.is_quickest(c))
-        return moved(names, HipFp8Stream.name, c.M <= TILE and c.I <= STREAMED_I)
+        max_tokens = TILE
+        if c.arch == "gfx942":
+            # Timing mode, MI300X, 16 tokens of 7168 x 256: 165.1 us, by `listed` 154.4; 8 tokens of
+            # 4096 x 768: 172.7, 149.7; of 7168 x 256, where `down` quantises h: 94.2, 101.7.
+            max_tokens = 8 if c.I <= FEW_BLOCKS * BLOCK else 4
+        return moved(names, HipFp8Stream.name, c.M <= max_tokens and c.I <= STREAMED_I)
 
     def draw(self, rng: random.Random) -> dict[str, Any]:
         return layers.draw(rng, BLOCK)
