@@ -178,7 +178,7 @@ def test_library_of_a_real_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 ADD = """
 import sys, torch, rfops.vgpu
 sys.path.insert(0, sys.argv[1])
-from support import triton_kernels as kernels
+from support import vgpu_triton_kernels as kernels
 rfops.vgpu.activate_triton("gfx950")
 x, out = torch.arange(64.0), torch.zeros(64)
 kernels.add[(1,)](x, x, out, 64, BLOCK=64)

@@ -25,8 +25,9 @@ from rfops.dispatch.strided import matrix_strides
 from rfops.jit import compile_ops, u32
 
 from .. import router
-from .bf16.hip import IN_TYPES, HipMoeFixed, chosen, id_defines, num_rows, sum_of_pairs
+from .bf16.hip import IN_TYPES, HipMoeFixed, chosen, id_defines, num_rows
 from .fp8.hip import quantise, quantized
+from .pairs import sum_of_pairs
 
 MAX_TOKENS = 512
 THREADS, WAVES = 256, 4  # of a workgroup; a thread finds the experts of each 256th token

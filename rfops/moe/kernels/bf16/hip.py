@@ -155,17 +155,6 @@ def moe_add_kernel(
     """csrc/moe/moe_add.hip: the shapes stand there."""
 
 
-@compile_ops(
-    "moe_add_pairs",
-    kernel="moe_add_pairs",
-    variants=lambda _arch: [{"IN": "bf16", "ID": "i32", "TOP_K": 8, "SHARED": 0}],
-)
-def moe_add_pairs_kernel(
-    out: Tensor, rows: Tensor, weights: Tensor, ids: Tensor, m: u32, n: u32, routed: u32
-) -> None:
-    """csrc/moe/moe_add_pairs.hip: the shapes stand there."""
-
-
 @dataclass(frozen=True)
 class FusedMoeHipConfig:
     """A variant of csrc/moe/moe_experts.hip, or of moe_experts_pingpong.hip."""
@@ -412,18 +401,6 @@ def sum_of_rows(c: Call) -> Step:
         256,
         (c.M, ceil(c.D, ADD_COLUMNS), 1),
         {"rows": "y", **chosen(c), "n": c.D, "routed": c.R, "all_rows": num_rows(c)},
-    )
-
-
-def sum_of_pairs(c: Call) -> Step:
-    """The same of rows that are ordered by token, those of shared experts last."""
-    defines = {"IN": IN_TYPES[c.x_dtype], **id_defines(c), "SHARED": c.E - c.R}
-    return Step(
-        moe_add_pairs_kernel,
-        defines,
-        256,
-        (c.M, ceil(c.D, ADD_COLUMNS), 1),
-        {"rows": "y", **chosen(c), "m": c.M, "n": c.D, "routed": c.R},
     )
 
 

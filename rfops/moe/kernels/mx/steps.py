@@ -15,7 +15,8 @@ from rfops.dispatch.strided import matrix_strides
 from rfops.jit.arch import ARCH_SPECS, WAVE
 
 from ...fused_moe_mx import RAW, Format, scale_columns
-from ..bf16.hip import IN_TYPES, XCDS, chosen, id_defines, num_rows, sum_of_pairs
+from ..bf16.hip import IN_TYPES, XCDS, chosen, id_defines, num_rows
+from ..pairs import sum_of_pairs
 from . import signatures as kernels
 from .config import (
     DeepDown,
