@@ -290,12 +290,12 @@ moe_listed(const Id* __restrict__ topk_ids,  // [M, kTopK]
            const f32* __restrict__ x_scale,  // [rows of x, K/128] of FP8
            Input* __restrict__ out,          // [M (kTopK + shared), N]
            u32 strips) {                     // of a wave; stage 2
-  // A slot is a pass over a shared expert, and then an expert, or a choice where these are fewer.
+  // Work is a pass over a shared expert, and then an expert, or a choice where these are fewer.
   constexpr u32 kPassRows = kMaxTiles * kTileRows;
-  const u32 passes = (m + kPassRows - 1) / kPassRows, slot = workgroup_id_y();
-  const u32 number = slot - shared * passes;  // of what is not shared
-  const bool is_shared = slot < shared * passes, is_choice = !is_shared && m * kTopK < routed;
-  u32 expert = is_shared ? routed + slot / passes : number;
+  const u32 passes = (m + kPassRows - 1) / kPassRows, work_idx = workgroup_id_y();
+  const u32 number = work_idx - shared * passes;  // of what is not shared
+  const bool is_shared = work_idx < shared * passes, is_choice = !is_shared && m * kTopK < routed;
+  u32 expert = is_shared ? routed + work_idx / passes : number;
   if (is_choice) {
     const Id id = topk_ids[number];
     if (id < 0 || id >= static_cast<Id>(routed)) return;
@@ -322,13 +322,13 @@ moe_listed(const Id* __restrict__ topk_ids,  // [M, kTopK]
                              x_rows * blocks * u32{sizeof(f32)},
                              n,
                              blocks};
-  const u32 first = is_shared ? slot % passes * kPassRows : 0;
-  const u32 end = is_shared ? smaller(first + kPassRows, m) : rows.total();
-  for (u32 begin = first; begin < end; begin += kPassRows) {
+  const u32 first_row = is_shared ? work_idx % passes * kPassRows : 0;
+  const u32 end = is_shared ? smaller(first_row + kPassRows, m) : rows.total();
+  for (u32 begin = first_row; begin < end; begin += kPassRows) {
     workgroup_barrier();  // all waves have read what the memory held
     rows.list(begin);
     workgroup_barrier();
-    // Of the slots with an expert the first choice makes its rows.
+    // Of the choices of an expert the first makes its rows.
     if (is_choice && begin == 0 && rows.row(0, 0) != number) return;
     const Pass pass = {rows, begin, smaller(end - begin, kPassRows)};
     if (pass.count <= kTileRows) {
