@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from rfops.dispatch.heuristic import ceil
 from rfops.dispatch.kernel import Call
 from rfops.dispatch.steps import Step
 from rfops.jit import compile_ops, u32
 
-from .bf16.hip import ADD_COLUMNS, IN_TYPES, chosen, id_defines
+from .bf16.hip import row_sum
 
 
 @compile_ops(
@@ -24,12 +23,5 @@ def moe_add_pairs_kernel(
 
 
 def sum_of_pairs(c: Call) -> Step:
-    """The step; rows of shared experts are last."""
-    defines = {"IN": IN_TYPES[c.x_dtype], **id_defines(c), "SHARED": c.E - c.R}
-    return Step(
-        moe_add_pairs_kernel,
-        defines,
-        256,
-        (c.M, ceil(c.D, ADD_COLUMNS), 1),
-        {"rows": "y", **chosen(c), "m": c.M, "n": c.D, "routed": c.R},
-    )
+    """The weighted sum of each token's rows of y, those of shared experts last, in that order."""
+    return row_sum(c, moe_add_pairs_kernel, {"m": c.M})

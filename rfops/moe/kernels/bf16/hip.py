@@ -394,14 +394,15 @@ def product(
 
 def sum_of_rows(c: Call) -> Step:
     """The weighted sum of each token's rows of y, in a fixed order."""
+    return row_sum(c, moe_add_kernel, {"all_rows": num_rows(c)})
+
+
+def row_sum(c: Call, kernel: CompiledOp, sizes: Mapping[str, int]) -> Step:
+    """The step of a kernel that sums rows of y, with the sizes that it takes beside N."""
     defines = {"IN": IN_TYPES[c.x_dtype], **id_defines(c), "SHARED": c.E - c.R}
-    return Step(
-        moe_add_kernel,
-        defines,
-        256,
-        (c.M, ceil(c.D, ADD_COLUMNS), 1),
-        {"rows": "y", **chosen(c), "n": c.D, "routed": c.R, "all_rows": num_rows(c)},
-    )
+    grid = (c.M, ceil(c.D, ADD_COLUMNS), 1)
+    arguments = {"rows": "y", **chosen(c), "n": c.D, "routed": c.R, **sizes}
+    return Step(kernel, defines, 256, grid, arguments)
 
 
 def max_row_tiles(c: Call, rows: int) -> int:
