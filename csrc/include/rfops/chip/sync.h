@@ -13,6 +13,14 @@ constexpr int waitcnt(u32 vector, u32 lds) {
 }
 constexpr u32 kAnyVector = 63, kAnyLds = 15;
 
+// Of a value narrower than a register: the constraint takes no vector of one such element.
+template <class Bits, class T>
+__device__ inline void force_vgpr_of_bits(T& value) {
+  u32 word = __builtin_bit_cast(Bits, value);
+  asm volatile("" : "+v"(word));
+  value = __builtin_bit_cast(T, static_cast<Bits>(word));
+}
+
 }  // namespace details
 
 // Waits until at most kCount vector memory instructions of this wave are in flight; they complete
@@ -55,7 +63,13 @@ __device__ inline void set_wave_priority() {
 // computation to the use. Emits no instruction.
 template <class T>
 __device__ inline void force_vgpr(T& value) {
-  asm volatile("" : "+v"(value));
+  if constexpr (sizeof(T) == sizeof(u8)) {
+    details::force_vgpr_of_bits<u8>(value);
+  } else if constexpr (sizeof(T) == sizeof(u16)) {
+    details::force_vgpr_of_bits<u16>(value);
+  } else {
+    asm volatile("" : "+v"(value));
+  }
 }
 
 // Keeps the compiler from computing anything from this scalar before this line. Emits no
