@@ -274,6 +274,42 @@ def test_no_nearest_row_is_predicted_to_be_much_slower_than_the_choice(name: str
             assert op.time_model.ratio(c, kernel, config) <= op.time_model.max_row_ratio, str(c)
 
 
+@pytest.mark.parametrize(
+    ("ratio", "row_ratio", "holds"),
+    [
+        (1.05, 1.0, True),  # the choice is hardly quicker, as predicted
+        (1.2, 1.18, True),  # predicted to lose at the row's own shape too, where it was the best
+        (1.2, 1.0, False),  # what the row won with does not reach this shape
+        (1.2, 0.7, False),
+        (1.5, 1.5, False),  # further than a model's error goes
+    ],
+)
+def test_a_row_holds_near_it_unless_it_is_predicted_to_lose_more_than_at_its_shape(
+    ratio: float, row_ratio: float, holds: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    op = ops()["gemm_a8w8_blockscale"]
+    assert op.tuned is not None and op.time_model is not None
+    file, config = paths.CONFIGS / "gemm_a8w8_blockscale.csv", "m=128 n=128 split=1 group_m=4"
+    shape = (1024, 7168, 2304)
+    row = Row("gfx942", 304, op.tuned.names, shape, "staged", config, (), "estimated", "t", file, 2)
+    selector = routing.KernelSelector(op.tuned, "gfx942", 304, Table(op.tuned, {file: [row]}))
+    monkeypatch.setattr(op.time_model, "ratio", lambda c, *_: row_ratio if c.M == 1024 else ratio)
+    selected = op.route(op.call_of("gfx942", M=700, N=7168, K=2304), selector)
+    assert (selected.row is row) == holds, selected
+    if not holds:
+        said = f"predicted to take {ratio:.2f} times as long as the choice without a row"
+        assert f"{said}, {row_ratio:.2f} times at the row's own shape" in selected.why
+
+
+def test_a_row_of_mla_is_compared_at_its_own_sequences() -> None:
+    """Twice the sequences and as many tokens each: four query rows for each."""
+    op = ops()["mla_decode"]
+    assert op.time_model is not None
+    c = op.call_of("gfx942", B=4, H=16, S=4096, qo_len=2)
+    resized = op.time_model.resized(c, {"B": 8, "S": 8192})
+    assert (c.T, resized.B, resized.T, resized.S) == (8, 8, 16, 8192)
+
+
 def test_an_own_row_that_fits_is_not_spoken_of(
     overlay: Write, caplog: pytest.LogCaptureFixture
 ) -> None:

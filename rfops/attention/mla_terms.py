@@ -98,6 +98,10 @@ log_fill = log2(active * groups_of_cu)
         """Sizes in the steps in which calls share a decision."""
         return c.with_sizes(B=coarse(c.B, 1), T=coarse(c.T, 1), S=coarse(c.S, 1))
 
+    def resized(self, c: Call, sizes: Mapping[str, int]) -> Call:
+        """The call at a row's sizes, with as many queries for each sequence."""
+        return c.with_sizes(**sizes, T=c.T * sizes.get("B", c.B) // max(c.B, 1))
+
     def changing(self, c: Call) -> Any:
         return c.B, c.T, c.S, c.page
 

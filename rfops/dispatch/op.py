@@ -343,18 +343,30 @@ class Op(Hooks):
 
     def _slower_reason(self, c: Call, kernel: Kernel, row: Row, config: Any) -> str | None:
         """Why an estimated row of a shape near the call's is passed over: its variant is predicted
-        to take longer than the choice without it. Rows that were measured, the user's and those of
-        the very shape hold whatever is predicted."""
-        if self.time_model is None or not isinstance(kernel, TimedKernel) or self.tuned is None:
+        to lose more to the choice without it than at its own shape. Rows that were measured, the
+        user's and those of the very shape hold whatever is predicted."""
+        model, tuned = self.time_model, self.tuned
+        if model is None or not isinstance(kernel, TimedKernel) or tuned is None:
             return None
-        if row.is_own or row.origin != "estimated":
+        is_exact = tuned.is_exact(row.sizes, self.table_sizes(c))
+        if row.is_own or row.origin != "estimated" or is_exact:
             return None
-        if self.tuned.is_exact(row.sizes, self.table_sizes(c)):
+        ratio = model.ratio(c, kernel, config)
+        if ratio <= min(model.max_row_ratio, model.max_row_rise):
             return None
-        ratio = self.time_model.ratio(c, kernel, config)
-        if ratio <= self.time_model.max_row_ratio:
+        row_ratio = model.ratio(model.resized(c, self._sizes_near(row)), kernel, config)
+        if ratio <= min(model.max_row_ratio, model.max_row_rise * max(row_ratio, 1.0)):
             return None
-        return f"predicted to take {ratio:.2f} times as long as the choice without a row"
+        return (
+            f"predicted to take {ratio:.2f} times as long as the choice without a row, "
+            f"{row_ratio:.2f} times at the row's own shape"
+        )
+
+    def _sizes_near(self, row: Row) -> dict[str, int]:
+        """The sizes of a row in which a call may differ from it."""
+        assert self.tuned is not None, "it is a row of the op's table"
+        triples = zip(self.table, self.tuned.rules, row.sizes, strict=True)
+        return {name: size for name, rule, size in triples if rule in ("+", "~") and size}
 
     def _must_have(self, backend: str, c: Call) -> None:
         if backend not in self.kernels:

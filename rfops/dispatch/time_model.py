@@ -353,9 +353,12 @@ class TimeModel:
     family_prior: ClassVar[float] = 0.03
     # Sets rows named as the factors, log_<name> of the changing logs, and `excluded` or none.
     program: ClassVar[Program | None] = None
-    # Up to which ratio of predicted times, to the choice without a row, a tuned row also holds for
-    # sizes near its own.
-    max_row_ratio: ClassVar[float] = 1.3
+    # A tuned row also holds for sizes near its own while the predicted time of its variant, over
+    # that of the choice without a row, is at most max_row_ratio, and at most max_row_rise times as
+    # much as at the row's sizes. The row was the best there: what is predicted above 1 is the
+    # model's error, which is much the same at sizes near it.
+    max_row_ratio: ClassVar[float] = 1.4
+    max_row_rise: ClassVar[float] = 1.05
 
     def __init__(self, name: str) -> None:
         self.name = f"{name}_model"
@@ -391,6 +394,10 @@ class TimeModel:
     def like(self, c: Call) -> Call:
         """The call at whose sizes variants are ranked: of those that share a decision, one."""
         return c
+
+    def resized(self, c: Call, sizes: Mapping[str, int]) -> Call:
+        """The call at a row's sizes."""
+        return c.with_sizes(**sizes)
 
     def prepare(self, v: Variants, c: Call) -> None:
         """Set `derived`, what `layer` and `changes` need again and again: of traits, the chip and
