@@ -55,6 +55,26 @@ def merged(capsys: Capture, *files: str) -> list[dict[str, str]]:
 
 B = {"source": "machine B"}
 ESTIMATED = {"origin": "estimated"}
+
+
+@pytest.mark.parametrize("name", ["fused_moe.csv", "x.csv"])
+def test_a_file_from_before_the_key_had_a_column(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    """Its rows hold for any size of it, so they are of another key than rows that have one."""
+    monkeypatch.chdir(tmp_path)
+    columns = ["arch", "cu_num", "m", "d", "i", "e", "k", "kernel", "config", "us", "figures"]
+    columns += ["origin", "source"]
+    cells = ROW | {"d": 64, "i": 32, "e": 9, "kernel": "hip"}
+    files = []
+    for folder, header in (("new", [*columns[:7], "r", *columns[7:]]), ("old", columns)):
+        Path(folder).mkdir()
+        line = ",".join(str((cells | {"r": 8}).get(column, "")) for column in header)
+        Path(folder, name).write_text(f"{','.join(header)}\n{line}\n", encoding="utf-8")
+        files.append(f"{folder}/{name}")
+    assert [row["r"] for row in merged(capsys, *files)] == ["8", ""]
+
+
 CASES = {  # rows of A, rows of B: which sources and times are kept
     "faster": ([{"us": 5}], [B | {"us": 4}], [("machine B", "4")]),
     "slower": ([{"us": 5}], [B | {"us": 40}], [("machine A", "5")]),

@@ -21,7 +21,7 @@ from rfops.dispatch.time_model import TimedKernel
 from rfops.dispatch.tuned_table import TABLES, Query, Row, Table
 from rfops.gemm.kernels.mxfp8.gemv import GemvConfig
 from rfops.gemm.mxfp8 import OP
-from rfops.jit import BoundKernel, log, paths
+from rfops.jit import BoundKernel, log, paths, settings
 from rfops.jit.launch import hip, launcher
 from rfops.jit.launch.bind import Dim3
 from rfops.triton import launch as triton_launch
@@ -516,6 +516,55 @@ def test_wrong_header(header: str, column: str, overlay: Write) -> None:
         route(8, 480, 640)
 
 
+GROUPED_ROW = {"m": 64, "n": 64, "k": 128, "mul_weight_by": 0, "kernel": "triton"}
+
+
+def test_a_file_may_lack_columns_whose_cells_may_be_empty(overlay: Write) -> None:
+    """As those that were written before the key had them: its rows hold for any size of them."""
+    file = overlay(op="grouped_gemm_mxfp8")
+    columns = [c for c in TABLES["grouped_gemm_mxfp8"].columns if c not in ("e", "a_div")]
+    row = {**ROW, **GROUPED_ROW}
+    file.write_text(f"{','.join(columns)}\n{','.join(str(row.get(c, '')) for c in columns)}\n")
+    for experts, a_div in ((8, 1), (300, 4)):
+        selected = grouped_route(64, 64, 128, experts, 4, a_div)
+        assert selected.row is not None and selected.row.sizes == (64, 64, 128, None, None, 0)
+    file.write_text(file.read_text().replace("n,k", "k"))
+    tuned_table._load.cache_clear()
+    with pytest.raises(rfops.ConfigError, match=r"line 1, column n: expected the header arch,cu"):
+        grouped_route(64, 64, 128, 8, 4, 1)
+
+
+def test_an_empty_cell_of_a_users_row_replaces_shipped_rows_of_any_size(
+    overlay: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A user's table from before the key had a column stands above rows that have it; a row of the
+    user's own with the size comes before one without."""
+    overlay({**GROUPED_ROW, "config": "", "a_div": 2}, op="grouped_gemm_mxfp8")
+    monkeypatch.setattr(paths, "CONFIGS", Path(settings.path("RFOPS_CONFIGS") or ""))
+    monkeypatch.delenv("RFOPS_CONFIGS")
+    shipped = paths.CONFIGS / "grouped_gemm_mxfp8.csv"
+
+    def line_of(a_div: int) -> str:
+        tuned_table._load.cache_clear()
+        row = grouped_route(64, 64, 128, 8, 4, a_div).row
+        return "" if row is None else f"{row.file.parent.name} {row.sizes[4]}"
+
+    assert line_of(2) == f"{shipped.parent.name} 2"
+    own = shipped.parent / "own"
+    own.mkdir()
+    for rows, expected in (
+        ([{}], "own None"),
+        ([{}, {"a_div": 2}], "own 2"),
+        ([{"m": 80}], f"{shipped.parent.name} 2"),
+    ):
+        lines = [{**ROW, **GROUPED_ROW, **row} for row in rows]
+        columns = TABLES["grouped_gemm_mxfp8"].columns
+        text = "".join(",".join(str(one.get(c, "")) for c in columns) + "\n" for one in lines)
+        (own / shipped.name).write_text(f"{','.join(columns)}\n{text}")
+        monkeypatch.setenv("RFOPS_CONFIGS", str(own))
+        assert line_of(2) == expected
+
+
 def test_empty_lines_are_nothing(overlay: Write) -> None:
     overlay("\n" + line() + "\n\n")
     selected = route(8, 480, 640)
@@ -654,7 +703,7 @@ def test_why_of_routed_experts(capsys: pytest.CaptureFixture[str]) -> None:
         "32x8",
     )
     out = why(capsys, "fused_moe_mxfp4", *shape, "--k", "8", "--r", "256")
-    assert "rule        exact row" in out and "e=257 k=9: hip" in out, out
+    assert "rule        exact row" in out and "e=257 k=9 r=256: hip" in out, out
     assert "exact row" not in why(capsys, "fused_moe_mxfp4", *shape, "--k", "8")
 
 
@@ -735,7 +784,7 @@ def test_the_shipped_tables_are_sound(name: str, caplog: pytest.LogCaptureFixtur
         if not own:
             op = ops()[name]
             sizes = (1 if size is None else size for size in row.sizes)
-            given = dict(zip(op.table, sizes, strict=True))
+            given = op.sizes_of_row(dict(zip(op.table, sizes, strict=True)))
             decision = op.route(op.call_of(row.arch, row.cu_num, **given, **LIKE.get(name, {})))
             assert (decision.backend, decision.config) == (row.kernel, row.config), row
             assert decision.row is row and decision.rule == "exact row"

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from rfops.dispatch import cost
+from rfops.dispatch import cost, tuned_table
 from rfops.dispatch.op import Op
+from rfops.jit import paths
 from rfops.moe import fused_moe, fused_moe_fp8, fused_moe_mxfp4, fused_moe_mxfp8, fused_moe_tables
+from support.tables import Write
 
 OPS = {
     m.OP.name: m.OP
@@ -19,14 +21,40 @@ OPS = {
 
 
 @pytest.mark.parametrize("op", OPS.values(), ids=OPS)
-def test_a_shared_expert_counts_as_everybodys_choice(op: Op) -> None:
+def test_rows_know_shared_experts(op: Op) -> None:
+    """They count as choices of each token; the number of routed experts tells the two apart, as
+    experts have other numbers of rows."""
     sizes = {"M": 48, "D": 1024, "I": 512, "E": 33}
     named = op.call_of("gfx950", **sizes, K=9, R=33)
     shared = op.call_of("gfx950", **sizes, K=8, R=32)
-    assert op.table_sizes(named) == op.table_sizes(shared) == (48, 1024, 512, 33, 9)
+    assert op.table_sizes(named) == (48, 1024, 512, 33, 9, 33)
+    assert op.table_sizes(shared) == (48, 1024, 512, 33, 9, 32)
     for c in (named, shared):  # and as a known plan finds it, from sizes alone
         result = op.table_getter()([c.sizes[name] for name in op.declaration.sizes])
         assert result == op.table_sizes(c)
+        row_sizes = dict(zip(op.table, op.table_sizes(c), strict=True))
+        assert op.call_of("gfx950", **op.sizes_of_row(row_sizes)).sizes == c.sizes
+    del row_sizes["R"]  # a row from before the key had it
+    assert op.call_of("gfx950", **op.sizes_of_row(row_sizes)).sizes == named.sizes
+
+
+@pytest.mark.parametrize("op", OPS.values(), ids=OPS)
+def test_a_row_holds_for_its_number_of_routed_experts(op: Op, overlay: Write) -> None:
+    sizes = {"M": 48, "D": 1024, "I": 512, "E": 33}
+    named = op.call_of("gfx950", **sizes, K=9, R=33)
+    shared = op.call_of("gfx950", **sizes, K=8, R=32)
+    row = {"m": 48, "d": 1024, "i": 512, "e": 33, "k": 9, "kernel": "hip"}
+    overlay({**row, "r": 32}, op=op.name)
+    assert op.route(shared).rule == "exact row" and op.route(named).row is None
+    overlay(row, op=op.name)  # without a number: for any
+    assert op.route(shared).rule == op.route(named).rule == "exact row"
+
+
+@pytest.mark.parametrize("op", OPS.values(), ids=OPS)
+def test_shipped_rows_say_how_many_experts_are_routed(op: Op) -> None:
+    assert op.tuned is not None
+    rows = tuned_table.read(paths.CONFIGS / f"{op.name}.csv", op.name)
+    assert all(row.sizes[-1] is not None for row in rows)
 
 
 @pytest.mark.parametrize("name", ["fused_moe_mxfp4", "fused_moe_mxfp8"])

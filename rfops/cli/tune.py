@@ -105,8 +105,13 @@ def untuned(file: Path, *names: str) -> list[Call]:
     queries = []
     for query in routing.read_untuned(file):
         if query.op in names:
-            sizes = zip(ops()[query.op].table, (value for _, value in query.sizes), strict=True)
-            queries.append(ops()[query.op].call_of(query.arch, query.cu_num, **dict(sizes)))
+            op = ops()[query.op]
+            assert op.tuned is not None, f"{op.name} has no table"
+            given = dict(query.sizes)
+            columns = zip(op.table, op.tuned.sizes, strict=True)
+            # Files that were written before the key had a column lack its size.
+            row_sizes = {name: given[column] for name, column in columns if column in given}
+            queries.append(op.call_of(query.arch, query.cu_num, **op.sizes_of_row(row_sizes)))
     return queries
 
 

@@ -96,7 +96,8 @@ def tables_of(file: Path) -> list[str]:
     with file.open(encoding="utf-8-sig", errors="replace") as stream:
         header = re.findall(r"\w+", stream.readline(1000))
     tables, errors = [], []
-    for name in (name for name, tuned in TABLES.items() if {*tuned.columns} == {*header}):
+    same_columns = [name for name, tuned in TABLES.items() if {*tuned.columns} == {*header}]
+    for name in same_columns or [n for n, tuned in TABLES.items() if tuned.has_header(header)]:
         try:
             list(tuned_table.read(file, name))
             tables.append(name)

@@ -69,10 +69,10 @@ def judge(op: Op, row: Mapping[str, str], file: File, device: torch.device) -> t
     """Whether a row is needed, and why."""
     assert op.tuned is not None
     pairs = zip(op.table, op.tuned.sizes, strict=True)
-    sizes = {name: int(row[column]) for name, column in pairs if row[column]}
+    sizes = op.sizes_of_row({name: int(row[column]) for name, column in pairs if row[column]})
     kernel, ratios, verdicts = op.kernels[row["kernel"]], list[float](), list[str]()
     for layout in op.layouts(sizes):
-        c = call_on(op, sizes | dict(layout), device)
+        c = call_on(op, {**sizes, **layout}, device)
         config = op.parse_config(kernel, row["config"])
         named = kernel.name, kernel.default(c) if config is None else config
         fallback = fallback_for(op, c, row, file)

@@ -21,15 +21,16 @@ Key = tuple[str, ...]
 
 
 def read(path: Path, tuned: Tuned) -> pd.DataFrame:
-    """The rows of a file of this table, every cell checked; empty cells are "". Raises
-    ConfigError."""
+    """The rows of a file of this table, every cell checked; empty cells, and those of a column that
+    the file lacks, are "". Raises ConfigError."""
     import pandas as pd
 
     list(tuned_table.read(path, tuned.name))
     rows = pd.read_csv(path, dtype=str, keep_default_na=False, encoding="utf-8-sig")
+    rows = rows.reindex(columns=[*tuned.columns], fill_value="")
     numbers = ["cu_num", *tuned.sizes]
     rows[numbers] = rows[numbers].replace(r"^0+(?=\d)", "", regex=True)  # 08 is the key 8
-    return rows[[*tuned.columns]]
+    return rows
 
 
 def write(path: Path, rows: pd.DataFrame) -> None:

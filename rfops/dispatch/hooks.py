@@ -175,6 +175,11 @@ class Hooks(Checked):
         """What a tuned row of the call is found by."""
         return tuple([self._table_value(c, name) for name in self.table])
 
+    def sizes_of_row(self, row_sizes: Mapping[str, int]) -> Mapping[str, int]:
+        """The sizes of the call that a tuned row was made for, from its cells that are not empty,
+        by the table's names."""
+        return row_sizes
+
     def table_getter(self) -> Callable[[Sequence[int]], tuple[int, ...]]:
         """table_sizes from the sizes of the declaration alone, as far as they go."""
         names = self.declaration.sizes

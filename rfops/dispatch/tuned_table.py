@@ -10,14 +10,15 @@ measured (source: the device and versions), published (source: where), estimated
 The key is declared with the table, "M+ N K E>= a_div?": what must hold between a row's size and
 the call's. Of the rows that hold, and whose kernel takes the call, the nearest is taken: of this
 architecture (else of the one that serves it), of the nearest cu_num, with the fewest empty cells,
-and with the least sum of |log2(row / call)|.
+and with the least sum of |log2(row / call)|. A file may lack a column whose cells may be empty: its
+rows hold for any size of it, as those of files that were written before the key had it.
 
 Two rows of one key that decide differently are a conflict. The better origin holds (measured, then
 estimated, then published), then the later line; it is logged once, `rfops doctor` lists it, and no
 file is ever written back. A row of the user's own file (RFOPS_CONFIGS) replaces the shipped one of
-its key, whatever the origins; a call that the user's row does not take gets the shipped row. A file
-that cannot be read is a ConfigError that names file, line and column, raised when the first call
-needs the table, not by an import.
+its key, whatever the origins, and with an empty cell under `?` those of any size of it; a call that
+the user's row does not take gets the shipped row. A file that cannot be read is a ConfigError that
+names file, line and column, raised when the first call needs the table, not by an import.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ import math
 import operator
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -49,6 +50,7 @@ RULES: Mapping[str, Callable[[Any, int], bool]] = {
     "<=": lambda row, size: row is None or size <= row,
     ">=": lambda row, size: row is None or size >= row,
 }
+OPTIONAL = frozenset(("?", "<=", ">="))  # rules of columns whose cells may be empty
 _ARCH = re.compile(r"gfx\d\w+|sm_\d+")
 _OLDEST_NVIDIA = 89  # e4m3 is a type of Triton's from 8.9 on
 _MOST_GROUPS = 1024
@@ -160,6 +162,17 @@ class Tuned:
         """All columns in the order of the file."""
         return *self.keys, *VALUES
 
+    @functools.cached_property
+    def optional_columns(self) -> frozenset[str]:
+        """Columns that a file may lack."""
+        pairs = zip(self.sizes, self.rules, strict=True)
+        return frozenset(column for column, rule in pairs if rule in OPTIONAL)
+
+    def has_header(self, header: Collection[str]) -> bool:
+        """Whether a file with these columns is of this table."""
+        columns = {*self.columns}
+        return columns - self.optional_columns <= {*header} <= columns
+
     def exact(self, sizes: Sizes) -> Sizes:
         """Those that must be equal."""
         return tuple([size for size, rule in zip(sizes, self.rules, strict=True) if not rule])
@@ -242,7 +255,7 @@ class Table:
 
         def distance(row: Row) -> tuple[object, ...]:
             cus = abs(row.cu_num - cu_num), row.cu_num
-            return row.arch != arch, *cus, *self._distance(row.sizes, sizes)
+            return row.arch != arch, *cus, *self._distance(row, sizes)
 
         for row in sorted(matching, key=distance) if len(matching) > 1 else matching:
             if takes(row):
@@ -275,13 +288,16 @@ class Table:
             if index != self._m
         )
 
-    def _distance(self, row: Sizes, sizes: tuple[int, ...]) -> tuple[int, float]:
-        """Empty cells, which say less, then how far the sizes are."""
-        triples = zip(self.tuned.rules, row, sizes, strict=True)
+    def _distance(self, row: Row, sizes: tuple[int, ...]) -> tuple[object, ...]:
+        """Empty cells, which say less, then how far the sizes are. A user's row says with an empty
+        cell under `?` that it holds for any size of it: shipped rows of one come after it."""
+        triples = list(zip(self.tuned.rules, row.sizes, sizes, strict=True))
+        empty = [rule for rule, row_size, _ in triples if row_size is None]
+        num_vague = sum(rule != "?" for rule in empty) if row.is_own else len(empty)
         distances = (
             abs(math.log2(o / max(s, 1))) for r, o, s in triples if o and r not in ("", "?")
         )
-        return row.count(None), sum(distances)
+        return num_vague, sum(distances), not row.is_own, len(empty)
 
     def origins(self) -> Counter[str]:
         """Return how many rows each origin has."""
@@ -349,7 +365,7 @@ class _Line(NamedTuple):
         return int(text)
 
     def size(self, column: str, rule: str) -> int | None:
-        if not self.cells[column] and rule in ("?", "<=", ">="):
+        if not self.cells.get(column) and rule in OPTIONAL:
             return None
         return self.integer(column, minimum=0 if rule == "?" else 1)
 
@@ -373,7 +389,7 @@ class _Line(NamedTuple):
 def read(file: Path, name: str) -> Iterator[Row]:
     """The rows of one file of that table, every cell checked. Raises ConfigError."""
     tuned = TABLES[name]
-    for line in _lines(file, tuned.columns):
+    for line in _lines(file, tuned):
         if not _ARCH.fullmatch(line.cells["arch"]):
             line.fail("arch", "gfx950, gfx942, sm_90 or the like")
         if not line.cells["source"]:
@@ -398,17 +414,19 @@ def read(file: Path, name: str) -> Iterator[Row]:
         )
 
 
-def _lines(file: Path, columns: tuple[str, ...]) -> Iterator[_Line]:
+def _lines(file: Path, tuned: Tuned) -> Iterator[_Line]:
     number = 1
     try:
         with file.open(newline="", encoding="utf-8-sig") as stream:
             reader = csv.reader(stream, strict=True)
             header = next(reader, [])
-            differing = sorted(set(columns).symmetric_difference(header))
-            if differing or len(header) != len(columns):
+            if not tuned.has_header(header) or len({*header}) != len(header):
+                columns = {*tuned.columns}
+                required = columns - tuned.optional_columns
+                differing = sorted((required - {*header}) | ({*header} - columns))
                 column = differing[0] if differing else "header"
                 header_line = _Line(file, 1, {column: ",".join(header)[:80]})
-                header_line.fail(column, f"the header {','.join(columns)}")
+                header_line.fail(column, f"the header {','.join(tuned.columns)}")
             for cells in reader:
                 number = reader.line_num
                 if not cells:

@@ -100,7 +100,7 @@ OP = _FusedMoe(
     ),
     sizes="M D I E K R N",
     positive="E",
-    table="M+ D I E K",
+    table="M+ D I E K R?",
     kernels=(
         HipMoe(is_table=False),
         _LISTED,

@@ -195,7 +195,7 @@ OP = _Fp8Moe(
     ),
     sizes="M D I E K R N",
     positive="E D I",
-    table="M+ D I E K",
+    table="M+ D I E K R?",
     kernels=(HipFp8(), HipFp8Stream(), _LISTED, TritonFp8(), Torch()),
     max_bytes=None,
     time_model=_Model,

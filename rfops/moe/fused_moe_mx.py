@@ -135,7 +135,7 @@ class MxMoe(Moe):
             declared(fmt),
             sizes="M D I E K R N SD SI",
             positive="E D I",
-            table="M+ D I E K",
+            table="M+ D I E K R?",
             max_bytes=None,
             hints=HINTS,
             reference=self.refer,

@@ -50,7 +50,7 @@ OP = _Tables(
     ),
     sizes="M D I E K R",
     positive="E",
-    table="M+ D I E K",
+    table="M+ D I E K R?",
     kernels=(
         HipMoe(is_table=True),
         TritonMoe(is_table=True),

@@ -181,14 +181,18 @@ class Moe(Op):
         return int(super().traffic(c) - weights * missed / max(c.E, 1))
 
     def table_sizes(self, c: Call) -> tuple[int, ...]:
-        """K with the shared experts, which cost what they cost as everybody's choice: so a row
-        holds whether a caller names them in topk_ids or by num_shared."""
+        """K with the shared experts. The number of routed experts, R, is a size of its own: how
+        many rows experts have depends on it."""
         return tuple(
             [
                 n + c.E - c.R if name == "K" else n
                 for name, n in zip(self.table, super().table_sizes(c), strict=True)
             ]
         )
+
+    def sizes_of_row(self, row_sizes: Mapping[str, int]) -> Mapping[str, int]:
+        num_shared = row_sizes["E"] - row_sizes.get("R", row_sizes["E"])
+        return {**row_sizes, "K": row_sizes["K"] - num_shared}
 
     def table_getter(self) -> Callable[[Sequence[int]], tuple[int, ...]]:
         sizes_of, names = super().table_getter(), self.declaration.sizes
