@@ -166,12 +166,12 @@ moe_router(f32* __restrict__ weights,    // [M, top_k]
 #pragma unroll
   for (u32 t = 0; t < kTokensPerWave; ++t) {
     const u32 row = first_row + t;
-    const auto logit_of = [&](u32 e, u32 i) {
-      return workspace.logits[row][e + i < experts ? e + i : experts - 1];
+    const auto load_logits = [&](auto& logit, u32 e) {
+      load_experts<false>(logit, workspace.logits[row], e, experts, 1);
     };
     constexpr u32 kExpertsOfLane = (kTiles * kTileRows + kWaveSize - 1) / kWaveSize;
     choices[t] = route_token<kOptions, kWaveSize, kExpertsOfLane, Input>(
-        lane, experts, 1.0f, workspace.logits[row], logit_of, [](u32, u32) { return 0.0f; });
+        lane, experts, 1.0f, nullptr, load_logits, [](auto&, u32) {});
     if (row >= rows || lane >= kOptions.top_k) continue;
     weights[u64{m0 + row} * kOptions.top_k + lane] = choices[t].weight;
     ids[u64{m0 + row} * kOptions.top_k + lane] = static_cast<i32>(choices[t].id);

@@ -32,7 +32,7 @@ struct TopKOptions {
       groups_taken;  // groups of consecutive experts; only the best groups' experts are eligible
 };
 
-// The j-th choice of a token, in its lane j; in lanes from top_k on id is 0 and weight is 0.
+// The j-th choice of a token, in its lane j; in lanes from top_k on weight is 0.
 struct Choice {
   f32 weight;
   u32 id;
@@ -60,10 +60,18 @@ __device__ inline f32 value_of(i32 order) {
   return __builtin_bit_cast(f32, order ^ ((order >> 31) & 0x7fffffff));
 }
 
-// An expert with its key's order above; of equal keys the lower id is the larger.
-__device__ inline i64 pack(i32 order, u32 id) { return i64{order} << 32 | ~id; }
-__device__ inline i32 order_of(i64 item) { return static_cast<i32>(item >> 32); }
-__device__ inline u32 id_of(i64 item) { return ~static_cast<u32>(item); }
+// An expert: its key's order, and where it is among those of a token: kExpertsPerLane for each
+// lane. Two registers, because clang selects the halves of one i64 by a comparison each.
+struct Item {
+  i32 order;
+  u32 inverse_place;  // ~place: of equal keys the lower place is the larger item
+};
+__device__ inline bool is_larger(const Item& a, const Item& b) {
+  return (i64{a.order} << 32 | a.inverse_place) > (i64{b.order} << 32 | b.inverse_place);
+}
+__device__ inline Item select(bool condition, const Item& a, const Item& b) {
+  return {condition ? a.order : b.order, condition ? a.inverse_place : b.inverse_place};
+}
 
 // Batcher's merge exchange for kCount items (Knuth, The Art of Computer Programming 3, 5.2.2,
 // algorithm M): the pairs to compare, in order.
@@ -93,15 +101,14 @@ struct SortingNetwork {
 
 // Sorts in descending order.
 template <u32 kCount>
-__device__ inline void sort(i64 (&items)[kCount]) {
+__device__ inline void sort(Item (&items)[kCount]) {
   constexpr SortingNetwork<kCount> kNetwork;
   static_for<kNetwork.pairs>([&](auto pair) {
     constexpr u32 kLow = kNetwork.low[decltype(pair){}], kHigh = kNetwork.high[decltype(pair){}];
-    const i64 a = items[kLow], b = items[kHigh];
-    // Halves are selected one by one, as clang compares twice for a minimum and a maximum.
-    const bool is_sorted = a > b;
-    items[kLow] = pack(is_sorted ? order_of(a) : order_of(b), is_sorted ? id_of(a) : id_of(b));
-    items[kHigh] = pack(is_sorted ? order_of(b) : order_of(a), is_sorted ? id_of(b) : id_of(a));
+    const Item a = items[kLow], b = items[kHigh];
+    const bool is_sorted = is_larger(a, b);
+    items[kLow] = select(is_sorted, a, b);
+    items[kHigh] = select(is_sorted, b, a);
   });
 }
 
@@ -140,9 +147,9 @@ __device__ inline void merge_best_two(i32& best, i32& runner_up) {
 // Whether this lane's group is among the best: by its best key, with a bias by the sum of its two
 // best ones. Requires: a token is a wave; items are sorted.
 template <TopKOptions kOptions, u32 kGroupLanes, u32 kExpertsPerLane>
-__device__ inline bool is_in_best_groups(const i64 (&items)[kExpertsPerLane], u32 group_size) {
-  i32 best = order_of(items[0]), runner_up = order_of(-kInfinity);
-  if constexpr (kExpertsPerLane > 1) runner_up = order_of(items[1]);
+__device__ inline bool is_in_best_groups(const Item (&items)[kExpertsPerLane], u32 group_size) {
+  i32 best = items[0].order, runner_up = order_of(-kInfinity);
+  if constexpr (kExpertsPerLane > 1) runner_up = items[1].order;
   merge_best_two<kGroupLanes>(best, runner_up);
   if constexpr (kOptions.has_bias) {
     const i32 sum = order_of(finite(value_of(best) + value_of(runner_up)));
@@ -196,63 +203,77 @@ __device__ inline void write_lane(u32& value, u32 scalar, u32 lane) {
   asm("v_writelane_b32 %0, %1, %2" : "+v"(value) : "s"(scalar), "n"(lane));
 }
 
-// Takes the best item of a token away, whose order is `best`, and returns its id.
-template <u32 kLanes, u32 kExpertsPerLane>
-__device__ inline u32 take(i64 (&items)[kExpertsPerLane], i32 best, u32 lane) {
-  const bool is_best = order_of(items[0]) == best;
-  u32 id;
+// Takes the best item of a token away, whose order is `best`, and returns its place. kUsed items of
+// a lane may still be among the best.
+template <u32 kLanes, u32 kUsed, u32 kExpertsPerLane>
+__device__ inline u32 take(Item (&items)[kExpertsPerLane], i32 best, u32 lane) {
+  const bool is_best = items[0].order == best;
+  u32 place;
   bool is_taken;
   if constexpr (kLanes == kWaveSize) {
     const u64 best_lanes = __builtin_amdgcn_ballot_w64(is_best);
     const u32 winner = static_cast<u32>(__builtin_ctzll(best_lanes));
-    id = ~readlane(static_cast<u32>(items[0]), winner);
+    place = ~readlane(items[0].inverse_place, winner);
     is_taken = lane == winner;
   } else {
-    id = min_over_lanes<kLanes>(is_best ? id_of(items[0]) : ~0u);
-    is_taken = is_best && id == id_of(items[0]);
+    place = min_over_lanes<kLanes>(is_best ? ~items[0].inverse_place : ~0u);
+    is_taken = is_best && place == ~items[0].inverse_place;
   }
 #pragma unroll
-  for (u32 i = 0; i + 1 < kExpertsPerLane; ++i) {
-    const i64 next = items[i + 1], current = items[i];  // values: no choice between addresses
-    items[i] = is_taken ? next : current;
+  for (u32 i = 0; i + 1 < kExpertsPerLane && i < kUsed; ++i) {
+    const Item next = items[i + 1], current = items[i];  // values: no choice between addresses
+    items[i] = select(is_taken, next, current);
   }
-  i64& tail = items[kExpertsPerLane - 1];
-  tail = pack(is_taken ? kLowest : order_of(tail), id_of(tail));
-  return id;
+  i32& tail = items[kExpertsPerLane - 1].order;
+  tail = is_taken ? kLowest : tail;
+  return place;
 }
 
-// Takes the top_k best items of a token: in lane j the id of the j-th. Requires: items are sorted.
-// A wave finds two at a time, whose chains of DPP moves fill each other's wait states.
+// The best items of a token: in lane j the place, and the key's order, of the j-th.
+struct BestItems {
+  u32 place = 0, order = 0;
+};
+
+// Takes the top_k best items of a token. Requires: items are sorted. A wave finds two at a time,
+// whose chains of DPP moves fill each other's wait states.
 template <u32 kTopK, u32 kLanes, u32 kExpertsPerLane>
-__device__ inline u32 take_best(i64 (&items)[kExpertsPerLane], u32 lane) {
-  constexpr bool kByTwo = kLanes == kWaveSize;
-  u32 chosen = 0;
-#pragma unroll
-  for (u32 k = 0; k < kTopK; k += kByTwo ? 2 : 1) {
-    if constexpr (kByTwo) {
+__device__ inline BestItems take_best(Item (&items)[kExpertsPerLane], u32 lane) {
+  BestItems chosen;
+  if constexpr (kLanes == kWaveSize) {
+    static_for<(kTopK + 1) / 2>([&](auto pair) {
+      constexpr u32 kBest = 2 * decltype(pair){}, kRunnerUp = kBest + 1;
       i32 runner_up = kLowest;
-      if constexpr (kExpertsPerLane > 1) runner_up = order_of(items[1]);
-      const BestTwo two = best_two_of_wave(order_of(items[0]), runner_up);
-      write_lane(chosen, take<kLanes>(items, two.best, lane), k);
-      if (k + 1 < kTopK) write_lane(chosen, take<kLanes>(items, two.runner_up, lane), k + 1);
-    } else {
-      const i32 best = max_of_token<kLanes>(order_of(items[0]));
-      const u32 id = take<kLanes>(items, best, lane);
-      chosen = lane == k ? id : chosen;
-    }
+      if constexpr (kExpertsPerLane > 1) runner_up = items[1].order;
+      const BestTwo two = best_two_of_wave(items[0].order, runner_up);
+      const auto take_one = [&](auto idx, i32 order) {
+        constexpr u32 kIdx = decltype(idx){};
+        write_lane(chosen.place, take<kLanes, kTopK - 1 - kIdx>(items, order, lane), kIdx);
+        write_lane(chosen.order, static_cast<u32>(order), kIdx);
+      };
+      take_one(Number<kBest>{}, two.best);
+      if constexpr (kRunnerUp < kTopK) take_one(Number<kRunnerUp>{}, two.runner_up);
+    });
+  } else {
+    static_for<kTopK>([&](auto idx) {
+      constexpr u32 kIdx = decltype(idx){};
+      const i32 best = max_of_token<kLanes>(items[0].order);
+      const u32 place = take<kLanes, kTopK - 1 - kIdx>(items, best, lane);
+      chosen.place = lane == kIdx ? place : chosen.place;
+      chosen.order = lane == kIdx ? static_cast<u32>(best) : chosen.order;
+    });
   }
   return chosen;
 }
 
 }  // namespace details
 
-// Routes a token by its kLanes lanes. logit_of(e, i) and bias_of(e, i) return the values of expert
-// e + i, for e + i >= experts any existing expert's. scores: a float in LDS for each expert of the
-// token; logit_of may read there too.
-template <TopKOptions kOptions, u32 kLanes, u32 kExpertsPerLane, class Logit, class LogitOf,
-          class BiasOf>
+// Routes a token by its kLanes lanes. load_logits(logits, e) and load_bias(bias, e) load the values
+// of experts from e on, for those that do not exist any existing one's. scores: with a bias
+// kLanes * kExpertsPerLane floats in LDS for the token, otherwise unused.
+template <TopKOptions kOptions, u32 kLanes, u32 kExpertsPerLane, class Logit, class LoadLogits,
+          class LoadBias>
 __device__ inline Choice route_token(u32 lane, u32 experts, f32 scale, f32* scores,
-                                     LogitOf logit_of, BiasOf bias_of) {
+                                     LoadLogits load_logits, LoadBias load_bias) {
   using namespace details;
   constexpr bool kIsSoftmax = kOptions.scoring == Scoring::kSoftmax;
   // Softmax keeps the order of logits, so logits are compared unless scores are modified.
@@ -262,15 +283,16 @@ __device__ inline Choice route_token(u32 lane, u32 experts, f32 scale, f32* scor
   static_assert(kLanes >= kOptions.top_k, "a lane has one choice");
   const u32 group_size = experts / kOptions.groups, group = lane / kGroupLanes;
   const u32 begin = lane % kGroupLanes * kExpertsPerLane;  // in the group
-  const auto expert = [&](u32 i) { return group * group_size + begin + i; };
+  const u32 first_place = lane * kExpertsPerLane;
   const auto is_expert = [&](u32 i) { return group < kOptions.groups && begin + i < group_size; };
+  const auto expert_at = [&](u32 place) {
+    constexpr u32 kPlaces = kGroupLanes * kExpertsPerLane;  // of a group
+    return kOptions.groups == 1 ? place : place / kPlaces * group_size + place % kPlaces;
+  };
 
-  f32 logit[kExpertsPerLane], bias[kExpertsPerLane];
-#pragma unroll
-  for (u32 i = 0; i < kExpertsPerLane; ++i) {
-    logit[i] = logit_of(expert(0), i);
-    bias[i] = kOptions.has_bias ? bias_of(expert(0), i) : 0.0f;
-  }
+  f32 logit[kExpertsPerLane], bias[kExpertsPerLane] = {};
+  load_logits(logit, group * group_size + begin);
+  if constexpr (kOptions.has_bias) load_bias(bias, group * group_size + begin);
   sched_barrier();  // all loads are issued before the first is waited for
   f32 max = -kInfinity;
 #pragma unroll
@@ -296,14 +318,16 @@ __device__ inline Choice route_token(u32 lane, u32 experts, f32 scale, f32* scor
     return kOptions.rounds ? static_cast<f32>(static_cast<Logit>(score)) : score;
   };
 
-  i64 items[kExpertsPerLane];
+  Item items[kExpertsPerLane];
 #pragma unroll
   for (u32 i = 0; i < kExpertsPerLane; ++i) {
     f32 key = logit[i] + 0.0f;  // makes one of the two zeros
     if constexpr (!kByLogit) key = score_of(logit[i]);
-    if (is_expert(i)) scores[expert(i)] = key;
-    if constexpr (kOptions.has_bias) key = finite(key + bias[i]);
-    items[i] = pack(is_expert(i) ? order_of(key) : order_of(-kInfinity), expert(i));
+    if constexpr (kOptions.has_bias) {
+      scores[first_place + i] = key;
+      key = finite(key + bias[i]);
+    }
+    items[i] = {order_of(is_expert(i) ? key : -kInfinity), ~(first_place + i)};
   }
   sort(items);
   if constexpr (kOptions.groups > 1) {
@@ -311,20 +335,50 @@ __device__ inline Choice route_token(u32 lane, u32 experts, f32 scale, f32* scor
     const bool is_eligible = is_in_best_groups<kOptions, kGroupLanes>(items, group_size);
 #pragma unroll
     for (u32 i = 0; i < kExpertsPerLane && i < 2; ++i) {
-      items[i] = pack(is_eligible ? order_of(items[i]) : kLowest, id_of(items[i]));
+      items[i].order = is_eligible ? items[i].order : kLowest;
     }
   }
-  const u32 id = take_best<kOptions.top_k, kLanes>(items, lane);
+  const BestItems chosen = take_best<kOptions.top_k, kLanes>(items, lane);
   const bool has_choice = lane < kOptions.top_k;
-  __builtin_amdgcn_fence(__ATOMIC_ACQ_REL, "wavefront");  // the lanes' scores
-  f32 weight = scores[has_choice ? id : 0];
+  f32 weight = value_of(static_cast<i32>(chosen.order));
+  if constexpr (kOptions.has_bias) {
+    __builtin_amdgcn_fence(__ATOMIC_ACQ_REL, "wavefront");  // the lanes' scores
+    weight = scores[chosen.place];
+  }
   if constexpr (kByLogit) weight = score_of(weight);
   weight = has_choice ? weight : 0.0f;
   if constexpr (kOptions.renormalizes) {
     const f32 total = sum_over_lanes<pow2_ceil(kOptions.top_k)>(weight);
     weight = total > 0.0f ? quotient(weight, total) : weight;
   }
-  return {weight * scale, id};
+  return {weight * scale, expert_at(chosen.place)};
+}
+
+// Loads values[e * stride] .. of kCount experts from e on, of those behind the last one the last;
+// by 32-bit offsets from a scalar. kWhole: all exist and are neighbours, and those of a lane are
+// aligned to their number of bytes, as far as that is a power of two, or to its largest such
+// factor.
+template <bool kWhole, u32 kCount, class T>
+__device__ inline void load_experts(f32 (&loaded)[kCount], const T* values, u32 e, u32 experts,
+                                    u32 stride) {
+  const u8* const bytes = reinterpret_cast<const u8*>(values);
+  if constexpr (kWhole) {
+    constexpr u32 kBytes = kCount * sizeof(T), kFactor = kBytes & -kBytes;
+    struct alignas(kFactor < kVecBytes ? kFactor : kVecBytes) Values {
+      T value[kCount];
+    };
+    const Values row = *reinterpret_cast<const Values*>(bytes + e * static_cast<u32>(sizeof(T)));
+#pragma unroll
+    for (u32 i = 0; i < kCount; ++i) loaded[i] = static_cast<f32>(row.value[i]);
+  } else {
+    const u32 last = (experts - 1) * stride;
+#pragma unroll
+    for (u32 i = 0; i < kCount; ++i) {
+      const u32 idx = e * stride + i * stride;
+      const u32 offset = (idx < last ? idx : last) * sizeof(T);
+      loaded[i] = static_cast<f32>(*reinterpret_cast<const T*>(bytes + offset));
+    }
+  }
 }
 
 }  // namespace rfops

@@ -34,7 +34,7 @@ from rfops.gemm.a16w16 import OP as GEMM
 from rfops.jit import compile_ops, u32
 
 from .kernels.topk.choosing import IN_TYPES, choice_options, choose, refuses_choosing
-from .kernels.topk.kernels import choosing_defines, refuses_groups, topk_step
+from .kernels.topk.kernels import choosing_defines_of, refuses_groups, topk_step
 
 __all__ = ["moe_router", "moe_router_ref"]
 
@@ -85,10 +85,7 @@ class Products(Kernel):
         return GEMM.kernels["stream"].unsupported_reason(_product(c))
 
     def defines(self, c: Call, config: Any) -> Mapping[str, Any]:
-        bias = c.values.get("bias_dtype", torch.float32) if c.has("bias") else None
-        return choosing_defines(
-            {**c.sizes, **c.values, "bias_dtype": bias, "logits_dtype": c.x_dtype}
-        )
+        return choosing_defines_of(c, logits_dtype=c.x_dtype)
 
     def variant(self, c: Call, config: Any) -> RunOf:
         def run_of(m: int, d: int, experts: int, k: int) -> Run:

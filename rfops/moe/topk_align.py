@@ -38,6 +38,7 @@ THREADS = 1024  # of a workgroup, each of which sorts one row
 # Waves of a workgroup that choose: one for each SIMD; two where a single workgroup then has all
 # tokens, because the arrival of several costs more.
 ROUTING_WAVES = 4
+PASSED = 32  # where ids are in the tensor that counts arrivals
 
 
 class RoutedRows(NamedTuple):
@@ -130,7 +131,7 @@ class OneLaunch(Hip):
                 **({} if groups > 1 else {"arrivals": None}),
             }
             step = Step(moe_topk_align_kernel, defines, THREADS, groups, numbers)
-            zeros = {"arrivals": 1} if groups > 1 else None
+            zeros = {"arrivals": PASSED + m * k} if groups > 1 else None
             run = run_steps(c.device, self.arguments, [step], arch=c.arch, zeros=zeros)
             return lambda results, *inputs: run(*results, *inputs)
 

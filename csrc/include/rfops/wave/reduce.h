@@ -81,21 +81,23 @@ __device__ inline u32 shift_by_dpp(u32 value) {
 
 namespace details {
 
-// The value of the partner lane within a row of 16 lanes (partner), or with bit 16 and 32 of the
-// last lane of a lower row; rows without a source get the lowest value.
-template <u32 kBit>
-__device__ inline i32 partner_or_lowest(i32 value) {
+__device__ inline i32 larger(i32 a, i32 b) { return a > b ? a : b; }
+__device__ inline i32 smaller(i32 a, i32 b) { return a < b ? a : b; }
+
+// Applies op to a value and that of the partner lane: within a row of 16 lanes (partner), or with
+// bit 16 and 32 of the last lane of a lower row. Rows without one keep kNeutral op value: the
+// compiler makes one instruction of move and operation, for each operation on its own.
+template <u32 kBit, i32 kNeutral, class Op>
+__device__ inline i32 with_partner(i32 value, Op op) {
   if constexpr (kBit < 16) {
-    return __builtin_bit_cast(i32, partner<kBit>(__builtin_bit_cast(f32, value)));
+    return op(__builtin_bit_cast(i32, partner<kBit>(__builtin_bit_cast(f32, value))), value);
   } else {
-    constexpr int kLowest = -0x7fffffff - 1;
     constexpr int kEnd15 = 0x142, kEnd31 = 0x143;  // DPP row_bcast15, row_bcast31
     constexpr int kControl = kBit == 16 ? kEnd15 : kEnd31, kRows = kBit == 16 ? 0xa : 0xc;
-    return __builtin_amdgcn_update_dpp(kLowest, value, kControl, kRows, 0xf, false);
+    return op(__builtin_amdgcn_update_dpp(kNeutral, value, kControl, kRows, 0xf, false), value);
   }
 }
-
-__device__ inline i32 larger(i32 a, i32 b) { return a > b ? a : b; }
+constexpr i32 kLargestInt = 0x7fffffff, kLowestInt = -kLargestInt - 1;
 
 }  // namespace details
 
@@ -103,8 +105,9 @@ __device__ inline i32 larger(i32 a, i32 b) { return a > b ? a : b; }
 // its maximum. Requires: all lanes active.
 template <u32 kBit = 1>
 __device__ inline i32 max_of_wave(i32 value) {
+  using namespace details;
   if constexpr (kBit < kWaveSize) {
-    return max_of_wave<2 * kBit>(details::larger(value, details::partner_or_lowest<kBit>(value)));
+    return max_of_wave<2 * kBit>(with_partner<kBit, kLowestInt>(value, larger));
   } else {
     return __builtin_amdgcn_readlane(value, kWaveSize - 1);
   }
@@ -120,10 +123,11 @@ template <u32 kBit = 1>
 __device__ inline BestTwo best_two_of_wave(i32 best, i32 runner_up) {
   using namespace details;
   if constexpr (kBit < kWaveSize) {
-    const i32 partner_best = partner_or_lowest<kBit>(best);
-    const i32 smaller = best < partner_best ? best : partner_best;
-    runner_up = larger(runner_up, partner_or_lowest<kBit>(runner_up));
-    return best_two_of_wave<2 * kBit>(larger(best, partner_best), larger(runner_up, smaller));
+    // In rows without a partner `lesser` is wrong: they have no part in the last lane's results.
+    const i32 lesser = with_partner<kBit, kLargestInt>(best, smaller);
+    runner_up = with_partner<kBit, kLowestInt>(runner_up, larger);
+    best = with_partner<kBit, kLowestInt>(best, larger);
+    return best_two_of_wave<2 * kBit>(best, larger(runner_up, lesser));
   } else {
     return {__builtin_amdgcn_readlane(best, kWaveSize - 1),
             __builtin_amdgcn_readlane(runner_up, kWaveSize - 1)};

@@ -12,6 +12,7 @@ from rfops.dispatch.kernel import Call
 
 MAX_EXPERTS, MAX_TOP_K, MAX_GROUPS = 1024, 16, 32
 IN_TYPES = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}  # in csrc/
+IN_BYTES = {name: dtype.itemsize for dtype, name in IN_TYPES.items()}
 LARGEST = torch.finfo(torch.float32).max
 # The scores of fp32 logits, and what csrc/moe/top_k.h calls them.
 SCORES: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {

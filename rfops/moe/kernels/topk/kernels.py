@@ -23,13 +23,12 @@ from rfops.dispatch.strided import matrix_strides
 from rfops.jit import compile_ops, f32, u32, u64
 from rfops.jit.arch import WAVE
 
-from .choosing import IN_TYPES, SCORINGS, choice_options, choose, refuses_choosing
+from .choosing import IN_BYTES, IN_TYPES, SCORINGS, choice_options, choose, refuses_choosing
 
 THREADS = 256  # of a workgroup
-# Tokens up to which each that has a wave has a workgroup too, and experts of a lane from which on
-# it has one always. Timing mode, MI355X, 256 experts: 64 tokens take 3.75 us, by workgroups of four
-# 3.79; 2,048 take 4.99, by four 4.62. 1,024 experts: 300 tokens take 5.88, by four 6.77.
-FEW_TOKENS, MANY_EXPERTS = 256, 8
+# Tokens up to which each that has a wave has a workgroup too. Timing mode, MI355X, 256 experts: 64
+# tokens take 3.39 us, by workgroups of four 3.40; 2,048 take 4.50, by four 4.16.
+FEW_TOKENS = 256
 EXPERTS_PER_LANE = 4  # where a wave has lanes enough
 MAX_PART = 16  # lanes of a token that has no wave of its own: DPP moves values among these
 
@@ -59,10 +58,9 @@ def pow2_ceil(n: int) -> int:
     return 1 << (n - 1).bit_length()
 
 
-def threads_of(lanes: int, experts_per_lane: int, tokens: int) -> int:
+def threads_of(lanes: int, tokens: int) -> int:
     """Of a workgroup, where a token has so many lanes."""
-    is_alone = tokens <= FEW_TOKENS or experts_per_lane >= MANY_EXPERTS
-    return WAVE if lanes == WAVE and is_alone else THREADS
+    return WAVE if lanes == WAVE and tokens <= FEW_TOKENS else THREADS
 
 
 def choosing_defines(call: Mapping[str, Any]) -> dict[str, int | str]:
@@ -75,9 +73,10 @@ def choosing_defines(call: Mapping[str, Any]) -> dict[str, int | str]:
     return {
         "IN": IN_TYPES[call.get("logits_dtype", torch.float32)],
         "BIAS": IN_TYPES[bias or torch.float32],
-        "THREADS": threads_of(lanes, experts_per_lane, call.get("M", 1)),
+        "THREADS": threads_of(lanes, call.get("M", 1)),
         "LANES": lanes,
         "EACH": experts_per_lane,
+        "WHOLE": 0,
         "TOP_K": call["K"],
         "GROUPS": groups,
         "GROUPS_TAKEN": call.get("topk_groups", 1),
@@ -86,6 +85,29 @@ def choosing_defines(call: Mapping[str, Any]) -> dict[str, int | str]:
         "HAS_BIAS": int(bias is not None),
         "RENORMALIZES": int(call.get("renormalize", False)),
     }
+
+
+def choosing_defines_of(c: Call, **more: Any) -> dict[str, int | str]:
+    """Return the defines for a call with its tensors: `logits`, without which they are contiguous,
+    and `bias`; `more` has values that the call has under other names."""
+    bias = c.values.get("bias_dtype", torch.float32) if c.has("bias") else None
+    defines = choosing_defines({**c.sizes, **c.values, "bias_dtype": bias, **more})
+    return {**defines, "WHOLE": int(_is_whole(c, defines))}
+
+
+def _is_whole(c: Call, defines: Mapping[str, Any]) -> bool:
+    """Whether each lane has all its experts, in neighbours that it can load at once."""
+    each = int(defines["EACH"])
+    if c.E != int(defines["LANES"]) * each:
+        return False
+    row, column = matrix_strides(c, "logits", c.E)
+    for name, type_name in (("logits", "IN"), ("bias", "BIAS")):
+        lane_bytes = each * IN_BYTES[str(defines[type_name])]
+        factor = min(16, lane_bytes & -lane_bytes)  # what load_experts takes them as aligned to
+        row_bytes = row * IN_BYTES[str(defines[type_name])] if name == "logits" else 0
+        if c.align(name) % factor or row_bytes % factor:
+            return False
+    return column == 1
 
 
 def topk_step(
@@ -123,12 +145,11 @@ class Hip(Kernel):
         return None
 
     def defines(self, c: Call, config: Any) -> Mapping[str, Any]:
-        bias = c.values.get("bias_dtype", torch.float32) if c.has("bias") else None
-        return choosing_defines({**c.sizes, **c.values, "bias_dtype": bias})
+        return choosing_defines_of(c)
 
     def variant(self, c: Call, config: Any) -> RunOf:
         defines = self.defines(c, config)
-        lanes, experts_per_lane = int(defines["LANES"]), int(defines["EACH"])
+        lanes = int(defines["LANES"])
         scale = float(c.values.get("scale", 1.0))
 
         @functools.cache
@@ -140,7 +161,7 @@ class Hip(Kernel):
 
         def run_of(m: int, experts: int, *_k: int) -> Run:
             row_stride, column_stride = matrix_strides(c, "logits", experts)
-            threads = threads_of(lanes, experts_per_lane, m)
+            threads = threads_of(lanes, m)
             run = launch_of(threads)(
                 (ceil(m, threads // lanes), 1, 1),
                 m=m,
