@@ -76,7 +76,7 @@ extern "C" __global__ void __attribute__((amdgpu_flat_work_group_size(kThreads, 
       values[i] = gated<kActivation>(element(operands[c], i, false), element(operands[c], i, true),
                                      {alpha, limit, beta});
     }
-    y[c] = __builtin_convertvector(values, InputVec);
+    y[c] = rounded_to<Input, kVec>(values);
   }
   rows.store(y);
 }

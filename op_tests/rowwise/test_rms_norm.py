@@ -144,6 +144,20 @@ def test_zeros_and_what_is_no_number() -> None:
     assert (y[0] == 0).all() and y[2].isnan().all() and y[1, 3].isnan() and (y[3] == 0).all()
 
 
+# NaNs by the bits of their fraction: the first, all, the last alone; of both signs.
+NANS = torch.tensor([0x7FC0, 0x7FFF, 0x7F81, -1, -0x7F], dtype=torch.int16).view(torch.bfloat16)
+
+
+def test_nans_of_all_payloads(arch: str) -> None:
+    """One NaN in each row of x, then of the residual, whose other elements stay numbers."""
+    x, residual, weight = torch.ones(10, 64).bfloat16(), rows(10, 64), rows(64)
+    for row in range(10):
+        (x if row < 5 else residual)[row, row] = NANS[row % 5]
+    y = rms_norm(x, weight, residual=residual)
+    assert y.isnan().all()
+    assert torch.equal(residual.isnan(), torch.eye(10, 64, dtype=torch.bool))
+
+
 @pytest.mark.requires_gfx950
 @pytest.mark.parametrize("residual", [False, True])
 def test_triton(residual: bool) -> None:

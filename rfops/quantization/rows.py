@@ -90,10 +90,10 @@ class RowLanes:
         }
 
 
-def row_lanes(k: int, vec: int) -> RowLanes | None:
+def row_lanes(k: int, vec: int, max_waves: int = _MAX_WAVES) -> RowLanes | None:
     """The lanes of rows of k; None where a row is too long for registers.
 
-    A long row has up to eight waves and the fewest chunks: for K = 7168, seven waves of two. A lone
+    A long row has up to `max_waves` and the fewest chunks: for K = 7168, seven waves of two. A lone
     token is bound by latency (bf16, estimated on MI355X: 14 waves of one chunk 3.52 us, 7 of two
     3.30, 4 of four 4.00); 16384 rows to FP8 take 65.6 us, and 66.8 with two waves of seven.
     """
@@ -102,7 +102,7 @@ def row_lanes(k: int, vec: int) -> RowLanes | None:
         lanes = 1 << max(units - 1, 0).bit_length()
         return RowLanes(vec, lanes, 1, _SHARED_THREADS, units == lanes)
     waves = -(-units // _WAVE)
-    chunks = -(-waves // _MAX_WAVES)
+    chunks = -(-waves // max_waves)
     if chunks > _MAX_CHUNKS:
         return None
     lanes = -(-waves // chunks) * _WAVE
