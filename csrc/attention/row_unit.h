@@ -81,6 +81,8 @@ struct UnitAngles {
   __device__ void load(const Angle* cos_row, const Angle* sin_row, u32 unit) {
     cos = reinterpret_cast<const RowVec<Angle, kVec>*>(cos_row)[unit];
     sin = reinterpret_cast<const RowVec<Angle, kVec>*>(sin_row)[unit];
+    // Waits for both: the compiler would load one behind the wait for another load.
+    force_vgpr(cos), force_vgpr(sin);
   }
 };
 
@@ -116,8 +118,8 @@ class RowUnit {
     const Floats sin = __builtin_convertvector(angles.sin, Floats);
     const Floats low = __builtin_convertvector(kInterleaved ? alternate<0>() : vec0_, Floats);
     const Floats high = __builtin_convertvector(kInterleaved ? alternate<1>() : vec1_, Floats);
-    const Vec turned_low = narrow(__builtin_elementwise_fma(low, cos, -(high * sin)));
-    const Vec turned_high = narrow(__builtin_elementwise_fma(high, cos, low * sin));
+    const Vec turned_low = narrow<Angle>(__builtin_elementwise_fma(low, cos, -(high * sin)));
+    const Vec turned_high = narrow<Angle>(__builtin_elementwise_fma(high, cos, low * sin));
     vec0_ = kInterleaved ? merged<false>(turned_low, turned_high) : turned_low;
     vec1_ = kInterleaved ? merged<true>(turned_low, turned_high) : turned_high;
   }
@@ -137,8 +139,8 @@ class RowUnit {
     constexpr f32 kInverse = 1.0f / (kLanes * 2 * kVec);
     const f32 factor =
         __builtin_amdgcn_rsqf(__builtin_fmaf(sum_over_lanes<kLanes>(sum), kInverse, eps));
-    vec0_ = narrow(low * factor * __builtin_convertvector(weights.vec0, Floats));
-    vec1_ = narrow(high * factor * __builtin_convertvector(weights.vec1, Floats));
+    vec0_ = narrow<Weight>(low * factor * __builtin_convertvector(weights.vec0, Floats));
+    vec1_ = narrow<Weight>(high * factor * __builtin_convertvector(weights.vec1, Floats));
   }
 
   __device__ void store(Input* row, u32 unit, bool in_halves) const {
@@ -165,7 +167,11 @@ class RowUnit {
     return begin + (!is_second ? 0 : in_halves ? kRotary / 2 : kVec);
   }
   static __device__ Vec load(const Input* src) { return *reinterpret_cast<const Vec*>(src); }
-  static __device__ Vec narrow(Floats values) { return __builtin_convertvector(values, Vec); }
+  // Rounds results of arithmetic on Input and Other.
+  template <class Other>
+  static __device__ Vec narrow(Floats values) {
+    return rounded_to<Input, kVec, Other>(values);
+  }
 
   // Returns the even or the odd elements of both vectors.
   template <u32 kOdd>

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from random import Random
 from typing import Any
 
 import pytest
 import torch
 
 import rfops
-from rfops.attention.rope import OP, rope, rope_kernel, rope_ref
+from rfops.attention.rope import OP, divisor_numbers, rope, rope_kernel, rope_ref
 from rfops.attention.rotary import rope_cos_sin
 from rfops.dispatch.compare import HALF_ULP, assert_within
 from rfops.dispatch.problem import Problem
@@ -104,6 +105,18 @@ def test_dtypes(dtype: torch.dtype, angle: torch.dtype, index: torch.dtype, arch
     check(q, old, positions, cos_sin)
 
 
+def test_division_by_a_multiplier() -> None:
+    """Exact at both ends of each quotient, for all divisors of few bits and some of many."""
+    draw = Random(0)
+    for divisor in (*range(2, 500), *(draw.randrange(500, 1 << 31) for _ in range(500))):
+        multiplier, shift = divisor_numbers(divisor).values()
+        assert multiplier < 1 << 32
+        last = ((1 << 31) - 1) // divisor
+        for quotient in (0, 1, last - 1, last):
+            for n in (quotient * divisor, min(quotient * divisor + divisor, 1 << 31) - 1):
+                assert (max(n, 0) * multiplier >> 32) >> shift == max(n, 0) // divisor, divisor
+
+
 @pytest.mark.requires_gfx950
 def test_inverse_turns_back() -> None:
     q, positions = random(4, 2, 64, dtype=torch.float32), torch.arange(4)
@@ -196,6 +209,16 @@ def test_positions_outside_of_the_table(arch: str) -> None:
     check(q, old, inside, cos_sin)
     rope_ref(positions, old, old[:, :0], cos_sin)
     assert_within(q.float(), old.float(), old.float().abs() * 2 * HALF_ULP[BF16] + 1e-6)
+
+
+def test_nans_of_all_payloads(arch: str) -> None:
+    """A NaN makes its pair NaN, nothing else."""
+    bits = torch.tensor([0x7FC0, 0x7FFF, 0x7F81, -1, -0x7F], dtype=torch.int16)
+    q, k = torch.ones(5, 1, 64).bfloat16(), torch.ones(5, 1, 64).bfloat16()
+    q[range(5), 0, range(5)] = bits.view(torch.bfloat16)
+    rope(torch.arange(5), q, k, torch.rand(5, 64).bfloat16() + 0.5)
+    of_low = torch.eye(5, 32, dtype=torch.bool)
+    assert torch.equal(q[:, 0].isnan(), torch.cat([of_low, of_low], -1)) and not k.isnan().any()
 
 
 @pytest.mark.requires_gfx950

@@ -73,12 +73,14 @@ def rope_kernel(
     k: torch.Tensor,
     num_units: u32,
     units_of_token: u32,
+    multiplier: u32,
+    shift: u32,
     units_of_q: u32,
     first_elem: u32,
-    q_token: u32,
     q_head: u32,
-    k_token: u32,
     k_head: u32,
+    q_token: u32,
+    k_token: u32,
     num_positions: u32,
     angle_row: u32,
     sin_offset: u32,
@@ -86,6 +88,17 @@ def rope_kernel(
     sin: torch.Tensor,
 ) -> None:
     """csrc/attention/rope.hip: the shapes stand there."""
+
+
+def divisor_numbers(divisor: int) -> dict[str, int]:
+    """Return the multiplier and shift by which n // divisor is (n * multiplier >> 32) >> shift for
+    all n below 2^31: the multiplier is 2^(32 + shift) / divisor rounded up, whose error times n is
+    below 2^(32 + shift). Requires: divisor of 2 or more.
+
+    Source: Division by Invariant Integers using Multiplication (Granlund, Montgomery 1994), 4.
+    """
+    shift = (divisor - 1).bit_length() - 1
+    return {"multiplier": -(-(1 << (32 + shift)) // divisor), "shift": shift}
 
 
 def rows_of(c: Call) -> dict[str, int] | None:
@@ -150,6 +163,7 @@ class Hip(Kernel):
             numbers = {
                 "num_units": sized.T * (sized.H + sized.G) * units_of_head,
                 "units_of_token": (sized.H + sized.G) * units_of_head,
+                **divisor_numbers((sized.H + sized.G) * units_of_head),
                 "units_of_q": sized.H * units_of_head,
                 "num_positions": sized.P,
             }

@@ -13,7 +13,7 @@ constexpr int waitcnt(u32 vector, u32 lds) {
 }
 constexpr u32 kAnyVector = 63, kAnyLds = 15;
 
-// Of a value narrower than a register: the constraint takes no vector of one such element.
+// Of a value no wider than a register: the constraint takes no vector of one element.
 template <class Bits, class T>
 __device__ inline void force_vgpr_of_bits(T& value) {
   u32 word = __builtin_bit_cast(Bits, value);
@@ -67,14 +67,32 @@ __device__ inline void force_vgpr(T& value) {
     details::force_vgpr_of_bits<u8>(value);
   } else if constexpr (sizeof(T) == sizeof(u16)) {
     details::force_vgpr_of_bits<u16>(value);
+  } else if constexpr (sizeof(T) == sizeof(u32)) {
+    details::force_vgpr_of_bits<u32>(value);
   } else {
     asm volatile("" : "+v"(value));
   }
 }
 
+// Loads *ptr and issues the load at this point, without a wait: the compiler would move it to the
+// first use, behind waits for other loads.
+template <class T>
+__device__ inline T load_here(const T* ptr) {
+  const T value = __hip_atomic_load(ptr, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_WAVEFRONT);
+  sched_barrier();
+  return value;
+}
+
 // Keeps the compiler from computing anything from this scalar before this line. Emits no
 // instruction.
 __device__ inline void force_sgpr(u32& scalar) { asm volatile("" : "+s"(scalar)); }
+
+// Waits for kernel arguments here, where other loads are in flight anyway: the compiler would load
+// those that are not preloaded where they are used. Emits no instruction but the wait.
+template <class... Args>
+__device__ inline void wait_arguments(Args... args) {
+  (([](auto arg) { asm volatile("" : : "s"(arg)); })(args), ...);
+}
 
 // Returns a pointer to global memory held in VGPRs, for kernels that run out of SGPRs.
 template <class T>
