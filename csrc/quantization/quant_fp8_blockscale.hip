@@ -83,9 +83,9 @@ quant_fp8_blockscale(u8* __restrict__ payload,  // [M, K]
                      u32 m, u32 k, u32 scale_row, u32 scale_k) {
   const u32 lane = thread_id() % kLanes, row_in_pass = thread_id() / kLanes;
   const u32 blocks = k / kBlock;
-  const u64 index =
-      kRows == 1 ? u64{workgroup_id_x()} * kRowsPerPass + row_in_pass : workgroup_id_x();
-  const u32 block_row = static_cast<u32>(index / blocks), block = static_cast<u32>(index % blocks);
+  // Blocks are fewer than 2^32: a division of 64 bits takes as long as all other arithmetic.
+  const u32 index = kRows == 1 ? workgroup_id_x() * kRowsPerPass + row_in_pass : workgroup_id_x();
+  const u32 block_row = index / blocks, block = index % blocks;
   const u32 row0 = block_row * kRows + (kRows == 1 ? 0 : row_in_pass);
   const u64 offset = u64{row0} * k + block * kBlock + lane * kElemsPerLane;
 
