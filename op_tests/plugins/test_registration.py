@@ -447,6 +447,94 @@ def test_gpt_oss_experts_by_default(case: str, monkeypatch: pytest.MonkeyPatch) 
     assert torch.equal(result, expected)
 
 
+class SglangMethod:
+    """SGLang's method of MXFP4 experts, where they go by aiter."""
+
+    hidden_size, with_bias = 192, True
+    runner = SimpleNamespace(runner_backend=SimpleNamespace(is_aiter=lambda: True, name="AITER"))
+
+    def __init__(self, **of_config: Any) -> None:
+        usual = {"activation": "silu", "gate_up_interleaved": True, "gemm1_beta": None}
+        usual |= {"gemm1_alpha": 1.702, "gemm1_clamp_limit": 7.0, "routed_scaling_factor": None}
+        usual |= {"apply_router_weight_on_input": False, "no_combine": False}
+        self.moe_runner_config = SimpleNamespace(**usual | of_config)
+
+    def process_weights_after_loading(self, layer: Any) -> None:
+        layer.orders += 1
+
+    def apply(self, layer: Any, dispatch_output: Any) -> Any:
+        return "original"
+
+
+SGLANG_EXPERTS: dict[str, tuple[dict[str, Any], int, str]] = {
+    "bf16 rows": ({}, 1, ""),
+    "no limit": ({"gemm1_clamp_limit": None}, 1, "another activation"),
+    "SiTU": ({"activation": "situ"}, 1, "another activation"),
+    "scaled": ({"routed_scaling_factor": 2.5}, 1, "results scaled by 2.5"),
+    "not combined": ({"no_combine": True}, 1, "router weights on the input, or rows"),
+    "expert parallelism": ({}, 2, "expert parallelism"),
+}
+
+
+@pytest.mark.parametrize("case", SGLANG_EXPERTS)
+def test_gpt_oss_experts_of_sglang(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of padded sizes, as SGLang makes them. Its order of the weights is made where it computes:
+    at once, or before the first call that is left to it."""
+    import rfops
+    from rfops.plugins import sglang_gpt_oss
+
+    dispatcher = "sglang.srt.layers.moe.token_dispatcher"
+    monkeypatch.setitem(sys.modules, dispatcher, SimpleNamespace(StandardCombineInput=dict))
+    for name in ("process_weights_after_loading", "apply"):
+        monkeypatch.setattr(SglangMethod, name, getattr(SglangMethod, name))
+    of_config, ranks, reason = SGLANG_EXPERTS[case]
+    module = SimpleNamespace(Mxfp4MoEMethod=SglangMethod)
+    sglang_gpt_oss.wrap(module)
+    wrapped = SglangMethod.apply
+    sglang_gpt_oss.wrap(module)
+    assert SglangMethod.apply is wrapped
+    torch.manual_seed(0)
+    w1, w2 = torch.randn(4, 192, 192).bfloat16() / 4, torch.randn(4, 192, 96).bfloat16() / 11
+    biases = {"w13_weight_bias": torch.randn(4, 192), "w2_weight_bias": torch.randn(4, 192)}
+    loaded = {name: tensor.data for name, tensor in _mxfp4_layer(w1, w2).items()} | biases
+    layer = SimpleNamespace(**loaded, moe_ep_size=ranks, orders=0)
+    method, x = SglangMethod(**of_config), torch.randn(3, 160).bfloat16()
+    weights, ids = rfops.topk_softmax(torch.randn(3, 4), 2, True)
+    topk = SimpleNamespace(topk_weights=weights, topk_ids=ids)
+    call = SimpleNamespace(hidden_states=x, topk_output=topk)
+    callee = sglang_gpt_oss.GPT_OSS_MOE
+    callee.left.clear()
+    method.process_weights_after_loading(layer)
+    result = method.apply(layer, call)
+    if reason:
+        assert result == "original" and layer.orders == 1
+        assert next(iter(callee.left)).startswith(reason)
+        return
+    assert not callee.left and layer.orders == 0
+    expected = rfops.fused_moe(
+        torch.nn.functional.pad(x, (0, 32)),
+        loaded["w13_weight"],
+        loaded["w2_weight"],
+        weights,
+        ids,
+        quant="mxfp4_weights",
+        w1_scale=loaded["w13_weight_scale"],
+        w2_scale=loaded["w2_weight_scale"],
+        activation="swiglu",
+        interleaved=True,
+        alpha=1.702,
+        limit=7.0,
+        beta=1.0,
+        bias1=biases["w13_weight_bias"],
+        bias2=biases["w2_weight_bias"],
+    )
+    assert torch.equal(result["hidden_states"], expected)
+    assert method.apply(layer, SimpleNamespace(hidden_states=x)) == "original"  # of no top-k ids
+    assert layer.orders == 1
+    assert method.apply(layer, call) == "original" and layer.orders == 1
+    assert list(callee.left) == [sglang_gpt_oss._IN_ORDER]
+
+
 @pytest.mark.parametrize("case", GPT_OSS)
 def test_gpt_oss_experts(case: str) -> None:
     """Sizes that are no multiple of a tile; each number is the method's own."""

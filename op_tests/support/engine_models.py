@@ -36,7 +36,9 @@ _SIZES: dict[str, Any] = {
     "max_position_embeddings": 2048,
     "dtype": torch.bfloat16,
 }
-KINDS = ("deepseek", "deepseek-fp8", "qwen3-moe", "qwen3-moe-mxfp4", "gpt-oss-mxfp4")
+WIDE = "gpt-oss-mxfp4-wide"  # whose window no sequence leaves
+KINDS = ("deepseek", "deepseek-fp8", "qwen3-moe", "qwen3-moe-mxfp4", "gpt-oss-mxfp4", WIDE)
+_OPTIONS: dict[str, dict[str, Any]] = {WIDE: {"window": 128}}  # of a kind's maker
 
 
 def _deepseek() -> Any:
@@ -80,7 +82,7 @@ def _qwen3_moe() -> Any:
     )
 
 
-def _gpt_oss() -> Any:
+def _gpt_oss(window: int = 8) -> Any:
     from transformers import GptOssConfig, GptOssForCausalLM
 
     # As of 2880, the model's own, a row is not whole tiles of 256; keys leave the window early.
@@ -93,7 +95,7 @@ def _gpt_oss() -> Any:
             num_key_value_heads=2,
             head_dim=64,
             num_local_experts=EXPERTS,
-            sliding_window=8,
+            sliding_window=window,
             rope_parameters={
                 "rope_type": "yarn",
                 "rope_theta": 150000.0,
@@ -239,6 +241,7 @@ _FORMATS: dict[str, tuple[Any, dict[str, Any]]] = {
     "deepseek-fp8": (_quantise_blocks, _FP8),
     "qwen3-moe-mxfp4": (_quantise_experts, _QUARK),
     "gpt-oss-mxfp4": (_quantise_stacks, _MXFP4),
+    WIDE: (_quantise_stacks, _MXFP4),
 }
 
 
@@ -249,7 +252,7 @@ def make(kind: str, folder: Path) -> Path:
     if (folder / "plain" / "config.json").exists():
         return folder
     makers = {"qwen3": _qwen3_moe, "gpt": _gpt_oss, "deepseek": _deepseek}
-    model = makers[kind.partition("-")[0]]()
+    model = makers[kind.partition("-")[0]](**_OPTIONS.get(kind, {}))
     _randomise(model)
     model.bfloat16().save_pretrained(folder)
     config = json.loads((folder / "config.json").read_text())

@@ -1,6 +1,6 @@
 """SGLang's plugin, `sglang.srt.plugins: rfops = rfops.plugins.sglang:register`: aiter's functions
 through its registry of hooks, which also reaches copies that were imported before; and SGLang's own
-FP8 linear layers of few rows."""
+FP8 linear layers of few rows and GPT-OSS's experts."""
 
 from __future__ import annotations
 
@@ -36,13 +36,22 @@ def register() -> None:
         around.wrap_when_loaded(callee)  # the registry wraps a module once
     if "fp8" in groups:
         when_imported(SMALL_LINEARS, _add_small_linears)
+    if "moe" in groups:
+        when_imported(MXFP4_EXPERTS, _add_mxfp4_experts)
     around.tell_at_exit()
 
 
 SMALL_LINEARS = "sglang.kernels.ops.gemm.smallm_fp8_blockscale_gfx950"
+MXFP4_EXPERTS = "sglang.srt.layers.quantization.mxfp4"
 
 
 def _add_small_linears(module: Any) -> None:
     from .sglang_fp8 import wrap
+
+    wrap(module)
+
+
+def _add_mxfp4_experts(module: Any) -> None:
+    from .sglang_gpt_oss import wrap
 
     wrap(module)
