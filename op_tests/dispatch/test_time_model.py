@@ -14,6 +14,7 @@ import torch
 
 from rfops.cli import model_fit, model_timings, tune_model, why
 from rfops.dispatch import cost, time_model
+from rfops.dispatch.heuristic import coarse, coarse_middle
 from rfops.dispatch.kernel import Call
 from rfops.dispatch.op import Op, ops
 from rfops.dispatch.problem import grid
@@ -488,6 +489,29 @@ def test_calls_of_one_coarse_step_get_one_variant() -> None:
         for m in range(257, 289)
     }
     assert len(configs) == 1
+
+
+@pytest.mark.parametrize("step", [1, 16])
+def test_the_middle_of_a_coarse_step_is_one_of_its_sizes(step: int) -> None:
+    sizes_of = dict[int, list[int]]()
+    for size in range(1, 3000):
+        sizes_of.setdefault(coarse(size, step), []).append(size)
+    for end, sizes in sizes_of.items():
+        middles = {coarse_middle(size, step) for size in sizes}
+        assert len(middles) == 1 and sizes[0] <= min(middles) <= end, (end, middles)
+
+
+@pytest.mark.parametrize("batch", [239, 247])
+def test_mla_s_workers_take_whole_sequences_where_these_are_nearly_as_many(batch: int) -> None:
+    """Of 247 sequences of 186 tokens shared out among 256 workers, which take parts of two, the
+    call takes 16.9 us, and 12.7 with a worker for each (estimated). Calls of 241 to 256 sequences
+    shared a decision, that of 256."""
+    op, _ = model_of("mla_decode")
+    values = {"q_dtype": torch.bfloat16, "kv_dtype": torch.float8_e4m3fn}
+    c = op.call_of("gfx950", B=batch, H=16, S=186 * batch, **values)
+    config = op.kernels["flow"].default(c)
+    assert config.even or config.least >= 186, config
+    assert config.workers_of(batch, 186 * batch) in (batch, 256), config
 
 
 def test_why_says_the_terms_of_the_choice_and_of_the_next() -> None:

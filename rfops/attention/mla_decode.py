@@ -192,7 +192,7 @@ OP = _MlaDecode(
     """,
     sizes="B T H S P page ends W",
     kernels=(SharedFp8Kernel(), SharedKernel(), Flow(), TritonMla(), Torch()),
-    coarse={"B": 1, "T": 1, "S": 1, "P": 0, "ends": 1, "W": 0},
+    coarse={"S": 1, "P": 0, "W": 0},  # B decides whether sequences share workers
     table="B~ H S~ page qo_len kv_scale?",
     time_model=MlaModel,
     usual={"sm_scale": 1 / 24, "causal": True},

@@ -7,13 +7,14 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
-from rfops.dispatch.heuristic import coarse
+from rfops.dispatch.heuristic import coarse_middle
 from rfops.dispatch.kernel import Call
 from rfops.dispatch.row_program import Program
 from rfops.dispatch.time_model import Layer, TimeModel, Variants
 from rfops.jit.arch import ARCH_SPECS
 
 D_QK, D_V = 576, 512
+_COARSE_CUT = 64  # tokens of a worker at least from which cuts are not fine
 
 
 class Traits(NamedTuple):
@@ -45,6 +46,7 @@ class MlaModel(TimeModel):
         "apart": "1: of what workgroups of several dies load, at a quarter of L2's rate",
         "split": "us where sequences are split",
         "two": "us where a worker has parts of two sequences",
+        "fine": "us where cuts of a few tokens are anywhere and many workers may have two parts",
         "parts": "us for each part of a sequence",
         "tree": "us where a tree adds them up",
         "partials": "1: of parts written and read, at HBM's rate",
@@ -56,12 +58,13 @@ class MlaModel(TimeModel):
         *("rows", "tokens"),
         *("steps", "share", "items"),  # of the fullest worker: tiles, tokens, sequences
         "apart",  # tokens, where workgroups that load the same ones are on several dies
-        *("split", "two", "parts", "tree"),
+        *("split", "two", "fine", "parts", "tree"),
         "partials",  # workers that write them
     )
 
-    # `two`: of a worker with parts of two sequences, where cuts are anywhere. `share`: of the
-    # fullest worker, in whose range the fewest sequences begin.
+    # `share`: tokens of the fullest worker, in whose range the fewest sequences begin. `two`: where
+    # cuts are anywhere, a worker in whose range one more begins has parts of two sequences, and
+    # `overhead` fewer tokens: if these are one cut at most, it has one part.
     program = Program(
         """
 rows = num_rows
@@ -74,10 +77,14 @@ splits = active / batch
 sequences = batch / active
 whole_splits = ceil(splits)
 whole_sequences = ceil(sequences)
-two = ceil(whole_splits - splits) * ceil(whole_sequences - sequences)
 begun = overhead * floor(sequences)
 share = ceil(minimum((overhead + length) * sequences - begun, num_tokens) / cut) * cut
-steps = ceil(share / (whole_sequences * tile)) * whole_sequences + two * ends
+uneven = ceil(whole_splits - splits) * ceil(whole_sequences - sequences)
+two = uneven * minimum(maximum(share - overhead - cut, 0), 1)
+fine = uneven * minimum(4 * sequences, 1)
+whole_tokens = whole_sequences * tile
+shared_steps = ceil(maximum(share - overhead, 0) / whole_tokens) * whole_sequences + ends
+steps = maximum(ceil(share / whole_tokens) * whole_sequences, two * shared_steps)
 parts = whole_splits + two
 items = whole_sequences + two
 apart = num_tokens * minimum(launched % xcds, 1)
@@ -95,8 +102,9 @@ log_fill = log2(active * groups_of_cu)
     )
 
     def like(self, c: Call) -> Call:
-        """Sizes in the steps in which calls share a decision."""
-        return c.with_sizes(B=coarse(c.B, 1), T=coarse(c.T, 1), S=coarse(c.S, 1))
+        """In the middle of the steps of S in which calls share a decision: at the end, a power of
+        two often, tokens are shared out evenly as in no other call of the step."""
+        return c.with_sizes(S=coarse_middle(c.S, 1))
 
     def resized(self, c: Call, sizes: Mapping[str, int]) -> Call:
         """The call at a row's sizes, with as many queries for each sequence."""
@@ -134,6 +142,7 @@ log_fill = log2(active * groups_of_cu)
             "apart": {"apart": 4 * v.groups * (row_bytes / l2) * (v.groups > 1)},
             "split": {"split": 1.0},
             "two": {"two": 1.0},
+            "fine": {"fine": 1.0 * (v.least < _COARSE_CUT)},
             "parts": {"parts": 1.0},
             "tree": {"tree": 1.0},
             # Written and read.

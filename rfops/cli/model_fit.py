@@ -8,6 +8,7 @@ the logs, by ridge regression; an op keeps that if its regret of calls that were
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -50,6 +51,9 @@ class Sample(NamedTuple):
     logs: Array  # [variants, logs]
     us: Array
     is_choice: npt.NDArray[np.bool_]  # whether a call may choose it without a row
+    # The same at the sizes at which calls that share a decision choose (TimeModel.like).
+    choice_terms: Array
+    choice_logs: Array
 
 
 def sample_of(op: Op, timed: Timed) -> Sample:
@@ -59,8 +63,9 @@ def sample_of(op: Op, timed: Timed) -> Sample:
     timed = in_order(model, timed)
     families = [(name, kernels[name].family(v, timed.call)) for name, v in timed.variants]
     terms, logs = work_of(op, model, timed)
+    choice_work = work_of(op, model, dataclasses.replace(timed, call=model.like(timed.call)))
     is_choice = np.array([variant in index_of for variant in timed.variants])
-    return Sample(families, terms, logs, np.array(timed.us), is_choice)
+    return Sample(families, terms, logs, np.array(timed.us), is_choice, *choice_work)
 
 
 def in_order(model: TimeModel, timed: Timed) -> Timed:
@@ -74,7 +79,8 @@ def in_order(model: TimeModel, timed: Timed) -> Timed:
 
 def _indices(model: TimeModel, c: Call) -> dict[tuple[str, Any], int]:
     """Of all variants that a call chooses among."""
-    variants = ((kernel.name, v) for kernel in model.kernels for v in kernel.space(c) or ())
+    shared = model.like(c)
+    variants = ((kernel.name, v) for kernel in model.kernels for v in kernel.space(shared) or ())
     return {variant: index for index, variant in enumerate(variants)}
 
 
@@ -201,16 +207,20 @@ def quadratic(logs: Array, residuals: Array, weights: Array) -> tuple[Array, Arr
 
 
 def predict(fitted: Fitted, sample: Sample) -> Array:
-    """Microseconds of each variant."""
-    us = np.full(len(sample.us), np.inf)
-    for family_idx, (kernel, family) in enumerate(sample.families):
+    """Microseconds of each variant at the sizes that were timed."""
+    return _predict(fitted, sample.families, sample.terms, sample.logs)
+
+
+def _predict(fitted: Fitted, families: Sequence[Family], terms: Array, logs: Array) -> Array:
+    us = np.full(len(families), np.inf)
+    for family_idx, (kernel, family) in enumerate(families):
         overall = fitted.get((kernel, ""))
         if overall is not None:
             constants = fitted.get((kernel, family), overall)
-            x = np.clip(sample.logs[family_idx], overall.low, overall.high)
+            x = np.clip(logs[family_idx], overall.low, overall.high)
             correction = float(x @ overall.quadratic @ x)
             correction = min(max(correction, -MAX_CORRECTION), MAX_CORRECTION)
-            us[family_idx] = max(sample.terms[family_idx] @ constants.linear, _TINY) * 2**correction
+            us[family_idx] = max(terms[family_idx] @ constants.linear, _TINY) * 2**correction
     return us
 
 
@@ -236,7 +246,8 @@ class Regret(NamedTuple):
 
 def ratio(fitted: Fitted, sample: Sample) -> float:
     """Of the variant that the constants choose, to the best of all that were timed."""
-    predicted = np.where(sample.is_choice, predict(fitted, sample), np.inf)
+    us = _predict(fitted, sample.families, sample.choice_terms, sample.choice_logs)
+    predicted = np.where(sample.is_choice, us, np.inf)
     return float(sample.us[int(predicted.argmin())] / sample.us.min())
 
 

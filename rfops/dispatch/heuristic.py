@@ -65,3 +65,10 @@ def coarse(size: int, step: int) -> int:
     if shift > 0:
         steps = -(-steps >> shift) << shift
     return steps * step
+
+
+def coarse_middle(size: int, step: int) -> int:
+    """The middle of the sizes that share `coarse(size, step)`."""
+    end = coarse(size, step) // step
+    shift = (end - 1).bit_length() - _BITS
+    return (end - (1 << shift >> 1) if shift > 0 else end) * step
