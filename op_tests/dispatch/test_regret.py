@@ -21,9 +21,7 @@ MODELED = sorted(name for name, op in ops().items() if op.time_model)
 # The aims, and what is not reached yet: 40 calls of some ops.
 MEDIAN, P95, MOST, CALLS = 1.03, 1.12, 1.30, 40
 CALLS_OF = {
-    ("batched_gemm_a16w8_blockscale", "gfx942"): 31,
     ("gemm_a16wfp4", "gfx950"): 36,
-    ("gemm_a8wfp4", "gfx950"): 30,
     ("fused_moe_mxfp4", "gfx950"): 30,
     ("fused_moe_tables", "gfx942"): 5,
 }

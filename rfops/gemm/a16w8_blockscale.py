@@ -150,7 +150,7 @@ class _Model(GemmModel):
         "wave_convert": "1: of a wave's conversions along K, of all rounds",
     }
     terms = tuple(units)
-    logs = (*GemmModel.logs, "tile_m", "tile_n")
+    logs = (*GemmModel.logs, "tile_m", "tile_n", "convert")
 
     def layer(self, v: Variants, c: Call) -> Layer:
         layer = super().layer(v, c)
@@ -164,7 +164,12 @@ class _Model(GemmModel):
         }
         return layer._replace(
             terms={**layer.terms, **terms},
-            logs={**layer.logs, "tile_m": np.log2(v.m), "tile_n": np.log2(v.n)},
+            logs={
+                **layer.logs,
+                "tile_m": np.log2(v.m),
+                "tile_n": np.log2(v.n),
+                "convert": math.log2(1 + convert_instructions(c)),
+            },
         )
 
     def batches(self, c: Call) -> int:
