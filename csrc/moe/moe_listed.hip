@@ -104,9 +104,12 @@ class Product {
     load_x(span, line);
 #pragma unroll
     for (u32 c = 0; c < kColTiles; ++c) {
+      // Opaque: hoisted out of the loop, the loads' rows take more SGPRs than there are.
+      u32 row = column_of(c);
+      force_sgpr(row);
 #pragma unroll
       for (u32 s = 0; s < kLines; s += Loader::kTiles)
-        w_.template load<kStreamed>(&span.w[c][s], column_of(c), line + s, operands_.blocks);
+        w_.template load<kStreamed>(&span.w[c][s], row, line + s, operands_.blocks);
     }
     if constexpr (kIsFp8) load_w_scales(span, column_of, line);
     sched_barrier();

@@ -144,19 +144,21 @@ def test_what_it_launches(i: int, names: list[str], arch: str) -> None:
 @pytest.mark.parametrize("m", [1, 17])
 def test_no_spills(m: int, top_k: int, arch: str) -> None:
     """Few and many choices to keep, of each type and layout, with one block in flight and more."""
-    for i, dtype, ids, layout in (
-        (512, BF16, torch.int32, "raw"),
-        (512, F16, torch.int64, "16x16"),
-        (128, BF16, torch.int64, "16x16"),
+    for d, i, dtype, ids, layout in (
+        (256, 512, BF16, torch.int32, "raw"),
+        (3584, 512, BF16, torch.int32, "raw"),  # columns of `down` of two scales
+        (256, 512, F16, torch.int64, "16x16"),
+        (256, 128, BF16, torch.int64, "16x16"),
     ):
-        p = random_problem(arch, m, 256, i, 16, top_k, dtype)
+        p = random_problem(arch, m, d, i, 16, top_k, dtype)
         p = p.with_(topk_ids=p.topk_ids.to(ids))
         w1, w2 = (w if layout == "raw" else shuffle_weight(w).data for w in (p.w1, p.w2))
         with rfops.vgpu.profile() as profiled:
             assert_correct(run("stream", p.with_(w1=w1, w2=w2), layout=layout), p)
         for launch in profiled.launches:
-            spills = launch.vgpr_spills, launch.scratch_bytes_per_lane
-            assert spills == (0, 0), f"{launch.kernel}, {i=} {dtype} {ids} {layout}: {spills}"
+            spills = launch.vgpr_spills, launch.sgpr_spills, launch.scratch_bytes_per_lane
+            which = f"{launch.kernel}, {d=} {i=} {dtype} {ids} {layout}"
+            assert spills == (0, 0, 0), f"{which}: {spills}"
 
 
 def test_which_calls_take_it(arch: str) -> None:
