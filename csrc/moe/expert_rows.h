@@ -75,6 +75,12 @@ class ExpertRows {
   __device__ u32 token(u32 row) const {
     return is_shared_ ? row - m_ * (kTopK + shared_) : row / kTopK;
   }
+  // Returns the number that a row has where a token's rows follow each other, those of its choices
+  // and then of all `num_shared` shared experts.
+  __device__ u32 number_by_token(u32 row, u32 num_shared) const {
+    return is_shared_ ? token(row) * (kTopK + num_shared) + kTopK + shared_
+                      : row + token(row) * num_shared;
+  }
 
  private:
   static constexpr u32 kWaves = kThreads / kWaveSize;

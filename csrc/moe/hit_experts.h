@@ -8,12 +8,13 @@
 namespace rfops {
 
 // Writes how many experts a call of `count` ids has, and which: the shared ones, routed to experts
-// - 1, and then the chosen ones; ids outside 0..routed-1 are no choice. By one workgroup.
+// - 1, and then the chosen ones; ids outside 0..routed-1 are no choice. By one workgroup, with
+// `bits` in LDS, the caller's own: a few bytes more may cost a CU a workgroup.
+using HitBits = u32[kMaxExperts / 32];
 template <u32 kThreads, class Id>
-__device__ inline void find_hit_experts(u32* hits, const Id* ids, u32 count, u32 routed,
-                                        u32 experts) {
+__device__ inline void find_hit_experts(HitBits& bits, u32* hits, const Id* ids, u32 count,
+                                        u32 routed, u32 experts) {
   constexpr u32 kWords = kMaxExperts / 32, kBits = 32;
-  __shared__ u32 bits[kWords];
   const u32 thread = thread_id(), shared = experts - routed;
   if (thread < kWords) bits[thread] = 0;
   workgroup_barrier();

@@ -162,16 +162,20 @@ moe_fp8_stream_down(const u32* __restrict__ hits,  // [1 + slots]: how many expe
   };
 
   F32x4 sums[kTiles] = {};
-  bool in_last_block[4];
-#pragma unroll
-  for (u32 e = 0; e < 4; ++e)
-    in_last_block[e] = (n0 + first_column + e) / kTileK == last_column / kTileK;
+  // Of the lane's results those from this one on have the last column's scale.
+  const u32 last_block_begin = last_column / kTileK * kTileK;
+  const u32 first_result = n0 + first_column;
+  const u32 last_scale_begin =
+      last_block_begin > first_result ? last_block_begin - first_result : 0;
   const Order order((LdsBytes*)memory, wave * kWaveBytes, lane);
   const auto multiply = [&](auto& task) {
     if constexpr (kRaw)  // before the weights, which are loaded after it
       task.raw_h.quantise(task.h[0], task.h_scale[0], (LdsBytes*)memory[wave], 0, blocks);
 #pragma unroll
     for (u32 s = 0; s < kSteps; s += kSpan) WeightRows::arrange(&task.w[s], order);
+    // Opaque: hoisted out of the loop, the comparisons take more SGPRs than there are.
+    u32 begin = last_scale_begin;
+    if constexpr (kScales > 1) force_vgpr(begin);
 #pragma unroll
     for (u32 i = 0; i < kTiles; ++i) {
       if (kTiles > 1 && __builtin_amdgcn_ballot_w64(task.has_row[i]) == 0) continue;
@@ -188,7 +192,7 @@ moe_fp8_stream_down(const u32* __restrict__ hits,  // [1 + slots]: how many expe
         }
 #pragma unroll
         for (u32 e = 0; e < 4; ++e) {  // 0 times a NaN of weights that a token did not choose
-          const f32 scale = in_last_block[e] ? scales[kScales - 1] : scales[0];
+          const f32 scale = e >= begin ? scales[kScales - 1] : scales[0];
           sums[i][e] = task.has_row[i] ? __builtin_fmaf(partial[e], scale, sums[i][e]) : sums[i][e];
         }
       }

@@ -31,7 +31,8 @@ moe_fp8_stream_prepare(u32* __restrict__ hits,           // [1 + E]
                        const Input* __restrict__ x,      // [M, K]
                        u32 m, u32 k, u32 count, u32 routed, u32 experts) {
   if (workgroup_id_x() == 0) {
-    find_hit_experts<kThreads>(hits, topk_ids, count, routed, experts);
+    __shared__ HitBits bits;
+    find_hit_experts<kThreads>(bits, hits, topk_ids, count, routed, experts);
   } else {
     quantise_rows<kThreads>(q, scale, x, m, k, workgroup_id_x() - 1);
   }

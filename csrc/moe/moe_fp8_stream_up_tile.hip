@@ -80,7 +80,8 @@ moe_fp8_stream_up_tile(const Id* __restrict__ topk_ids,  // [M, kTopK]
   const u32 wave = wave_id(), lane = lane_id(), blocks = k / kTileK, choices_of_all = m * kTopK;
   if (slot == shared + (choices_of_all < routed ? choices_of_all : routed)) {
     if (n0 == 0)
-      find_hit_experts<kThreads>(hits, topk_ids, choices_of_all, routed, routed + shared);
+      find_hit_experts<kThreads>(reinterpret_cast<HitBits&>(memory), hits, topk_ids, choices_of_all,
+                                 routed, routed + shared);
     return;
   }
   const LaneChoices<kTopK, 1, Id> choices(topk_ids, m, routed);

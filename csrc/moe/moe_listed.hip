@@ -2,22 +2,26 @@
 // kStage 2: y[r] = T(h[r] Wd)
 //
 // r is a row of an expert (expert_rows.h), t its token, W the expert's weights. For experts of few
-// rows: weights are read once per 64 rows, from memory to registers. Elements are T, f16 or bf16,
-// or FP8 (e4m3fnuz on gfx942, e4m3 on gfx950) with fp32 scales per 1 x 128 of x and h and per
-// 128 x 128 of W.
+// rows: weights are read once per 16 kMaxTiles rows, from memory to registers. Elements are T, f16
+// or bf16, or FP8 (e4m3fnuz on gfx942, e4m3 on gfx950) with fp32 scales per 1 x 128 of x and h and
+// per 128 x 128 of W.
 //
 // Layout. A workgroup has one expert, whose rows it lists itself. In stage 1 it has 16 columns of
-// gate and the same 16 of up, and its waves interleave along K in spans of kSpan cache lines; their
-// partials are reduced in LDS in the order of the waves. In stage 2 a wave has all of K of 32
-// columns, and then of the next 32. The loads of a wave's next span are in flight while it
-// multiplies one. Loads of weights bring whole cache lines of a row, which the wave reorders to
-// fragments through its own LDS. Weights are MFMA operand A, rows operand B: up to kMaxTiles tiles
-// of 16; a tile's missing rows are zeros without a memory access.
+// gate and the same 16 of up, and its waves interleave along K in spans of kLines cache lines;
+// their partials are reduced in LDS in the order of the waves. In stage 2 a wave has all of K of 32
+// columns, and then of the next 32. While a wave multiplies, the loads of others are in flight.
+// Loads of weights bring whole cache lines of a row, which the wave reorders to fragments through
+// its own LDS. Weights are MFMA operand A, rows operand B: up to kMaxTiles tiles of 16; a tile's
+// missing rows are zeros without a memory access.
+//
+// With kHBlocks, h of FP8 weights has type T and the workgroup quantises its rows to LDS
+// (lds_fp8_rows.h), while its first weights are in flight; missing rows are then undefined.
 //
 // Guarantees: bitwise deterministic.
 // Requires: K of 128-byte lines; N a multiple of 32, FP8 of 128; rows 16-byte aligned; at most
 // 256 kRounds tokens; an expert's weights, x and h below 2 GiB.
 #include "moe/expert_rows.h"
+#include "moe/lds_fp8_rows.h"
 #include "rfops/group/wave_reduce.h"
 #include "rfops/matrix/mfma_f16.h"
 #include "rfops/matrix/mfma_fp8.h"
@@ -39,6 +43,16 @@ constexpr u32 kWaves = 4, kThreads = kWaves * kWaveSize;
 constexpr u32 kMaxTiles = RFOPS_TILES;  // of 16 rows that a pass over the weights has
 constexpr u32 kColTiles = 2;         // of 16 weight rows, of a wave: gate and up, or adjacent ones
 constexpr u32 kLines = RFOPS_LINES;  // cache lines of a row of weights per load
+// Blocks of K of h that stage 2 quantises itself; 0: h is as the MFMA takes it.
+constexpr u32 kHBlocks = RFOPS_H_BLOCKS;
+constexpr bool kIsRaw = kHBlocks > 0;
+// Whether the rows of h are ordered by token (moe_fp8_stream_up_tile.hip), not as those of y.
+constexpr bool kHByToken = RFOPS_H_BY_TOKEN;
+static_assert(!kHByToken || kIsRaw, "h of moe_fp8_stream_up_tile.hip");
+// Whether all workgroups of an expert are of one XCD, whose L2 then has the rows of x.
+constexpr bool kByXcd = RFOPS_BY_XCD;
+static_assert(!kByXcd || kStage == 1, "stage 1 reads more of x than of h");
+static_assert(!kIsRaw || (kStage == 2 && kIsFp8), "h that FP8 weights multiply");
 constexpr u32 kScaleColumns = 128;
 constexpr u32 kMatrices = kStage == 1 ? 2 : 1;  // a wave's tiles of one share scales
 // Lines of x that a wave loads at a time.
@@ -49,9 +63,16 @@ using Rows = ExpertRows<kTopK, kThreads, kRounds, kMaxTiles * kTileRows>;
 using OutVec = Vec4<Input>;
 constexpr u32 kSumItems = kColTiles * kMaxTiles * kWaveSize;
 constexpr u32 kOrderItems = kLines * kLdsTile / sizeof(F32x4);
-constexpr u32 kWaveItems = kOrderItems > kSumItems ? kOrderItems : kSumItems;
+constexpr u32 kWaveItems = kStage == 1 && kSumItems > kOrderItems ? kSumItems : kOrderItems;
 static_assert(sizeof(Rows::Memory) <= kWaves * kWaveItems * sizeof(F32x4), "the list fits");
 alignas(kRowBytes) __shared__ F32x4 memory[kWaves][kWaveItems];
+template <u32 kRowTiles>
+using RawRows = LdsFp8Rows<Input, kThreads, kRowTiles, kIsRaw ? kHBlocks : 1>;
+struct RawMemory {
+  Rows::Memory list;
+  RawRows<kMaxTiles>::Memory rows;
+};
+alignas(kRowBytes) __shared__ u8 raw_memory[kIsRaw ? sizeof(RawMemory) : 1];
 
 // Operands of kLines cache lines along K, of x fewer.
 template <u32 kRowTiles>
@@ -68,7 +89,7 @@ struct Operands {
   Input* out;
   u32 w_rows, x_bytes, row_bytes, in_row;  // of the expert; of all rows; of K; between rows of x
   u32 scale_rows_bytes;                    // of all rows of x
-  u32 n, blocks;
+  u32 n, blocks, num_shared;
 };
 
 __device__ inline u32 smaller(u32 a, u32 b) { return a < b ? a : b; }
@@ -86,9 +107,12 @@ class Product {
   using Loader = WaveTileLoader<RFOPS_SHUFFLED, kLines>;
 
  public:
-  __device__ Product(const Operands& operands, const LaneRows<kRowTiles>& rows)
+  // `raw_rows` is null where h is not quantised here.
+  __device__ Product(const Operands& operands, const LaneRows<kRowTiles>& rows,
+                     const RawRows<kRowTiles>* raw_rows)
       : operands_(operands),
         rows_(rows),
+        raw_rows_(raw_rows),
         w_({operands.w, 0, operands.w_rows, operands.w_rows, operands.row_bytes, 0,
             operands.row_bytes, Loader::kKStrideBytes},
            lane_id()),
@@ -96,20 +120,25 @@ class Product {
   using Sums = F32x4[kColTiles * kRowTiles];
   __device__ Sums& sums() { return sums_; }
 
-  // Adds the products of the lines from `line` on; column_of(c) returns the first weight row of
-  // tile c.
+  // Issues the loads of the lines from `line` on, zeros from line `end` on; column_of(c) returns
+  // the first weight row of tile c.
   template <class ColumnOf>
-  __device__ void add(ColumnOf column_of, u32 line) {
-    Span<kRowTiles> span;
-    load_x(span, line);
+  __device__ void issue(Span<kRowTiles>& span, ColumnOf column_of, u32 line, u32 end) const {
+    if constexpr (!kIsRaw) load_x(span, line);
 #pragma unroll
     for (u32 c = 0; c < kColTiles; ++c) {
+      // Opaque: hoisted out of the loop, the loads' rows take more SGPRs than there are.
+      u32 row = column_of(c);
+      force_sgpr(row);
 #pragma unroll
       for (u32 s = 0; s < kLines; s += Loader::kTiles)
-        w_.template load<kStreamed>(&span.w[c][s], column_of(c), line + s, operands_.blocks);
+        w_.template load<kStreamed>(&span.w[c][s], row, line + s, end);
     }
     if constexpr (kIsFp8) load_w_scales(span, column_of, line);
     sched_barrier();
+  }
+  // Adds their products.
+  __device__ void multiply(Span<kRowTiles>& span, u32 line) {
 #pragma unroll
     for (u32 c = 0; c < kColTiles; ++c) {
 #pragma unroll
@@ -117,8 +146,12 @@ class Product {
     }
 #pragma unroll
     for (u32 begin = 0; begin < kLines; begin += kChunk) {
-      if (begin > 0) load_x(span, line + begin);
-      multiply(span, line, begin);
+      if (kIsRaw) {
+        read_raw(span, line + begin);
+      } else if (begin > 0) {
+        load_x(span, line + begin);
+      }
+      multiply_chunk(span, line, begin);
     }
   }
 
@@ -144,6 +177,18 @@ class Product {
     }
     sched_barrier();
   }
+  __device__ void read_raw(Span<kRowTiles>& span, u32 line) const {
+#pragma unroll
+    for (u32 i = 0; i < kRowTiles; ++i) {
+#pragma unroll
+      for (u32 s = 0; s < kChunk; ++s) {
+        // Beyond the last block, where weights are zeros, that one: no NaN.
+        const u32 block = smaller(line + s, kHBlocks - 1);
+        span.x[i][s] = raw_rows_->fragment(i, block);
+        span.x_scale[i].dword[s] = __builtin_bit_cast(u32, raw_rows_->scale(i, block));
+      }
+    }
+  }
   template <class ColumnOf>
   __device__ void load_w_scales(Span<kRowTiles>& span, ColumnOf column_of, u32 line) const {
 #pragma unroll
@@ -155,8 +200,7 @@ class Product {
         span.w_scale[c][s] = of_column[line + s < operands_.blocks ? line + s : 0];
     }
   }
-  // Multiplies the lines of a chunk.
-  __device__ void multiply(const Span<kRowTiles>& span, u32 line, u32 begin) {
+  __device__ void multiply_chunk(const Span<kRowTiles>& span, u32 line, u32 begin) {
 #pragma unroll
     for (u32 s = 0; s < kChunk; ++s) {
       const u32 l = begin + s;
@@ -188,6 +232,7 @@ class Product {
 
   const Operands& operands_;
   const LaneRows<kRowTiles>& rows_;
+  const RawRows<kRowTiles>* raw_rows_;
   Loader w_;
   WaveOrder<kLines> order_;
   Sums sums_ = {};
@@ -213,7 +258,7 @@ __device__ inline LaneRows<kRowTiles> lane_rows(const Operands& operands, const 
         has_row ? x_row * operands.in_row + lane_id() / kTileRows * kVecBytes : kOutOfBounds;
     result.scale_offset[i] = has_row ? x_row * operands.blocks * u32{sizeof(f32)} : kOutOfBounds;
   }
-  workgroup_barrier();  // the list's memory is free
+  if (!kIsRaw) workgroup_barrier();  // the list's memory is free
   return result;
 }
 
@@ -221,9 +266,12 @@ __device__ inline LaneRows<kRowTiles> lane_rows(const Operands& operands, const 
 template <u32 kRowTiles>
 __device__ inline void make_h(const Operands& operands, const LaneRows<kRowTiles>& rows, u32 n0) {
   const u32 wave = wave_id(), lane = lane_id();
-  Product<kRowTiles> product(operands, rows);
-  for (u32 line = wave * kLines; line < operands.blocks; line += kWaves * kLines)
-    product.add([&](u32 c) { return n0 + c * operands.n; }, line);
+  Product<kRowTiles> product(operands, rows, nullptr);
+  for (u32 line = wave * kLines; line < operands.blocks; line += kWaves * kLines) {
+    Span<kRowTiles> span;
+    product.issue(span, [&](u32 c) { return n0 + c * operands.n; }, line, operands.blocks);
+    product.multiply(span, line);
+  }
 #pragma unroll
   for (u32 t = 0; t < kColTiles * kRowTiles; ++t)
     memory[wave][t * kWaveSize + lane] = product.sums()[t];
@@ -243,36 +291,104 @@ __device__ inline void make_h(const Operands& operands, const LaneRows<kRowTiles
   }
 }
 
-// Stage 2: `strips` of 32 columns of y per wave; those of the waves are adjacent.
+constexpr u32 kStripColumns = kColTiles * kTileRows;
+
 template <u32 kRowTiles>
-__device__ inline void make_y(const Operands& operands, const LaneRows<kRowTiles>& rows,
-                              u32 first_strip, u32 strips) {
-  constexpr u32 kStripColumns = kColTiles * kTileRows;
-  const u32 end = smaller(first_strip + strips * kWaves, operands.n / kStripColumns);
-  for (u32 strip = first_strip + wave_id(); strip < end; strip += kWaves) {
-    const auto column_of = [&](u32 c) { return strip * kStripColumns + c * kTileRows; };
-    Product<kRowTiles> product(operands, rows);
-    for (u32 line = 0; line < operands.blocks; line += kLines) product.add(column_of, line);
+__device__ inline void store_y(const Operands& operands, const LaneRows<kRowTiles>& rows, u32 strip,
+                               const F32x4 (&sums)[kColTiles * kRowTiles]) {
 #pragma unroll
-    for (u32 i = 0; i < kRowTiles; ++i) {
-      if (rows.out[i] == Rows::kNoRow) continue;
-      Input* const row = operands.out + u64{rows.out[i]} * operands.n + lane_id() / kTileRows * 4;
+  for (u32 i = 0; i < kRowTiles; ++i) {
+    if (rows.out[i] == Rows::kNoRow) continue;
+    Input* const row = operands.out + u64{rows.out[i]} * operands.n + lane_id() / kTileRows * 4;
 #pragma unroll
-      for (u32 c = 0; c < kColTiles; ++c) {
-        *reinterpret_cast<OutVec*>(row + column_of(c)) =
-            __builtin_convertvector(product.sums()[i * kColTiles + c], OutVec);
-      }
+    for (u32 c = 0; c < kColTiles; ++c) {
+      *reinterpret_cast<OutVec*>(row + strip * kStripColumns + c * kTileRows) =
+          __builtin_convertvector(sums[i * kColTiles + c], OutVec);
     }
   }
 }
 
+// Stage 2: `strips` of 32 columns of y per wave; those of the waves are adjacent.
 template <u32 kRowTiles>
-__device__ inline void make_rows(const Operands& operands, const Pass& pass, u32 strips) {
+__device__ inline void make_y(const Operands& operands, const LaneRows<kRowTiles>& rows,
+                              u32 first_strip, u32 strips) {
+  const u32 end = smaller(first_strip + strips * kWaves, operands.n / kStripColumns);
+  for (u32 strip = first_strip + wave_id(); strip < end; strip += kWaves) {
+    Product<kRowTiles> product(operands, rows, nullptr);
+    for (u32 line = 0; line < operands.blocks; line += kLines) {
+      Span<kRowTiles> span;
+      product.issue(
+          span, [&](u32 c) { return strip * kStripColumns + c * kTileRows; }, line,
+          operands.blocks);
+      product.multiply(span, line);
+    }
+    store_y(operands, rows, strip, product.sums());
+  }
+}
+
+// The same of h that it quantises, while a wave's first weights are in flight.
+template <u32 kRowTiles>
+__device__ inline void make_y_of_raw(const Operands& operands, const Pass& pass, u32 first_strip,
+                                     u32 strips) {
+  const u32 end = smaller(first_strip + strips * kWaves, operands.n / kStripColumns);
+  const auto row_of = [&](u32 i) {
+    const u32 row = pass.rows.row(pass.begin, i);
+    return kHByToken ? pass.rows.number_by_token(row, operands.num_shared) : row;
+  };
+  const auto rows_memory =
+      (RFOPS_LDS typename RawRows<kRowTiles>::Memory*)(raw_memory + sizeof(Rows::Memory));
+  RawRows<kRowTiles> raw_rows(rows_memory, make_buffer(operands.x, operands.x_bytes), pass.count);
+  raw_rows.issue(row_of);
+  sched_barrier();
   const LaneRows<kRowTiles> rows = lane_rows<kRowTiles>(operands, pass);
-  if constexpr (kStage == 1) {
-    make_h(operands, rows, workgroup_id_x() * kTileRows);
+  Product<kRowTiles> product(operands, rows, &raw_rows);
+  Span<kRowTiles> span;
+  const auto issue = [&](u32 strip, u32 line) {
+    product.issue(
+        span, [&](u32 c) { return strip * kStripColumns + c * kTileRows; }, line, kHBlocks);
+  };
+  u32 strip = first_strip + wave_id();
+  issue(strip, 0);
+  raw_rows.commit(row_of);
+  workgroup_barrier();
+  while (true) {
+#pragma unroll
+    for (u32 line = 0; line < kHBlocks; line += kLines) {
+      if (line > 0) issue(strip, line);
+      product.multiply(span, line);
+    }
+    store_y(operands, rows, strip, product.sums());
+    strip += kWaves;
+    if (strip >= end) return;
+    issue(strip, 0);
+#pragma unroll
+    for (auto& sum : product.sums()) sum = {};
+  }
+}
+
+// What a workgroup computes: some columns of a pass over an expert.
+struct Group {
+  u32 work_idx, column_group;
+};
+__device__ inline Group group_of_workgroup(u32 n) {
+  if constexpr (!kByXcd) return {workgroup_id_y(), workgroup_id_x()};
+  const u32 groups = n / kTileRows, id = workgroup_id_y() * groups + workgroup_id_x();
+  return {id / kXcds / groups * kXcds + id % kXcds, id / kXcds % groups};
+}
+
+template <u32 kRowTiles>
+__device__ inline void make_rows(const Operands& operands, const Pass& pass, u32 column_group,
+                                 u32 strips) {
+  const u32 first_strip = column_group * strips * kWaves;
+  if constexpr (kIsRaw) {
+    make_y_of_raw<kRowTiles>(operands, pass, first_strip, strips);
   } else {
-    make_y(operands, rows, workgroup_id_x() * strips * kWaves, strips);
+    const LaneRows<kRowTiles> rows = lane_rows<kRowTiles>(operands, pass);
+    if constexpr (kStage == 1) {
+      make_h(operands, rows, column_group * kTileRows);
+    } else {
+      make_y(operands, rows, first_strip, strips);
+    }
   }
 }
 
@@ -292,8 +408,10 @@ moe_listed(const Id* __restrict__ topk_ids,  // [M, kTopK]
            u32 strips) {                     // of a wave; stage 2
   // Work is a pass over a shared expert, and then an expert, or a choice where these are fewer.
   constexpr u32 kPassRows = kMaxTiles * kTileRows;
-  const u32 passes = (m + kPassRows - 1) / kPassRows, work_idx = workgroup_id_y();
+  const Group group = group_of_workgroup(n);
+  const u32 passes = (m + kPassRows - 1) / kPassRows, work_idx = group.work_idx;
   const u32 number = work_idx - shared * passes;  // of what is not shared
+  if (kByXcd && work_idx >= shared * passes + smaller(routed, m * kTopK)) return;
   const bool is_shared = work_idx < shared * passes, is_choice = !is_shared && m * kTopK < routed;
   u32 expert = is_shared ? routed + work_idx / passes : number;
   if (is_choice) {
@@ -302,7 +420,7 @@ moe_listed(const Id* __restrict__ topk_ids,  // [M, kTopK]
     expert = static_cast<u32>(id);
   }
   expert = readfirstlane(expert);
-  const auto list = (RFOPS_LDS Rows::Memory*)memory;
+  const auto list = kIsRaw ? (RFOPS_LDS Rows::Memory*)raw_memory : (RFOPS_LDS Rows::Memory*)memory;
   const Rows rows(list, topk_ids, m, routed, expert);
   if (rows.total() == 0) return;
 
@@ -310,18 +428,20 @@ moe_listed(const Id* __restrict__ topk_ids,  // [M, kTopK]
   const u32 x_rows = kStage == 1 ? m : m * (kTopK + shared);
   const f32* const scales =
       kIsFp8 ? w_scale + u64{expert} * (w_rows / kScaleColumns) * blocks : nullptr;
-  const Operands operands = {w + u64{expert} * w_rows * k_bytes,
-                             x,
-                             scales,
-                             x_scale,
-                             out,
-                             w_rows,
-                             (x_rows - 1) * in_row + k_bytes,
-                             k_bytes,
-                             in_row,
-                             x_rows * blocks * u32{sizeof(f32)},
-                             n,
-                             blocks};
+  const Operands operands = {
+      w + u64{expert} * w_rows * k_bytes,
+      x,
+      scales,
+      x_scale,
+      out,
+      w_rows,
+      kIsRaw ? x_rows * k_bytes * u32{sizeof(Input)} : (x_rows - 1) * in_row + k_bytes,
+      k_bytes,
+      in_row,
+      x_rows * blocks * u32{sizeof(f32)},
+      n,
+      blocks,
+      shared};
   const u32 first_row = is_shared ? work_idx % passes * kPassRows : 0;
   const u32 end = is_shared ? smaller(first_row + kPassRows, m) : rows.total();
   for (u32 begin = first_row; begin < end; begin += kPassRows) {
@@ -332,11 +452,11 @@ moe_listed(const Id* __restrict__ topk_ids,  // [M, kTopK]
     if (is_choice && begin == 0 && rows.row(0, 0) != number) return;
     const Pass pass = {rows, begin, smaller(end - begin, kPassRows)};
     if (pass.count <= kTileRows) {
-      make_rows<1>(operands, pass, strips);
+      make_rows<1>(operands, pass, group.column_group, strips);
     } else if (kMaxTiles >= 2 && pass.count <= 2 * kTileRows) {
-      make_rows<kMaxTiles >= 2 ? 2 : 1>(operands, pass, strips);
+      make_rows<kMaxTiles >= 2 ? 2 : 1>(operands, pass, group.column_group, strips);
     } else {
-      make_rows<kMaxTiles>(operands, pass, strips);
+      make_rows<kMaxTiles>(operands, pass, group.column_group, strips);
     }
   }
 }

@@ -8,7 +8,7 @@ silu(g) * u is rounded to x's dtype before it is quantised, as where the two pro
 
 | kernel | what it takes |
 |---|---|
-| stream (kernels/fp8/stream.py) | up to 32 tokens; first up to 16 |
+| stream (kernels/fp8/stream.py) | up to 32 tokens; first up to 16 of short experts |
 | listed (kernels/listed.py) | up to 512 tokens; first where experts have few rows |
 | hip (kernels/fp8/hip.py) | gfx942 (e4m3fnuz) and gfx950 (e4m3), up to 512 experts |
 | triton (kernels/fp8/triton.py) | AMD's, and NVIDIA's with FP8 |
@@ -158,16 +158,18 @@ class _Fp8Moe(Moe):
         return tensors
 
     def order(self, c: Call) -> Sequence[str]:
-        """`stream` first for so few tokens that it has two launches or three, unless experts are
-        long: of 22 calls with I up to 2,048 it was quicker than `hip` in all, in geomean by a
-        fifth; with 4,096 and 8,192, of 8 experts, it took 0.97 to 1.22 times as long (estimated).
-        Then `listed` for experts of few rows; on gfx942 from fewer tokens on."""
+        """`stream` first up to 16 tokens of experts so short that it has two launches; then
+        `listed` for experts of few rows. Timing mode, up to 16 tokens, MI355X and MI300X: `stream`
+        took 0.86 to 0.98 of `listed`'s time with I of 256, `listed` 0.86 to 0.96 of `stream`'s
+        with I of 384 to 1536, where its `down` quantises h."""
         names = moved(super().order(c), HipFp8Listed.name, _LISTED.is_quickest(c))
-        max_tokens = TILE
-        if c.arch == "gfx942":
-            # Timing mode, MI300X, 16 tokens of 7168 x 256: 165.1 us, by `listed` 154.4; 8 tokens of
-            # 4096 x 768: 172.7, 149.7; of 7168 x 256, where `down` quantises h: 94.2, 101.7.
-            max_tokens = 8 if c.I <= FEW_BLOCKS * BLOCK else 4
+        if c.I <= FEW_BLOCKS * BLOCK:
+            max_tokens = TILE
+        elif _LISTED.raw_blocks(c):
+            max_tokens = 0
+        else:
+            # MI300X, 4 tokens of 4096 x 1536: 165.5 us, by `listed` 163.8; 1 token: 54.0, 58.8.
+            max_tokens = 3 if c.arch == "gfx942" else TILE
         return moved(names, HipFp8Stream.name, c.M <= max_tokens and c.I <= STREAMED_I)
 
     def draw(self, rng: random.Random) -> dict[str, Any]:

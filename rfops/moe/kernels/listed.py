@@ -3,7 +3,8 @@
 (router   each token's experts, two launches            rfops/moe/router.py)
 quantise  x, of FP8 weights                             csrc/quantization/quant_fp8_blockscale.hip
 up        gate, up and SiLU of each expert's rows       csrc/moe/moe_listed.hip
-quantise  h, of FP8 weights                             csrc/quantization/quant_fp8_blockscale.hip
+up        FP8, up to 16 tokens: these two in one        csrc/moe/moe_fp8_stream_up_tile.hip
+quantise  h, of FP8 weights, where `down` does not      csrc/quantization/quant_fp8_blockscale.hip
 down      down of them                                  csrc/moe/moe_listed.hip
 add       each token's rows, in a fixed order           csrc/moe/moe_add_pairs.hip
 """
@@ -11,7 +12,7 @@ add       each token's rows, in a fixed order           csrc/moe/moe_add_pairs.h
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -25,16 +26,22 @@ from rfops.dispatch.strided import matrix_strides
 from rfops.jit import compile_ops, u32
 
 from .. import router
-from .bf16.hip import IN_TYPES, HipMoeFixed, chosen, id_defines, num_rows
+from .bf16.hip import IN_TYPES, XCDS, HipMoeFixed, chosen, id_defines, num_rows
 from .fp8.hip import quantise, quantized
+from .fp8.stream import TILE, hits, up_tile
 from .pairs import sum_of_pairs
 
 MAX_TOKENS = 512
 THREADS, WAVES = 256, 4  # of a workgroup; a thread finds the experts of each 256th token
 LINE, FEW_LINES = 128, 4  # bytes of K; lines up to which a load has two
-TILE, MAX_TILES, MAX_LINES = 16, 4, 4  # rows; tiles of a pass; cache lines of a load
 FEW_ROWS = 10  # of an expert on average: few have more than 16
+# Rows of an expert on average up to which a pass has so many tiles, and a load so many lines.
+TILES = (FEW_ROWS, 1, 4), (20, 2, 4)
+MANY_TILES = 4, 2
 UP_COLUMNS, STRIP = 16, 32  # columns of a workgroup of `up`; of a wave of `down` at a time
+# Of x that stays in an L2 beside weights: half of it. Where x is more, and all experts have about
+# as many rows, the workgroups of an expert in `up` are of one XCD.
+L2_X_BYTES = 2 << 20
 GROUPS_PER_CU = 8  # of `down`, of all experts that may have a row
 
 
@@ -44,7 +51,8 @@ GROUPS_PER_CU = 8  # of `down`, of all experts that may have a row
     variants=lambda _arch: [
         {
             **{"IN": "bf16", "ID": "i32", "STAGE": stage, "FP8": is_fp8, "TOP_K": 8, "ROUNDS": 1},
-            **{"TILES": 1, "LINES": MAX_LINES, "SHUFFLED": 0},
+            **{"TILES": 1, "LINES": 4, "SHUFFLED": 0},
+            **{"H_BLOCKS": 0, "H_BY_TOKEN": 0, "BY_XCD": 0},
         }
         for stage in (1, 2)
         for is_fp8 in (0, 1)
@@ -73,7 +81,7 @@ class HipListed(HipMoeFixed):
 
     name = "listed"
     module = "moe_listed"
-    more_modules = ("moe_add_pairs",)  # and the router's
+    more_modules: ClassVar[tuple[str, ...]] = ("moe_add_pairs",)  # and the router's
     # Of an expert on average, up to which it is quicker than `hip`: timing mode, MI355X, experts of
     # 4096 x 384, 128 tokens: 32 rows 80.3 us, by `hip` 90.9; FP8, 16 rows 82.6, by `hip` 83.5.
     max_rows = 32
@@ -105,80 +113,96 @@ class HipListed(HipMoeFixed):
 
     def launches(self, c: Call, config: Any) -> Run:
         routes, of_router = router.steps(c, c.R, chosen(c))
-        up, down = self._up(c), self._down(c)
-        products, quantised = [up, down], {}
-        if self.is_fp8:
-            products = [quantise(c, "x", c.M, c.D), up, quantise(c, "h", num_rows(c), c.I), down]
-            quantised = {
-                **quantized("x", c.M, c.D, c.w1_dtype),
-                **quantized("h", num_rows(c), c.I, c.w1_dtype),
-            }
         return run_steps(
             c.device,
             self.arguments,
-            [*routes, *products, sum_of_pairs(c)],
+            [*routes, *self.products(c), sum_of_pairs(c)],
             arch=c.arch,
             workspace={
                 "routed_weights": (c.M * c.K, torch.float32),
                 "routed_ids": (c.M * c.K, torch.int32),
+                **hits(c),
                 **of_router,
             },
             outer=bool(routes),
             temporaries={
-                **quantised,
+                **self.quantised(c),
                 "h": ((num_rows(c), c.I), c.x_dtype),
                 "y": ((num_rows(c), c.D), c.x_dtype),
             },
         )
 
-    def _up(self, c: Call) -> Step:
-        x_row = c.D if self.is_fp8 else 2 * matrix_strides(c, "x", c.D)[0]
-        return self._columns(c, 1, c.I, c.D, ceil(c.I, UP_COLUMNS), 0, "x", "w1", "h", x_row)
+    def products(self, c: Call) -> list[Step]:
+        """h and y of all experts' rows."""
+        x_stride_bytes = 2 * matrix_strides(c, "x", c.D)[0]
+        return [self.up(c, "x", x_stride_bytes), self.down(c, "h")]
 
-    def _down(self, c: Call) -> Step:
-        row = c.I * self.weight_bits // 8
+    def quantised(self, c: Call) -> dict[str, Any]:
+        """Operands in FP8 and their scales."""
+        return {}
+
+    def tiles(self, c: Call) -> tuple[int, int]:
+        """Tiles of 16 rows that a pass over an expert's weights has, and cache lines of a row that
+        a load of weights brings: many rows leave registers for few lines."""
+        rows = c.M * c.K / c.R
+        return next(((t, lines) for most, t, lines in TILES if rows <= most), MANY_TILES)
+
+    def raw_blocks(self, c: Call) -> int:
+        """Blocks of K of h that `down` quantises; 0: it does not."""
+        return 0
+
+    def up(self, c: Call, x: str, x_stride_bytes: int) -> Step:
+        by_xcd = not _has_few_rows(c) and self._bytes(c.M * c.D) > L2_X_BYTES
+        slots = ceil(self._num_slots(c), XCDS) * XCDS if by_xcd else self._num_slots(c)
+        sizes = {"n": c.I, "k_bytes": self._bytes(c.D), "in_row": x_stride_bytes, "strips": 0}
+        defines = {**self._step_defines(c, 1, c.D), "BY_XCD": int(by_xcd)}
+        return self._step(c, defines, (ceil(c.I, UP_COLUMNS), slots), x, "w1", "h", sizes)
+
+    def down(self, c: Call, h: str, h_by_token: bool = False) -> Step:
         groups = ceil(c.D, WAVES * STRIP)
-        max_groups = max(1, GROUPS_PER_CU * c.cu_num // _num_slots(c))
+        max_groups = max(1, GROUPS_PER_CU * c.cu_num // self._num_slots(c))
         strips = ceil(groups, max_groups)
-        return self._columns(c, 2, c.D, c.I, ceil(groups, strips), strips, "h", "w2", "y", row)
+        row = self._bytes(c.I)
+        sizes = {"n": c.D, "k_bytes": row, "in_row": row, "strips": strips}
+        defines = {**self._step_defines(c, 2, c.I), "H_BY_TOKEN": int(h_by_token)}
+        grid = ceil(groups, strips), self._num_slots(c)
+        return self._step(c, defines, grid, h, "w2", "y", sizes)
 
-    def _columns(
+    def _step(
         self,
         c: Call,
-        stage: int,
-        n: int,
-        k: int,
-        groups: int,
-        strips: int,
+        defines: Mapping[str, Any],
+        grid: tuple[int, int],
         x: str,
         w: str,
         out: str,
-        in_row: int,
+        sizes: Mapping[str, int],
     ) -> Step:
-        """n columns of `out`, K of k: `groups` workgroups for each expert that may have a row."""
-        scales: dict[str, str | None] = {"w_scale": f"{w}_scale", "x_scale": f"{x}_scale"}
+        """Columns of `out`: a workgroup has some, of an expert that may have a row."""
         arguments = {
             "topk_ids": chosen(c)["ids"],
-            "x": f"{x}_q" if self.is_fp8 else x,
+            "x": x,
             "w": w,
             "out": out,
-            **(scales if self.is_fp8 else dict.fromkeys(scales)),
+            "w_scale": f"{w}_scale" if self.is_fp8 else None,
+            "x_scale": f"{x.removesuffix('_q')}_scale" if x.endswith("_q") else None,
         }
-        sizes = {
-            "m": c.M,
-            "routed": c.R,
-            "shared": c.E - c.R,
-            "n": n,
-            "k_bytes": k * self.weight_bits // 8,
-            "in_row": in_row,
-            "strips": strips,
-        }
-        grid = (groups, _num_slots(c), 1)
-        defines = self._step_defines(c, stage, k)
-        return Step(moe_listed_kernel, defines, THREADS, grid, {**arguments, **sizes})
+        experts = {"m": c.M, "routed": c.R, "shared": c.E - c.R}
+        return Step(
+            moe_listed_kernel, defines, THREADS, (*grid, 1), {**arguments, **experts, **sizes}
+        )
+
+    def _bytes(self, elements: int) -> int:
+        return elements * self.weight_bits // 8
+
+    def _num_slots(self, c: Call) -> int:
+        """Passes over shared experts, and experts that may have a row, as many as there can be."""
+        passes = ceil(c.M, TILE * self.tiles(c)[0])
+        return int((c.E - c.R) * passes + min(c.R, c.M * c.K))
 
     def _step_defines(self, c: Call, stage: int, k: int) -> dict[str, Any]:
-        tiles, lines = _tiles(c)
+        tiles, lines = self.tiles(c)
+        blocks = self.raw_blocks(c) if stage == 2 else 0
         return {
             "IN": IN_TYPES[c.x_dtype],
             **id_defines(c),
@@ -186,25 +210,51 @@ class HipListed(HipMoeFixed):
             "FP8": int(self.is_fp8),
             "ROUNDS": ceil(c.M, THREADS),
             "TILES": tiles,
-            "LINES": 2 if k * self.weight_bits <= 8 * FEW_LINES * LINE else lines,
+            "LINES": 2 if blocks or self._bytes(k) <= FEW_LINES * LINE else lines,
             "SHUFFLED": int(c.values.get("w_layout", "raw") != "raw"),
+            **{"H_BLOCKS": blocks, "H_BY_TOKEN": 0, "BY_XCD": 0},
         }
 
 
-def _tiles(c: Call) -> tuple[int, int]:
-    """Tiles of 16 rows that a pass over an expert's weights has, and cache lines of a row that a
-    load of weights brings: many rows leave registers for few lines."""
-    return (1, MAX_LINES) if c.M * c.K <= FEW_ROWS * c.R else (MAX_TILES, 2)
+def _has_few_rows(c: Call) -> bool:
+    return bool(c.M * c.K <= FEW_ROWS * c.R)
 
 
 class HipFp8Listed(HipListed):
-    """The same of FP8 weights, whose x and h are quantised by launches of their own."""
+    """The same of FP8 weights. x is quantised by a launch of its own, or by `up` for few tokens; h
+    by `down`, for each of its workgroups again, where its rows fit beside weights in LDS."""
 
+    more_modules: ClassVar[tuple[str, ...]] = (*HipListed.more_modules, "moe_fp8_stream_up_tile")
     weight_bits = 8
     max_rows = 16
+    # Tiles of 16 rows by 128 of h, that leave a CU two workgroups on gfx942, three on gfx950.
+    max_h_tiles: ClassVar[Mapping[str, int]] = {"gfx942": 7, "gfx950": 12}
 
+    def products(self, c: Call) -> list[Step]:
+        quantises_h = self.raw_blocks(c) > 0
+        if quantises_h and c.M <= TILE:
+            return [up_tile(c), self.down(c, "h", h_by_token=True)]
+        quantise_h = [] if quantises_h else [quantise(c, "h", num_rows(c), c.I)]
+        return [
+            quantise(c, "x", c.M, c.D),
+            self.up(c, "x_q", c.D),
+            *quantise_h,
+            self.down(c, "h" if quantises_h else "h_q"),
+        ]
 
-def _num_slots(c: Call) -> int:
-    """Passes over shared experts, and experts that may have a row, as many as there can be."""
-    passes = ceil(c.M, TILE * _tiles(c)[0])
-    return int((c.E - c.R) * passes + min(c.R, c.M * c.K))
+    def quantised(self, c: Call) -> dict[str, Any]:
+        return {
+            **quantized("x", c.M, c.D, c.w1_dtype),
+            **quantized("h", num_rows(c), c.I, c.w1_dtype),
+        }
+
+    def tiles(self, c: Call) -> tuple[int, int]:
+        # Lines are for rows of HBM, which shuffled weights open as few of with two; a CU has more
+        # waves then.
+        tiles, lines = super().tiles(c)
+        return tiles, lines if tiles == 1 or c.w_layout == "raw" else 2
+
+    def raw_blocks(self, c: Call) -> int:
+        tiles, blocks = self.tiles(c)[0], c.I // LINE
+        used_blocks = blocks if tiles == 1 else ceil(blocks, 2) * 2
+        return blocks if tiles * used_blocks <= self.max_h_tiles[c.arch] else 0

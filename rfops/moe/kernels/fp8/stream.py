@@ -73,7 +73,7 @@ class HipFp8Stream(HipMoeFixed):
         routes, of_router = router.steps(c, c.R, chosen(c))
         has_one_tile = c.M <= TILE
         first_steps = (
-            [_up_tile(c)] if has_one_tile else [_prepare(c), _up(c, self.defines(c, config))]
+            [up_tile(c)] if has_one_tile else [_prepare(c), _up(c, self.defines(c, config))]
         )
         h_steps = [] if _quantises_h(c) else [quantise(c, "h", num_rows(c), c.I)]
         x_q = {} if has_one_tile else quantized("x", c.M, c.D, c.w1_dtype)
@@ -139,7 +139,7 @@ def _up(c: Call, defines: Mapping[str, Any]) -> Step:
     )
 
 
-def _up_tile(c: Call) -> Step:
+def up_tile(c: Call) -> Step:
     """The same of x that is not quantised; a slot more lists the experts that have a row."""
     shuffled = int(c.w_layout != "raw")
     return Step(
@@ -183,10 +183,15 @@ def _sizes(c: Call, n: int, k: int) -> dict[str, Any]:
     }
 
 
+def hits(c: Call) -> dict[str, Any]:
+    """How many experts have a row, and which."""
+    return {"hits": (1 + c.E, torch.int32)}
+
+
 def _workspace(c: Call) -> dict[str, Any]:
-    """The experts that have a row, and what a router writes."""
+    """Those experts, and what a router writes."""
     return {
-        "hits": (1 + c.E, torch.int32),
+        **hits(c),
         "routed_weights": (c.M * c.K, torch.float32),
         "routed_ids": (c.M * c.K, torch.int32),
     }
