@@ -24,7 +24,7 @@ CALLS_OF = {
     ("batched_gemm_a16w8_blockscale", "gfx942"): 31,
     ("gemm_a16wfp4", "gfx950"): 36,
     ("gemm_a8wfp4", "gfx950"): 30,
-    ("fused_moe_mxfp4", "gfx950"): 30,
+    ("fused_moe_mxfp4", "gfx950"): 38,
     ("fused_moe_tables", "gfx942"): 5,
 }
 # Of the sweep: calls, and variants of each that are timed; all of FP8's, a tenth of the others'
@@ -80,6 +80,8 @@ def test_constants_are_of_these_kernels_and_this_timing_model(name: str, arch: s
     for line in text.splitlines()[1:]:
         if line.startswith(f"{arch},"):
             kernel = line.split(",")[2]
+            if kernel not in found:  # of another op that has these constants
+                continue
             said = re.search(r"kernel (\w+), timing model (\w+)", line)
             assert said and said.groups() == (found[kernel], found[""]), (
                 f"{kernel}'s sources or the timing model's changed since {model.name}.csv was "
