@@ -22,7 +22,7 @@ MODELED = sorted(name for name, op in ops().items() if op.time_model)
 MEDIAN, P95, MOST, CALLS = 1.03, 1.12, 1.30, 40
 CALLS_OF = {
     ("gemm_a16wfp4", "gfx950"): 36,
-    ("fused_moe_mxfp4", "gfx950"): 30,
+    ("fused_moe_mxfp4", "gfx950"): 38,
     ("fused_moe_tables", "gfx942"): 5,
 }
 # Of the sweep: calls, and variants of each that are timed; all of FP8's, a tenth of the others'
@@ -78,6 +78,8 @@ def test_constants_are_of_these_kernels_and_this_timing_model(name: str, arch: s
     for line in text.splitlines()[1:]:
         if line.startswith(f"{arch},"):
             kernel = line.split(",")[2]
+            if kernel not in found:  # of another op that has these constants
+                continue
             said = re.search(r"kernel (\w+), timing model (\w+)", line)
             assert said and said.groups() == (found[kernel], found[""]), (
                 f"{kernel}'s sources or the timing model's changed since {model.name}.csv was "

@@ -159,6 +159,7 @@ def test_which_kernel_runs() -> None:
 
     assert backend() == backend(M=8192) == backend(E=1024) == "products"
     assert backend(M=8192, E=8) == "hip" and backend(M=16, E=8) == "products"
+    assert backend(M=1025, E=8) == "hip" and backend(M=1024, E=8) == "products"
     assert backend(M=8192, E=8, score="sigmoid") == backend(M=8192, E=8, bias=True) == "products"
     assert backend(E=1040) == backend(D=7169) == "torch"
 

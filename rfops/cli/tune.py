@@ -137,7 +137,7 @@ def trials(
     sets: list[Problem] = []
     for backend, kernel in op.kernels.items():
         if (
-            kernel.Config is None
+            (kernel.Config is None and not kernel.is_ranked)
             or only_backend not in ("", backend)
             or kernel.unsupported_reason(c) is not None
         ):

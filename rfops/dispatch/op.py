@@ -112,8 +112,8 @@ class Op(Hooks):
                 raise ValueError(f"op {name}: coarse: {size!r} is no size of it: {d.sizes}")
         self.coarse_at = [(d.sizes.index(size), step) for size, step in (coarse or {}).items()]
         self.shares_decisions = coarse is not None
-        with_config = tuple(kernel.name for kernel in kernels if kernel.Config is not None)
-        self.tuned = tuned_table.declare(name, table, with_config) if table else None
+        tunable = tuple(k.name for k in kernels if k.Config is not None or k.is_ranked)
+        self.tuned = tuned_table.declare(name, table, tunable) if table else None
         self.table = self.tuned.names if self.tuned else ()
         of_table = [name in d.sizes for name in self.table]
         assert of_table == sorted(of_table, reverse=True), f"{name}: a table's sizes come first"

@@ -256,7 +256,9 @@ def chip(device: torch.device) -> tuple[str, int]:
 
 
 def config_text(config: Any) -> str:
-    """A config dataclass as a table's cell: `lanes=64 rows=2 steps=1 waves=3`."""
+    """A config dataclass as a table's cell: `lanes=64 rows=2 steps=1 waves=3`; empty for None."""
+    if config is None:
+        return ""
     return " ".join(f"{name}={getattr(config, name)}" for name in _fields(type(config)))
 
 

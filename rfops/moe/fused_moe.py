@@ -7,8 +7,8 @@ Weights come stacked, as vLLM has them, or as tables of one tensor an expert (fu
 
 | kernel | what it takes |
 |---|---|
-| listed (kernels/listed.py) | up to 512 tokens; first where experts have few rows |
 | hip (kernels/bf16/hip.py) | gfx942 and gfx950: D and I multiples of 8, up to 512 experts |
+| listed (kernels/bf16/listed.py) | the same, up to 512 tokens; D and I multiples of 64 |
 | triton (kernels/bf16/triton.py) | every architecture that Triton knows |
 | torch | whatever is left, expert by expert |
 """
@@ -44,10 +44,10 @@ from . import (
 from .experts import Weights, experts_ref
 from .gated_experts import ExpertWeights, Gating
 from .kernels.bf16.hip import VEC, HipMoe
+from .kernels.bf16.listed import HipListed16Bit
 from .kernels.bf16.triton import TritonMoe
 from .kernels.gated.triton import StoredWeights
-from .kernels.listed import HipListed
-from .moe_op import HINTS, Moe, Torch, declared, moved, reference_of
+from .moe_op import HINTS, Moe, Torch, declared, reference_of
 from .router import moe_router
 from .terms import Bf16Model
 
@@ -58,9 +58,6 @@ _Of = TypeVar("_Of")  # what a word of `quant` names
 
 def _stacked(w1: Tensor, w2: Tensor, layout: str) -> Weights:
     return Weights.stacked(*(w1, w2) if layout == "raw" else map(unshuffle_weight, (w1, w2)))
-
-
-_LISTED = HipListed()
 
 
 class _FusedMoe(Moe):
@@ -85,10 +82,6 @@ class _FusedMoe(Moe):
         w2 = draw.floats((c.E, c.D, c.I), c.w2_dtype) / c.I**0.5
         return {"w1": w1, "w2": w2}
 
-    def order(self, c: Call) -> Sequence[str]:
-        """`listed` first where it is the quickest of the calls that it takes."""
-        return moved(super().order(c), HipListed.name, _LISTED.is_quickest(c))
-
     def draw(self, rng: random.Random) -> dict[str, Any]:
         return layers.draw(rng, VEC)
 
@@ -103,7 +96,7 @@ OP = _FusedMoe(
     table="M+ D I E K R?",
     kernels=(
         HipMoe(is_table=False),
-        _LISTED,
+        HipListed16Bit(),
         TritonMoe(is_table=False),
         Torch(lambda c, op_weights: _stacked(op_weights[0], op_weights[1], c.w_layout)),
     ),

@@ -63,7 +63,7 @@ class GroupedModel(TimeModel):
         "crowd": 0.2,
         "tile": 0.5,
     }
-    logs = ("one", "M", "N", "K", "experts", "rows", "groups", "waves", "steps")
+    logs = ("one", "M", "N", "K", "experts", "rows", "groups", "waves", "steps", "resident")
     changing_logs = ("M", "experts", "rows", "groups")
     factors = (
         *("M", "tokens", "experts"),
@@ -127,6 +127,7 @@ class GroupedModel(TimeModel):
             "K": math.log2(k),
             "waves": np.log2(v.waves),
             "steps": np.log2(v.steps),
+            "resident": np.log2(v.resident),
         }
         derived = {"groups_of_block": groups_of_block, "cus": np.array(float(cus))}
         return Layer(terms, logs, (v.k_waves - 1) * step_k >= k, derived)

@@ -40,8 +40,10 @@ __all__ = ["moe_router", "moe_router_ref"]
 
 TOKENS, THREADS = 16, 512  # of a workgroup
 MAX_EXPERTS = 512  # whose sums a wave holds
-# 8 experts, D of 4096, MI355X: 9.1 us in one launch for 2,048 tokens, 11.0 in two.
-FEW_EXPERTS, MANY_TOKENS = 16, 512
+# Timing mode, MI355X and MI300X, 8 experts, D of 4,096: 1,024 tokens in one launch 9.75, 10.4 us,
+# in two 9.72 and 10.3; 2,048 tokens 9.5 and 10.8, in two 11.7 and 14.1.
+FEW_EXPERTS, MANY_TOKENS = 16, 1024
+MANY_LISTED_TOKENS = 512  # where lists of tokens are wanted, which one launch writes too
 VEC = 8  # elements that a lane loads at once
 
 
@@ -80,7 +82,7 @@ class Products(Kernel):
     def unsupported_reason(self, c: Call) -> str | None:
         if reason := self.unsupported_arch_reason(c) or refuses_choosing(c):
             return reason
-        if c.E <= FEW_EXPERTS and c.M > MANY_TOKENS and ONE_LAUNCH.unsupported_reason(c) is None:
+        if _is_one_launch_quicker(c, MANY_TOKENS):
             return f"{c.E} experts for {c.M} tokens: one launch is quicker"
         return GEMM.kernels["stream"].unsupported_reason(_product(c))
 
@@ -102,6 +104,17 @@ class Products(Kernel):
         """The launches on `x`, `router_weight`, `bias`, `logits`, `weights` and `ids`; `arguments`
         has other names of these."""
         return _logits(c), topk_step(self.defines(c, None), c, arguments)
+
+
+def _is_one_launch_quicker(c: Call, many_tokens: int) -> bool:
+    is_short = c.E <= FEW_EXPERTS and c.M > many_tokens
+    return is_short and ONE_LAUNCH.unsupported_reason(c) is None
+
+
+def _takes_products(c: Call, lists: bool) -> bool:
+    """Whether the router of an op has two launches; with `lists` the op wants lists of tokens."""
+    is_supported = PRODUCTS.unsupported_reason(c) is None
+    return is_supported and not (lists and _is_one_launch_quicker(c, MANY_LISTED_TOKENS))
 
 
 def _product(c: Call) -> Call:
@@ -159,8 +172,7 @@ def defines(c: Call, experts: int, lists: bool) -> dict[str, Any]:
 def lists_tokens(c: Call, experts: int) -> bool:
     """Whether the router of an op lists the tokens of each expert, where the op wants lists: the
     kernel of one launch does."""
-    has_router, routed = c.has("router_weight"), c.with_sizes(E=experts)
-    return has_router and PRODUCTS.unsupported_reason(routed) is not None
+    return c.has("router_weight") and not _takes_products(c.with_sizes(E=experts), lists=True)
 
 
 def steps(
@@ -171,7 +183,7 @@ def steps(
     if not c.has("router_weight"):
         return (), {}
     routed = c.with_sizes(E=experts)
-    if PRODUCTS.unsupported_reason(routed) is None:
+    if _takes_products(routed, lists):
         return PRODUCTS.steps(routed, arguments), {"logits": ((c.M, experts), c.x_dtype)}
     return [step(c, experts, lists, arguments)], {}
 

@@ -27,6 +27,7 @@ class Traits(NamedTuple):
     """Of a variant."""
 
     rows: float  # of a tile at most
+    max_tokens: float = math.inf  # that it takes
 
 
 class ExpertsModel(TimeModel):
@@ -104,7 +105,8 @@ class ExpertsModel(TimeModel):
 
     def changes(
         self, v: Variants, c: Call, layer: Layer, factors: Sequence[Array], logs: Sequence[Array]
-    ) -> None:
+    ) -> Any:
+        """Excluded are variants for fewer tokens."""
         num_shared, all_rows = c.E - c.R, c.M * (c.K + c.E - c.R)
         hit = chosen_experts(c.M, c.K, c.R) + num_shared
         m, experts, up, down, up_granules, down_granules, tiles, granules = factors
@@ -127,6 +129,7 @@ class ExpertsModel(TimeModel):
         log_m.fill(math.log2(c.M))
         log_experts.fill(math.log2(hit))
         log_rows.fill(math.log2(all_rows / hit))
+        return v.max_tokens < c.M
 
 
 class Bf16Model(ExpertsModel):

@@ -220,8 +220,7 @@ class HipMoe(TimedKernel):
         return None
 
     def space(self, c: Call) -> Columns[Any] | None:
-        """None too where there is nothing to choose."""
-        return None if len(self.heights(c)) == 1 else self.full_space(c)
+        return self.full_space(c)
 
     def full_space(self, c: Call) -> Columns[Any] | None:
         return None if self.unsupported_arch_reason(c) else self._variants(self.heights(c))

@@ -180,7 +180,8 @@ class Moe(TimedKernel):
         return _candidates(c.block_m, _chunk(c.K))
 
     def family(self, config: MoeConfig, c: Call) -> str:
-        return str(config.tile_n)
+        """Waves along K share a workgroup's fixed costs."""
+        return str(config.waves)
 
     def traits(self, config: MoeConfig, c: Call) -> tuple[float, ...]:
         chunk, waves, columns = _chunk(c.K), config.waves, config.columns

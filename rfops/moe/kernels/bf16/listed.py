@@ -1,0 +1,31 @@
+"""fused_moe for experts of few rows, of 16-bit weights: ranked beside `hip` by predicted time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rfops.dispatch.heuristic import Columns
+from rfops.dispatch.kernel import Call
+
+from ...terms import Traits
+from ..listed import LINE, MAX_TILES, MAX_TOKENS, TILE, HipListed
+
+_ONE = Columns([None])  # it has no variants
+
+
+class HipListed16Bit(HipListed):
+    """HipListed as a choice of the op's time model."""
+
+    def space(self, c: Call) -> Columns[Any] | None:
+        elements = LINE * 8 // self.weight_bits
+        fits = c.D % elements == c.I % elements == 0
+        return _ONE if fits and not self.unsupported_arch_reason(c) else None
+
+    def full_space(self, c: Call) -> Columns[Any] | None:  # type: ignore[override]
+        return self.space(c)
+
+    def family(self, _config: Any, _c: Call) -> str:
+        return ""
+
+    def traits(self, _config: Any, _c: Call) -> tuple[float, ...]:
+        return Traits(rows=TILE * MAX_TILES, max_tokens=MAX_TOKENS)
