@@ -23,10 +23,10 @@
 #include "gemm/bias.h"
 #include "gemm/mxfp4_loader.h"
 #include "gemm/mxfp4_tile_scheduler.h"
+#include "gemm/paired_tile_store.h"
 #include "rfops/chip/sync.h"
 #include "rfops/group/split_k_reduce.h"
 #include "rfops/matrix/mfma_mxfp4.h"
-#include "rfops/store/paired_tile_store.h"
 #include "rfops/tile/lds_swizzle.h"
 #include "rfops/tile/mxfp4_k_step.h"
 

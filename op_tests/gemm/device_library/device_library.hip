@@ -11,8 +11,8 @@
 #include "rfops/tile/lds_swizzle.h"
 #include "rfops/tile/promotion.h"
 #if defined(__gfx950__)
+#include "gemm/paired_tile_store.h"
 #include "moe/mxfp8_k_chunk.h"
-#include "rfops/store/paired_tile_store.h"
 #endif
 
 using namespace rfops;
