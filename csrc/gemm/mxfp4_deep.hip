@@ -12,10 +12,10 @@
 //
 // and waits at the barrier. Neighbouring tiles start at different steps of K and wrap around, so
 // that each part of x is brought to L2 by one of them before the others need it. w is MFMA operand
-// A, so a lane holds 4 neighbours of a row of out. kSplit workgroups split K; the last to arrive
-// reduces (split_k_reduce.h).
+// A, so a lane holds 4 neighbours of a row of out, 8 when it stores (paired_tile_store.h). kSplit
+// workgroups split K; the last to arrive reduces (split_k_reduce.h).
 //
-// Guarantees: bitwise deterministic for a given config, K and position in the output. A scale of
+// Guarantees: bitwise deterministic for a given config, M, K and position in the output. A scale of
 // 255 makes its row or column NaN.
 // Requires: x, w and their rows 16-byte aligned, preshuffled scales 4-byte aligned; with raw scales
 // K a multiple of 256 and the rows of scales 8-byte aligned; the rows of a workgroup span less than
@@ -23,10 +23,10 @@
 #include "gemm/bias.h"
 #include "gemm/mxfp4_loader.h"
 #include "gemm/mxfp4_tile_scheduler.h"
+#include "gemm/paired_tile_store.h"
 #include "rfops/chip/sync.h"
 #include "rfops/group/split_k_reduce.h"
 #include "rfops/matrix/mfma_mxfp4.h"
-#include "rfops/store/row_major_store.h"
 #include "rfops/tile/lds_swizzle.h"
 #include "rfops/tile/mxfp4_k_step.h"
 
@@ -92,6 +92,17 @@ __device__ inline Buffer scale_buffer(const u8* scales, u32 row, u32 rows, u32 m
 
 __device__ inline RFOPS_LDS Stage& stage_of(u32 buffer) {
   return ((RFOPS_LDS Stage*)stages)[buffer];
+}
+
+// Returns the step at which a tile starts: tiles that share x have 2 to 16 different ones, of those
+// that were tried the quickest (estimated). With many K-steps, the more tiles share w, the fewer.
+__device__ inline u32 first_step(const TileWork& work, u32 m, u32 steps) {
+  constexpr u32 kManySteps = 12;
+  const u32 m_tiles = (m + kM - 1) / kM, group_begin = work.m0 / kM / kGroupM * kGroupM;
+  const u32 num_sharing = m_tiles - group_begin;  // w, or kGroupM if more
+  u32 log_starts = num_sharing > 5 ? 1 : num_sharing > 2 ? 2 : 4;
+  if (kSplit > 1 || steps < kManySteps) log_starts = 4;
+  return readfirstlane((work.n0 / kN % (1u << log_starts) * steps) >> log_starts);
 }
 
 // A wave that loads x (kIsX) or w.
@@ -231,7 +242,7 @@ mxfp4_deep(const u8* __restrict__ w,        // [N, K/2], rows w_row bytes apart
   const Fp4Args args = {w, w_scale, x, x_scale, m, n, k, x_row, w_row, w_scale_row, x_scale_row, 0};
   const TileWork work = fp4_tile_work<kM, kN, kSplit, kGroupM>(args, workgroup_id_x());
   const u32 steps = (work.end - work.begin + kStepK - 1) / kStepK;
-  const u32 start_step = readfirstlane(work.n0 / kN % 16 * steps / 16);
+  const u32 start_step = first_step(work, m, steps);
   F32x4 sums[kTiles] = {};
   if (const u32 number = wave_id(); number < kLoadX) {
     const u32 x_rows = kXShuffled ? (m + 15) / 16 * 16 : m;  // preshuffled rows are padded to 16
@@ -253,19 +264,15 @@ mxfp4_deep(const u8* __restrict__ w,        // [N, K/2], rows w_row bytes apart
     SplitKReducer<kSplit, kTiles * kThreads, kThreads> tile(workspace, counts, work.tile);
     if (!tile.reduce(sums, work.split)) return;
   }
-  const u32 lane = lane_id(), wave = wave_id();
-  const u32 wave_m = wave / kWavesN * kWaveM, wave_n = wave % kWavesN * kWaveN;
+  const u32 wave = wave_id();
+  const u32 wave_m = wave / kWavesN * kWaveM, column = work.n0 + wave % kWavesN * kWaveN;
   const BiasRow<Bias> bias_row(bias, n);
-  OutputView<Out>(out, work.m0, m, kM, n).store([&](auto store) {
+  F32x4 bias_values[kNTiles];
 #pragma unroll
-    for (u32 j = 0; j < kNTiles; ++j) {
-      const u32 column = work.n0 + wave_n + j * kTileRows + lane / kTileRows * 4;
-      const F32x4 bias_values = bias_row.load(column);
-#pragma unroll
-      for (u32 i = 0; i < kMTiles; ++i) {
-        store(sums[i * kNTiles + j] + bias_values, wave_m + i * kTileRows + lane % kTileRows,
-              column);
-      }
-    }
-  });
+  for (u32 j = 0; j < kNTiles; ++j) {
+    bias_values[j] = bias_row.load(column + j * kTileRows + lane_id() / kTileRows * 4);
+  }
+  PairedTileStore<Out>(out, work.m0, m, kM, n)
+      .template store<kMTiles, kNTiles>(
+          wave_m, column, [&](u32 i, u32 j) { return sums[i * kNTiles + j] + bias_values[j]; });
 }

@@ -41,6 +41,10 @@ def store_rows(out: Tensor, m: u32, n: u32) -> None: ...
 
 
 @compile_ops("device_library", config=CONFIG)
+def store_tile_pairs(out: Tensor, m: u32, n: u32) -> None: ...
+
+
+@compile_ops("device_library", config=CONFIG)
 def store_each_row(out: Tensor, rows: Tensor, n: u32) -> None: ...
 
 
@@ -191,6 +195,32 @@ def test_stores(m: int, n: int, offset: int, dtype: torch.dtype, arch: str) -> N
     expected = torch.arange(m)[:, None] * 1000.0 + torch.arange(n)
     assert torch.equal(out, expected.to(dtype))
     assert (memory[:offset] == -1).all() and (memory[offset + m * n :] == -1).all()
+
+
+@pytest.mark.requires_gfx950
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize(("m", "n"), [(32, 64), (37, 72), (5, 68), (20, 1)])
+@pytest.mark.parametrize("offset", [0, 1, 4])
+def test_stores_of_tile_pairs(
+    m: int, n: int, offset: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As above: rows for which pairs, single tiles and single elements are stored. Whole pairs take
+    half as many stores as tiles of 16 bits."""
+    monkeypatch.setenv("RFOPS_VGPU_ARCH", "gfx950")
+    memory = torch.full((m * n + offset + 128,), -1.0, dtype=dtype)
+    out = memory[offset : offset + m * n].view(m, n)
+    name = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}[dtype]
+    record = launch(store_tile_pairs, (-(-n // 64), -(-m // 32)), 64, out, m, n, out=name)
+    expected = (torch.arange(m)[:, None] * 1000.0 + torch.arange(n)).to(dtype)
+    worst = int((out != expected).flatten().int().argmax())
+    assert torch.equal(out, expected), f"element {worst}: {out.flatten()[worst]}"
+    assert (memory[:offset] == -1).all() and (memory[offset + m * n :] == -1).all()
+    if (n, offset) == (64, 0):
+        tiles = record.waves * 2 * 4
+        stores = sum(
+            count for op, count in record.instructions.items() if op.startswith("buffer_store")
+        )
+        assert stores == (tiles if dtype == torch.float32 else tiles // 2)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])

@@ -11,6 +11,7 @@
 #include "rfops/tile/lds_swizzle.h"
 #include "rfops/tile/promotion.h"
 #if defined(__gfx950__)
+#include "gemm/paired_tile_store.h"
 #include "moe/mxfp8_k_chunk.h"
 #endif
 
@@ -180,6 +181,18 @@ extern "C" __global__ void __attribute__((amdgpu_flat_work_group_size(64, 512)))
 }
 
 #if defined(__gfx950__)
+// paired_tile_store.h: the values of store_rows, by one wave 32 rows of 64 columns.
+extern "C" __global__ void __attribute__((amdgpu_flat_work_group_size(kWaveSize, kWaveSize)))
+store_tile_pairs(RFOPS_OUT* out, u32 m, u32 n) {
+  const u32 first_row = workgroup_id_y() * 32, first_column = workgroup_id_x() * 64;
+  PairedTileStore<RFOPS_OUT>(out, first_row, m, 32, n)
+      .template store<2, 4>(0, first_column, [&](u32 i, u32 j) {
+        const u32 row = first_row + i * 16 + lane_id() % 16;
+        const f32 value = static_cast<f32>(row * 1000 + first_column + j * 16 + lane_id() / 16 * 4);
+        return F32x4{value, value + 1, value + 2, value + 3};
+      });
+}
+
 // mxfp8_k_chunk.h: out[m, kRows] of x [m, K] and w [kRows, K], a tile by one wave, a step after the
 // other.
 namespace {
