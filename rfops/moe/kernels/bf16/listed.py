@@ -8,7 +8,7 @@ from rfops.dispatch.heuristic import Columns
 from rfops.dispatch.kernel import Call
 
 from ...terms import Traits
-from ..listed import LINE, MAX_TILES, MAX_TOKENS, TILE, HipListed
+from ..listed import LINE, MANY_TILES, MAX_TOKENS, TILE, HipListed
 
 _ONE = Columns([None])  # it has no variants
 
@@ -28,4 +28,4 @@ class HipListed16Bit(HipListed):
         return ""
 
     def traits(self, _config: Any, _c: Call) -> tuple[float, ...]:
-        return Traits(rows=TILE * MAX_TILES, max_tokens=MAX_TOKENS)
+        return Traits(rows=TILE * MANY_TILES[0], max_tokens=MAX_TOKENS)
