@@ -8,7 +8,8 @@ from rfops.dispatch.heuristic import Columns
 from rfops.dispatch.kernel import Call
 
 from ...terms import Traits
-from ..listed import LINE, MANY_TILES, MAX_TOKENS, TILE, HipListed
+from ..fp8.stream import TILE
+from ..listed import LINE, MANY_TILES, MAX_TOKENS, HipListed
 
 _ONE = Columns([None])  # it has no variants
 
