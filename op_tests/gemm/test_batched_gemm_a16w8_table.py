@@ -161,7 +161,7 @@ def test_own_rows_replace_shipped_ones(own: Write) -> None:
 def test_why() -> None:
     text = batched_why(*LARGE, "sm_90")
     assert "decision    bmm" in text and "workspace   " in text and "MiB" in text
-    text = batched_why(128, 1, 512, 128, "gfx942")
+    text = batched_why(128, 1, 128, 512, "gfx942")
     assert "decision    rows" in text and "convert" in text
     text = batched_why(128, 1, 512, 128, "gfx950")
     assert "decision    tiles" in text

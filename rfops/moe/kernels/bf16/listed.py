@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from rfops.dispatch.heuristic import Columns
 from rfops.dispatch.kernel import Call
@@ -16,6 +16,10 @@ _ONE = Columns([None])  # it has no variants
 
 class HipListed16Bit(HipListed):
     """HipListed as a choice of the op's time model."""
+
+    # Those of HipListed, which `rfops ls` reads in a file that the op imports.
+    module = "moe_listed"
+    more_modules: ClassVar[tuple[str, ...]] = ("moe_add_pairs",)
 
     def space(self, c: Call) -> Columns[Any] | None:
         elements = LINE * 8 // self.weight_bits
