@@ -37,7 +37,7 @@ static_assert(kRotary % (2 * kVec) == 0);
 
 // Returns index / divisor for index < 2^31 by its multiplier and shift (rfops/attention/rope.py).
 __device__ inline u32 divide(u32 index, u32 multiplier, u32 shift) {
-  return static_cast<u32>(u64{index} * multiplier >> 32) >> shift;
+  return static_cast<u32>(u64{2 * index} * multiplier >> 32) >> shift;
 }
 
 extern "C" __global__ void __attribute__((amdgpu_flat_work_group_size(kThreads, kThreads))) rope(

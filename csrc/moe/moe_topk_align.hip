@@ -52,7 +52,9 @@ constexpr u32 kRoutingWaves = RFOPS_ROUTING_WAVES;
 constexpr u32 kWaves = 16, kThreads = kWaves * kWaveSize;
 constexpr u32 kTokensPerWave = kWaveSize / kLanes, kTokens = kRoutingWaves * kTokensPerWave;
 constexpr u32 kMaxExperts = kLanes * kExpertsPerLane;
-constexpr u32 kExpertWaves = (kMaxExperts + kWaveSize - 1) / kWaveSize;  // with an expert per lane
+// With an expert per lane. Experts are up to a workgroup's threads, lanes of groups for more.
+constexpr u32 kExpertWaves =
+    kMaxExperts < kThreads ? (kMaxExperts + kWaveSize - 1) / kWaveSize : kWaves;
 constexpr u32 kNone = ~0u;
 constexpr u32 kPassed = 32;  // where ids are in `arrivals`: a line of 128 bytes on
 static_assert(kRoutingWaves < kWaves, "some waves fill");

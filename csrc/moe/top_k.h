@@ -348,7 +348,11 @@ __device__ inline Choice route_token(u32 lane, u32 experts, f32 scale, f32* scor
   if constexpr (kByLogit) weight = score_of(weight);
   weight = has_choice ? weight : 0.0f;
   if constexpr (kOptions.renormalizes) {
-    const f32 total = sum_over_lanes<pow2_ceil(kOptions.top_k)>(weight);
+    f32 total = sum_over_lanes<pow2_ceil(kOptions.top_k)>(weight);
+    if constexpr (kOptions.has_bias && kIsSoftmax) {  // a bias may choose what is subnormal
+      const f32 power = total < 0x1p-64f ? 0x1p64f : 1.0f;
+      weight *= power, total *= power;
+    }
     weight = total > 0.0f ? quotient(weight, total) : weight;
   }
   return {weight * scale, expert_at(chosen.place)};

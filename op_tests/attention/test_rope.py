@@ -105,16 +105,25 @@ def test_dtypes(dtype: torch.dtype, angle: torch.dtype, index: torch.dtype, arch
     check(q, old, positions, cos_sin)
 
 
+@pytest.mark.parametrize("columns", [2, 16])
+def test_a_unit_per_token(columns: int, arch: str) -> None:
+    """One head of one unit and no keys: an index is its token."""
+    q, cos_sin, positions = random(300, 1, columns), random(9, columns), torch.arange(300) % 9
+    old = q.clone()
+    rope(positions, q, q[:, :0], cos_sin)
+    check(q, old, positions, cos_sin)
+
+
 def test_division_by_a_multiplier() -> None:
     """Exact at both ends of each quotient, for all divisors of few bits and some of many."""
     draw = Random(0)
-    for divisor in (*range(2, 500), *(draw.randrange(500, 1 << 31) for _ in range(500))):
+    for divisor in (*range(1, 500), *(draw.randrange(500, 1 << 31) for _ in range(500))):
         multiplier, shift = divisor_numbers(divisor).values()
         assert multiplier < 1 << 32
         last = ((1 << 31) - 1) // divisor
         for quotient in (0, 1, last - 1, last):
             for n in (quotient * divisor, min(quotient * divisor + divisor, 1 << 31) - 1):
-                assert (max(n, 0) * multiplier >> 32) >> shift == max(n, 0) // divisor, divisor
+                assert (2 * max(n, 0) * multiplier >> 32) >> shift == max(n, 0) // divisor, divisor
 
 
 @pytest.mark.requires_gfx950

@@ -507,7 +507,12 @@ def test_faults_name_file_line_and_column(case: str, overlay: Write) -> None:
 
 
 @pytest.mark.parametrize(
-    ("header", "column"), [("arch,cu_num", "config"), (",".join(COLUMNS) + ",color", "color")]
+    ("header", "column"),
+    [
+        ("arch,cu_num", "config"),
+        (",".join(COLUMNS) + ",color", "color"),
+        (",".join(COLUMNS) + ",kernel", "kernel"),
+    ],
 )
 def test_wrong_header(header: str, column: str, overlay: Write) -> None:
     file = overlay()

@@ -176,3 +176,22 @@ def test_what_it_refuses(arch: str) -> None:
     ):
         c = call_on(fused_moe.OP, {"M": 4, "D": 256, "I": 128, "E": 8, "K": 2, **sizes}, CPU)
         assert listed.unsupported_reason(c) == reason
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("m", [1, 40])
+def test_no_expert_is_routed(m: int, form: str, arch: str) -> None:
+    """All are shared, and ids choose none."""
+    p = problem_of(form, arch, m, 256, 384, 2, 1, BF16, 1)
+    p = p.with_(topk_ids=torch.full((m, 1), -1, dtype=torch.int32), num_shared=2)
+    run, check = run_of(form)
+    check(run(p), p)
+    scales = p.scales if form == "fp8" else {}
+    check(fused_moe.fused_moe(p.x, p.w1, p.w2, *p.choice, num_shared=2, **scales), p)
+
+
+def test_a_row_has_no_config() -> None:
+    kernel = fused_moe.OP.kernels["listed"]
+    assert fused_moe.OP.parse_config(kernel, "") is None
+    with pytest.raises(rfops.ConfigError, match="expected nothing, as listed has no variants"):
+        fused_moe.OP.parse_config(kernel, "rows=64")

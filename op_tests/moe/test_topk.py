@@ -317,6 +317,15 @@ def test_scores_of_0_have_weights_of_0(device: torch.device) -> None:
             assert ids.tolist() == [[0, 1]] * 3
 
 
+@pytest.mark.parametrize("distance", [60.0, 80.0, 86.0])
+def test_a_bias_chooses_scores_of_almost_0(distance: float, device: torch.device) -> None:
+    """The chosen experts' softmax sums to e^-distance, which at 86 is near fp32's least."""
+    logits = torch.tensor([[0.0] * 4 + [-distance] * 4], device=device)
+    bias = torch.tensor([0.0] * 4 + [10.0] * 4, device=device)
+    weights, ids = grouped_topk(logits, 2, bias=bias, renormalize=True, score="softmax")
+    assert ids.tolist() == [[4, 5]] and weights.tolist() == [[0.5, 0.5]], weights
+
+
 def test_empty(device: torch.device) -> None:
     weights, ids = topk_softmax(torch.empty(0, 8, device=device), 2)
     assert weights.shape == ids.shape == (0, 2)

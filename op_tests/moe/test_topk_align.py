@@ -115,6 +115,9 @@ CASES: dict[str, tuple[torch.Tensor, int, int, dict[str, Any]]] = {
     "few experts": (random_logits(200, 5), 3, 4, {}),
     "one expert": (random_logits(70, 1), 1, 1, {"score": "sigmoid"}),
     "uneven groups": (random_logits(13, 60), 4, 1000, {"num_groups": 3, "topk_groups": 2}),
+    # 3 groups have lanes for 2,048 experts, 9 for 1,024.
+    "lanes for more experts": (random_logits(3, 777), 3, 16, {"num_groups": 3, "topk_groups": 3}),
+    "lanes of 9 groups": (random_logits(3, 585), 4, 16, {"num_groups": 9, "topk_groups": 5}),
     "strided": (random_logits(40, 72).T[8:48:2, 1:33], 4, 16, {}),
     "no rows": (random_logits(0, 8), 2, 16, {}),
 }

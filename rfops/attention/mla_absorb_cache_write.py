@@ -410,7 +410,8 @@ def mla_absorb_cache_write(
 
     Parameters
     ----------
-    positions : T int64 or int32 in any shape: rows of cos_sin; one outside counts as the last.
+    positions : T int64 or int32 in any shape: rows of cos_sin; one outside counts as the last. Of
+        int64 the lower 32 bits are taken, unsigned.
     q_nope : [T, heads, D] bfloat16 or float16, not absorbed; any strides, as a view of q_b's rows.
     q_pe : [T, heads, R] of the same; any strides. It stays, and so do k_pe and kv_c.
     k_pe : [T, R] of q_nope's dtype; any strides.

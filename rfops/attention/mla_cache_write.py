@@ -686,7 +686,8 @@ def mla_rope_cache_write(
 
     Parameters
     ----------
-    positions : T int64 or int32 in any shape: rows of cos_sin; one outside counts as the last.
+    positions : T int64 or int32 in any shape: rows of cos_sin; one outside counts as the last. Of
+        int64 the lower 32 bits are taken, unsigned.
     q_pe : [T, heads, R] bfloat16 or float16; any strides, also the last columns of heads.
     k_pe : [T, R] of q_pe's dtype; any strides.
     kv_c : [T, L] of q_pe's dtype; any strides. HIP takes rows of neighbouring elements.
@@ -729,7 +730,8 @@ def mla_rope_concat_cache_write(
 
     Parameters
     ----------
-    positions : T int64 or int32 in any shape: rows of cos_sin; one outside counts as the last.
+    positions : T int64 or int32 in any shape: rows of cos_sin; one outside counts as the last. Of
+        int64 the lower 32 bits are taken, unsigned.
     q_nope : [T, heads, L] bfloat16 or float16, absorbed; any strides, as those of [heads, T, L].
     q_pe : [T, heads, R] of the same; any strides. It stays, and so does k_pe.
     k_pe : [T, R] of q_nope's dtype; any strides.

@@ -91,14 +91,14 @@ def rope_kernel(
 
 
 def divisor_numbers(divisor: int) -> dict[str, int]:
-    """Return the multiplier and shift by which n // divisor is (n * multiplier >> 32) >> shift for
-    all n below 2^31: the multiplier is 2^(32 + shift) / divisor rounded up, whose error times n is
-    below 2^(32 + shift). Requires: divisor of 2 or more.
+    """Return the multiplier and shift by which n // divisor is (2 n * multiplier >> 32) >> shift
+    for all n below 2^31: the multiplier is 2^(31 + shift) / divisor rounded up, below 2^32, whose
+    error times n is below 2^(31 + shift).
 
     Source: Division by Invariant Integers using Multiplication (Granlund, Montgomery 1994), 4.
     """
-    shift = (divisor - 1).bit_length() - 1
-    return {"multiplier": -(-(1 << (32 + shift)) // divisor), "shift": shift}
+    shift = (divisor - 1).bit_length()
+    return {"multiplier": -(-(1 << (31 + shift)) // divisor), "shift": shift}
 
 
 def rows_of(c: Call) -> dict[str, int] | None:
@@ -348,7 +348,8 @@ def rope(
 
     Parameters
     ----------
-    positions : T int64 or int32 in any shape: rows of cos_sin; one outside counts as the last.
+    positions : T int64 or int32 in any shape: rows of cos_sin; one outside counts as the last. Of
+        int64 the lower 32 bits are taken, unsigned.
     q : [T, heads, D] bfloat16, float16 or float32, any strides: also rows within a qkv tensor. HIP
         takes heads of neighbouring elements.
     k : [T, key heads, D] of q's dtype, any strides, no element of it one of q; without

@@ -392,8 +392,10 @@ class Op(Hooks):
 
     def parse_config(self, kernel: Kernel, text: str, row: Any = None) -> Any:
         """A kernel's variant from its text in a table; None for its default. Raises ConfigError."""
-        if not text or kernel.Config is None:
+        if not text:
             return None
+        if kernel.Config is None:
+            routing.refuse_config(kernel.name, text, row)
         return routing.parse_config(kernel.Config, text, row)
 
     def prepare(self, backend: str, c: Call, config: Any = None) -> Run:

@@ -22,7 +22,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -273,11 +273,23 @@ def parse_config(kind: type, text: str, row: Row | None = None) -> Any:
     try:
         return _parse_config(kind, text)
     except (TypeError, ValueError) as error:
-        location = f"{row.file}, line {row.line}, column config" if row else "config"
+        location = _config_location(row)
         fields = " ".join(f"{name}=..." for name in _fields(kind))
         raise ConfigError(
             f"{location}: expected {fields}, got {text!r:.200}: {error!s:.200}"
         ) from error
+
+
+def refuse_config(kernel: str, text: str, row: Row | None = None) -> NoReturn:
+    """Raise the ConfigError of a config that is given for a kernel without variants."""
+    location = _config_location(row)
+    raise ConfigError(
+        f"{location}: expected nothing, as {kernel} has no variants, got {text!r:.200}"
+    )
+
+
+def _config_location(row: Row | None) -> str:
+    return f"{row.file}, line {row.line}, column config" if row else "config"
 
 
 @functools.lru_cache(maxsize=1024)

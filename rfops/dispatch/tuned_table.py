@@ -424,6 +424,7 @@ def _lines(file: Path, tuned: Tuned) -> Iterator[_Line]:
                 columns = {*tuned.columns}
                 required = columns - tuned.optional_columns
                 differing = sorted((required - {*header}) | ({*header} - columns))
+                differing += [name for name, count in Counter(header).items() if count > 1]
                 column = differing[0] if differing else "header"
                 header_line = _Line(file, 1, {column: ",".join(header)[:80]})
                 header_line.fail(column, f"the header {','.join(tuned.columns)}")

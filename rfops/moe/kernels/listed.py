@@ -144,7 +144,7 @@ class HipListed(HipMoeFixed):
     def tiles(self, c: Call) -> tuple[int, int]:
         """Tiles of 16 rows that a pass over an expert's weights has, and cache lines of a row that
         a load of weights brings: many rows leave registers for few lines."""
-        rows = c.M * c.K / c.R
+        rows = c.M * c.K / max(c.R, 1)  # none is routed where all experts are shared
         return next(((t, lines) for most, t, lines in TILES if rows <= most), MANY_TILES)
 
     def raw_blocks(self, c: Call) -> int:
