@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+import functools
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import pytest
@@ -36,13 +36,10 @@ def builds(source: str) -> Iterator[Build]:
 
 
 @pytest.fixture(scope="session")
-def kernel_builds(request: pytest.FixtureRequest) -> Iterator[dict[Build, Future[bytes]]]:
-    """The builds that the chosen tests need, two at a time while the first tests run.
+def kernel_builds() -> Callable[[Build], bytes]:
+    """Makes a build once, for the test that asks: threads that build ahead would meet the cache of
+    whatever test runs then.
 
     They lie in the engine's cache by content: only the first run compiles.
     """
-    calls = [getattr(item, "callspec", None) for item in request.session.items]
-    needed = [call.params["build"] for call in calls if call and "build" in call.params]
-    with ThreadPoolExecutor(2) as pool:
-        yield {build: pool.submit(compile_kernels, *build) for build in dict.fromkeys(needed)}
-        pool.shutdown(cancel_futures=True)
+    return functools.cache(lambda build: compile_kernels(*build))

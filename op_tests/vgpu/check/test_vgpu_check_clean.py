@@ -10,8 +10,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -56,24 +55,24 @@ def _builds() -> Iterator[object]:
 
 @pytest.mark.parametrize(("case", "build"), list(_builds()))
 def test_kernel(
-    hip: Hip, kernel_builds: dict[Build, Future[bytes]], case: Case, build: Build
+    hip: Hip, kernel_builds: Callable[[Build], bytes], case: Case, build: Build
 ) -> None:
     hip.select(build.arch)
     with nothing_found():
-        run_case(hip, kernel_builds[build].result(), case, build.arch)
+        run_case(hip, kernel_builds(build), case, build.arch)
 
 
 @pytest.mark.parametrize(
     "build", [Build("loops", "gfx950", "O3"), Build("loops", "gfx942", "O3")], ids=str
 )
 def test_a_return_in_front_of_a_barrier_is_divergence(
-    hip: Hip, kernel_builds: dict[Build, Future[bytes]], build: Build
+    hip: Hip, kernel_builds: Callable[[Build], bytes], build: Build
 ) -> None:
     """150 of 256 work-items: the last wave ends while the others wait."""
     hip.select(build.arch)
     (case,) = (case for case in CASES.values() if case.name == DIVERGENT)
     with rfops.vgpu.check() as check:
-        run_case(hip, kernel_builds[build].result(), case, build.arch)
+        run_case(hip, kernel_builds(build), case, build.arch)
     (finding,) = check.findings
     assert finding.kind == "barrier divergence" and "wave 3 has ended" in finding.detail
 

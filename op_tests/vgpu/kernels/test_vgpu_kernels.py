@@ -7,8 +7,7 @@ nothing is inlined and every variable lives in scratch. The other levels are swe
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -40,10 +39,10 @@ def _parameters() -> Iterator[object]:
 
 @pytest.mark.parametrize(("case", "build"), list(_parameters()))
 def test_kernel(
-    hip: Hip, kernel_builds: dict[Build, Future[bytes]], case: Case, build: Build
+    hip: Hip, kernel_builds: Callable[[Build], bytes], case: Case, build: Build
 ) -> None:
     """Both forms of handing over arguments, by kernelParams and in one buffer."""
-    image = kernel_builds[build].result()
+    image = kernel_builds(build)
     hip.select(build.arch)
     for packed in (False, True):
         runner = Runner(hip, image)
