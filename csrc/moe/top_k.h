@@ -64,13 +64,13 @@ __device__ inline f32 value_of(i32 order) {
 // lane. Two registers, because clang selects the halves of one i64 by a comparison each.
 struct Item {
   i32 order;
-  u32 inverse_place;  // ~place: of equal keys the lower place is the larger item
+  u32 inverse_idx;  // ~item_idx: of equal keys the lower index is the larger item
 };
 __device__ inline bool is_larger(const Item& a, const Item& b) {
-  return (i64{a.order} << 32 | a.inverse_place) > (i64{b.order} << 32 | b.inverse_place);
+  return (i64{a.order} << 32 | a.inverse_idx) > (i64{b.order} << 32 | b.inverse_idx);
 }
 __device__ inline Item select(bool condition, const Item& a, const Item& b) {
-  return {condition ? a.order : b.order, condition ? a.inverse_place : b.inverse_place};
+  return {condition ? a.order : b.order, condition ? a.inverse_idx : b.inverse_idx};
 }
 
 // Batcher's merge exchange for kCount items (Knuth, The Art of Computer Programming 3, 5.2.2,
@@ -203,21 +203,21 @@ __device__ inline void write_lane(u32& value, u32 scalar, u32 lane) {
   asm("v_writelane_b32 %0, %1, %2" : "+v"(value) : "s"(scalar), "n"(lane));
 }
 
-// Takes the best item of a token away, whose order is `best`, and returns its place. kUsed items of
+// Takes the best item of a token away, whose order is `best`, and returns its index. kUsed items of
 // a lane may still be among the best.
 template <u32 kLanes, u32 kUsed, u32 kExpertsPerLane>
 __device__ inline u32 take(Item (&items)[kExpertsPerLane], i32 best, u32 lane) {
   const bool is_best = items[0].order == best;
-  u32 place;
+  u32 item_idx;
   bool is_taken;
   if constexpr (kLanes == kWaveSize) {
     const u64 best_lanes = __builtin_amdgcn_ballot_w64(is_best);
     const u32 winner = static_cast<u32>(__builtin_ctzll(best_lanes));
-    place = ~readlane(items[0].inverse_place, winner);
+    item_idx = ~readlane(items[0].inverse_idx, winner);
     is_taken = lane == winner;
   } else {
-    place = min_over_lanes<kLanes>(is_best ? ~items[0].inverse_place : ~0u);
-    is_taken = is_best && place == ~items[0].inverse_place;
+    item_idx = min_over_lanes<kLanes>(is_best ? ~items[0].inverse_idx : ~0u);
+    is_taken = is_best && item_idx == ~items[0].inverse_idx;
   }
 #pragma unroll
   for (u32 i = 0; i + 1 < kExpertsPerLane && i < kUsed; ++i) {
@@ -226,12 +226,12 @@ __device__ inline u32 take(Item (&items)[kExpertsPerLane], i32 best, u32 lane) {
   }
   i32& tail = items[kExpertsPerLane - 1].order;
   tail = is_taken ? kLowest : tail;
-  return place;
+  return item_idx;
 }
 
-// The best items of a token: in lane j the place, and the key's order, of the j-th.
+// The best items of a token: in lane j the index, and the key's order, of the j-th.
 struct BestItems {
-  u32 place = 0, order = 0;
+  u32 item_idx = 0, order = 0;
 };
 
 // Takes the top_k best items of a token. Requires: items are sorted. A wave finds two at a time,
@@ -247,7 +247,7 @@ __device__ inline BestItems take_best(Item (&items)[kExpertsPerLane], u32 lane) 
       const BestTwo two = best_two_of_wave(items[0].order, runner_up);
       const auto take_one = [&](auto idx, i32 order) {
         constexpr u32 kIdx = decltype(idx){};
-        write_lane(chosen.place, take<kLanes, kTopK - 1 - kIdx>(items, order, lane), kIdx);
+        write_lane(chosen.item_idx, take<kLanes, kTopK - 1 - kIdx>(items, order, lane), kIdx);
         write_lane(chosen.order, static_cast<u32>(order), kIdx);
       };
       take_one(Number<kBest>{}, two.best);
@@ -257,8 +257,8 @@ __device__ inline BestItems take_best(Item (&items)[kExpertsPerLane], u32 lane) 
     static_for<kTopK>([&](auto idx) {
       constexpr u32 kIdx = decltype(idx){};
       const i32 best = max_of_token<kLanes>(items[0].order);
-      const u32 place = take<kLanes, kTopK - 1 - kIdx>(items, best, lane);
-      chosen.place = lane == kIdx ? place : chosen.place;
+      const u32 item_idx = take<kLanes, kTopK - 1 - kIdx>(items, best, lane);
+      chosen.item_idx = lane == kIdx ? item_idx : chosen.item_idx;
       chosen.order = lane == kIdx ? static_cast<u32>(best) : chosen.order;
     });
   }
@@ -283,11 +283,12 @@ __device__ inline Choice route_token(u32 lane, u32 experts, f32 scale, f32* scor
   static_assert(kLanes >= kOptions.top_k, "a lane has one choice");
   const u32 group_size = experts / kOptions.groups, group = lane / kGroupLanes;
   const u32 begin = lane % kGroupLanes * kExpertsPerLane;  // in the group
-  const u32 first_place = lane * kExpertsPerLane;
+  const u32 first_idx = lane * kExpertsPerLane;
   const auto is_expert = [&](u32 i) { return group < kOptions.groups && begin + i < group_size; };
-  const auto expert_at = [&](u32 place) {
-    constexpr u32 kPlaces = kGroupLanes * kExpertsPerLane;  // of a group
-    return kOptions.groups == 1 ? place : place / kPlaces * group_size + place % kPlaces;
+  const auto expert_at = [&](u32 item_idx) {
+    constexpr u32 kGroupItems = kGroupLanes * kExpertsPerLane;  // of a group
+    return kOptions.groups == 1 ? item_idx
+                                : item_idx / kGroupItems * group_size + item_idx % kGroupItems;
   };
 
   f32 logit[kExpertsPerLane], bias[kExpertsPerLane] = {};
@@ -324,10 +325,10 @@ __device__ inline Choice route_token(u32 lane, u32 experts, f32 scale, f32* scor
     f32 key = logit[i] + 0.0f;  // makes one of the two zeros
     if constexpr (!kByLogit) key = score_of(logit[i]);
     if constexpr (kOptions.has_bias) {
-      scores[first_place + i] = key;
+      scores[first_idx + i] = key;
       key = finite(key + bias[i]);
     }
-    items[i] = {order_of(is_expert(i) ? key : -kInfinity), ~(first_place + i)};
+    items[i] = {order_of(is_expert(i) ? key : -kInfinity), ~(first_idx + i)};
   }
   sort(items);
   if constexpr (kOptions.groups > 1) {
@@ -343,7 +344,7 @@ __device__ inline Choice route_token(u32 lane, u32 experts, f32 scale, f32* scor
   f32 weight = value_of(static_cast<i32>(chosen.order));
   if constexpr (kOptions.has_bias) {
     __builtin_amdgcn_fence(__ATOMIC_ACQ_REL, "wavefront");  // the lanes' scores
-    weight = scores[chosen.place];
+    weight = scores[chosen.item_idx];
   }
   if constexpr (kByLogit) weight = score_of(weight);
   weight = has_choice ? weight : 0.0f;
@@ -355,7 +356,7 @@ __device__ inline Choice route_token(u32 lane, u32 experts, f32 scale, f32* scor
     }
     weight = total > 0.0f ? quotient(weight, total) : weight;
   }
-  return {weight * scale, expert_at(chosen.place)};
+  return {weight * scale, expert_at(chosen.item_idx)};
 }
 
 // Loads values[e * stride] .. of kCount experts from e on, of those behind the last one the last;
