@@ -1,14 +1,15 @@
-"""Fixtures of the tests of small ops: see support/small_ops.py."""
+"""Fixtures of the tests of small ops (support/small_ops.py) and of routing."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from rfops.dispatch import op as op_module
-from rfops.dispatch import tuned_table
+from rfops.dispatch import routing, tuned_table
 from rfops.jit.launch import launcher
 from support.small_ops import MODULE, SOURCE
 
@@ -36,3 +37,16 @@ def config(tmp_path: Path) -> Path:
     path = tmp_path / "config.json"
     path.write_text(json.dumps({MODULE: {"srcs": ["small.hip"]}}))
     return path
+
+
+@pytest.fixture
+def own_misses(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The shipped tables alone, and no misses of other tests."""
+    monkeypatch.delenv("RFOPS_CONFIGS", raising=False)
+    monkeypatch.delenv("RFOPS_RECORD_UNTUNED", raising=False)
+    routing._misses.clear()
+    routing._unfit.clear()
+    tuned_table._load.cache_clear()
+    yield
+    routing._misses.clear()
+    tuned_table._load.cache_clear()

@@ -1,5 +1,5 @@
 """The tuned table of batched_gemm_a16w8_blockscale: the shipped rows, lookup, what a shape takes
-without a row. Its reader is that of every table (test_routing.py)."""
+without a row. Its reader is that of every table (test_table_files.py)."""
 
 from __future__ import annotations
 

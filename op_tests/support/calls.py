@@ -27,6 +27,12 @@ def route(m: int, n: int, k: int, dtype: torch.dtype = BF16, **chip: Any) -> Dec
     return DENSE.route(dense_call(m, n, k, dtype, **chip))
 
 
+def decision(m: int, n: int = 480, k: int = 640, **chip: object) -> tuple[str, str]:
+    """The rule and the kernel of a dense call."""
+    selected = route(m, n, k, **chip)  # type: ignore[arg-type]
+    return selected.rule, selected.backend
+
+
 def grouped_call(
     m: int,
     n: int,
