@@ -273,35 +273,42 @@ def test_tune_of_a_model(
     )
 
 
-def test_prune_drops_rows_that_are_no_quicker(
-    op: Op, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """One that is the op's own choice, one that is slower, and one that does as the nearest does,
-    whose figures of others stay. A quicker one stays, one that does not run, and rows of other
-    chips and origins."""
+def test_prune_judges_rows(op: Op, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Dropped: rows that do as the op does without, or as the nearest does, whose figures of others
+    stay. Replaced: one whose variant is slower than another. A quicker one stays, with the new
+    time; rows that do not run, and those of other chips and origins, stay as they are."""
     file = tmp_path / "scratch_timed.csv"
     head = "arch,cu_num,m,n,kernel,config,us,figures,origin,source\n"
-    kept = [
+    near = "gfx950,256,2,64,timed,threads=64,3,aiter_us=7 timed_us=3 spread=0.1,estimated,near\n"
+    figures = "gfx950,256,2,64,,,,aiter_us=7,published,beside a row that was dropped: near\n"
+    others = [
         "gfx942,304,3,64,timed,threads=64,,,estimated,another chip\n",
         "gfx950,256,5,32,timed,threads=64,,,measured,another origin\n",
         "gfx950,256,6,128,timed,threads=2048,,,estimated,does not run\n",
-        "gfx950,256,3,64,timed,threads=64,,,estimated,quicker\n",
     ]
-    needless = [
-        "gfx950,256,4,64,timed,threads=256,,,estimated,its own\n",
-        "gfx950,256,8,64,timed,threads=1024,,,estimated,slower\n",
+    judged = [
+        "gfx950,256,3,64,timed,threads=64,9,,estimated,quicker\n",
+        "gfx950,256,4,48,timed,threads=1024,9,aiter_us=8 timed_us=9,estimated,slower\n",
+        "gfx950,256,1024,64,timed,threads=256,9,,estimated,its own\n",
     ]
-    near = "gfx950,256,2,64,timed,threads=64,3,aiter_us=7 timed_us=3 spread=0.1,estimated,near\n"
-    figures = "gfx950,256,2,64,,,,aiter_us=7,published,beside a row that was dropped: near\n"
-    file.write_text(head + near + "".join(kept + needless))
+    file.write_text(head + near + "".join(others + judged))
     said = run(f"tune scratch_timed --prune --out {tmp_path}", capsys)
     assert "5 of 7 rows are estimated on gfx950 with 256 CUs" in said
-    assert "dropped  m=4 n=64: is what it takes without: timed threads=256" in said
-    assert "dropped  m=2 n=64: is what it takes without: timed threads=64" in said
-    assert "dropped  m=8 n=64" in said and "us by timed threads=256" in said
-    assert "kept  m=6 n=128" in said and "does not run" in said and "kept  m=3 n=64" in said
-    assert "3 of 5 rows dropped" in said
-    assert file.read_text() == head + figures + "".join(kept)
+    assert "dropped  m=2 n=64" in said and "dropped  m=1024 n=64" in said
+    assert "of 5 rows 2 kept, 2 dropped, 1 replaced" in said
+    assert "kept  m=6 n=128" in said and "does not run" in said and "of the best" in said
+    lines = file.read_text().splitlines(keepends=True)
+    assert lines[:5] == [head, figures, *others]
+    rows = [line.split(",") for line in lines[5:]]
+    assert [row[2:6] for row in rows] == [
+        ["3", "64", "timed", "threads=64"],
+        ["4", "48", "timed", "threads=64"],
+    ]
+    assert [row[7] for row in rows] == ["", "aiter_us=8"]
+    assert all(2 < float(row[6]) < 4 and "timing model" in "".join(row[9:]) for row in rows)
+    again = run(f"tune scratch_timed --prune --out {tmp_path}", capsys)
+    assert "of 3 rows 3 kept, 0 dropped, 0 replaced" in again
+    assert file.read_text() == "".join(lines)
 
 
 def test_bench_of_regret(op: Op, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,8 @@ is done: an interrupt loses one shape at most, a second run goes on where the fi
 several runs may fill one table at a time. `--untuned` takes what RFOPS_RECORD_UNTUNED collected.
 `--defaults KERNEL` fills that kernel's own table instead: each row that the shapes hit gets the
 variant with the least geometric mean over them, those done so far if it is interrupted. `--model`
-(tune_model.py) fits what an op without a row chooses by, `--prune` (tune_prune.py) drops rows.
+(tune_model.py) fits what an op without a row chooses by, `--prune` (tune_prune.py) judges the rows
+of a table again.
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ def add_arguments(parser: argparse.ArgumentParser, op: Op) -> None:
     parser.add_argument(
         "--top",
         type=int,
-        help="variants a kernel; default: 4 if virtual, 24 of those that a model ranks, else all",
+        help="variants a kernel; default: 4 if virtual or with --prune, 24 of those that a model "
+        "ranks, else all",
     )
     parser.add_argument("--force", action="store_true", help="tune again what the file has")
     tuned_kernels = [name for name, kernel in op.kernels.items() if kernel.tuned]
@@ -65,7 +67,9 @@ def add_arguments(parser: argparse.ArgumentParser, op: Op) -> None:
     if op.time_model:
         tune_model.add_arguments(parser)
         parser.add_argument(
-            "--prune", action="store_true", help="drop rows that the op does as well without"
+            "--prune",
+            action="store_true",
+            help="judge rows again: drop those that the op does as well without",
         )
     executor.add_arguments(parser)
 

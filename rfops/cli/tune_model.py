@@ -118,10 +118,10 @@ def times_of(op: Op, c: Call, variants: Sequence[tuple[str, Any]]) -> Iterator[T
             yield f"{op.name} {c}: {name} {config}: does not run: {lines[0][:160]}"
 
 
-def choices(op: Op, c: Call, known: Collection[Variant]) -> list[Variant]:
+def choices(op: Op, c: Call, known: Collection[Variant], count: int = _CHOICES) -> list[Variant]:
     """Of the best that are predicted, those that are not known."""
     selected = [
-        (choice.kernel, choice.config) for choice, _ in model_fit.model_of(op).explain(c, _CHOICES)
+        (choice.kernel, choice.config) for choice, _ in model_fit.model_of(op).explain(c, count)
     ]
     return [
         (name, config)

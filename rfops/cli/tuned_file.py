@@ -118,6 +118,16 @@ class File:
                 existing += foreign
             write(self.path, rows)
 
+    def replace(self, row: Mapping[str, Any], cells: Mapping[str, str]) -> None:
+        """Write other cells to the row of this one's key that names a kernel; of its figures, those
+        that are not of a run of rfops stay."""
+        with lock.folder(self.path.parent):
+            rows = self.rows()
+            for index in self._deciding(rows, self.key_of(row)):
+                rows.loc[index, "figures"] = " ".join(self._foreign_figures(row["figures"], ()))
+                rows.loc[index, [*cells]] = [*cells.values()]
+            write(self.path, rows)
+
     def _foreign_figures(self, figures: str, existing: Collection[str]) -> list[str]:
         """Of a row's figures, those of no kernel or run of rfops that are not known."""
         op_figures = {"spread", "speedup", *(f"{kernel}_us" for kernel in self.tuned.kernels)}
