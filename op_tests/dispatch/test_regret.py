@@ -22,7 +22,6 @@ MODELED = sorted(name for name, op in ops().items() if op.time_model)
 MEDIAN, P95, MOST, CALLS = 1.03, 1.12, 1.30, 40
 CALLS_OF = {
     ("gemm_a16wfp4", "gfx950"): 36,
-    ("fused_moe_mxfp4", "gfx950"): 38,
     ("fused_moe_tables", "gfx942"): 5,
 }
 # The same of calls that the fit does not have: variants of four waves with few rows are predicted

@@ -57,6 +57,10 @@ class MxExpertsModel(TimeModel):
     units: ClassVar[dict[str, str]] = {
         "launch": "us: three launches, first loads",
         "memory": "1: of the chosen experts' weights once, at HBM's rate",
+        "raw_memory": "1: of the same where they are raw, in addition",
+        "raw_up": "us per K-step of a round of gate and up's workgroups, where weights are raw",
+        "raw_down": "us per K-step and 16 columns of a workgroup of RegisterDown, over its waves, "
+        "where weights are raw",
         "up_round": "us per K-step of a round of gate and up's workgroups",
         "up_tile": "us per round of gate and up's workgroups",
         "up_reduce": "us per round and wave that splits K, beyond the first",
@@ -165,6 +169,9 @@ excluded = maximum(num_tokens - most_tokens, 0)
         row_bytes, tile_bytes = up_steps * STEP_BYTES, TILE * down_steps * STEP_BYTES
         up_columns = np.ceil(down_steps * step / v.up_columns)
         hbm = 1e6 * chip.hbm_tb_s
+        # Of an expert's weights. Raw ones are loaded as rows of 128 bytes and pass through LDS to
+        # the lanes that multiply them; shuffled ones are loaded as one span, in their order.
+        weights_us, is_raw = 3 * c.D * c.I * self.bits / 8 / hbm, float(c.w_layout == "raw")
         # Bytes of the weights of a tile of gate and up.
         up_bytes = 2 * v.up_columns * row_bytes
         v.derived = {
@@ -183,7 +190,12 @@ excluded = maximum(num_tokens - most_tokens, 0)
         }
         terms = {
             "launch": {"one": 1.0},
-            "memory": {"experts": 3 * c.D * c.I * self.bits / 8 / hbm},
+            "memory": {"experts": weights_us},
+            "raw_memory": {"experts": is_raw * weights_us},
+            "raw_up": {"up_rounds": is_raw * up_steps / v.up_k_waves},
+            "raw_down": {
+                "one": is_raw * v.is_register * down_steps * v.down_columns / TILE / v.tiles_at_once
+            },
             "up_round": {"up_rounds": up_steps * (by_tile - v.is_prefetched) / v.up_k_waves},
             "up_tile": {"up_rounds": by_tile},
             "up_reduce": {"up_rounds": v.up_k_waves - 1},
