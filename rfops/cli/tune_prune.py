@@ -230,6 +230,12 @@ def fallback_for(op: Op, c: Call, row: Row, file: File) -> Variant | None:
     key = file.key_of(row)
     rows[target_file] = [r for r in rows[target_file] if file.key_of(_cells(op.tuned, r)) != key]
     selector = routing.KernelSelector(op.tuned, c.arch, c.cu_num, tuned_table.Table(op.tuned, rows))
+    return taken(op, c, selector)
+
+
+def taken(op: Op, c: Call, selector: routing.KernelSelector | None = None) -> Variant | None:
+    """The kernel and the variant that a call takes, by these rows or by the op's own; None: no
+    kernel that can be timed."""
     try:
         decision = op.route(c, selector)
     except ValueError:  # there is none
