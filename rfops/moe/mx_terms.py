@@ -37,6 +37,7 @@ class Traits(NamedTuple):
     down_columns: float = 0
     down_resident: float = 1
     tiles_at_once: float = 1
+    down_waves: float = 1  # that multiply, of down and sum in one kernel
     is_tiled: float = 0  # the sum of rows has a launch of its own
     is_register: float = 0
     is_staged: float = 0
@@ -59,8 +60,11 @@ class MxExpertsModel(TimeModel):
         "memory": "1: of the chosen experts' weights once, at HBM's rate",
         "raw_memory": "1: of the same where they are raw, in addition",
         "raw_up": "us per K-step of a round of gate and up's workgroups, where weights are raw",
-        "raw_down": "us per K-step and 16 columns of a workgroup of RegisterDown, over its waves, "
-        "where weights are raw",
+        "raw_up_rows": "us more, for further tiles of rows where waves split K",
+        "raw_register": "us per K-step and 16 columns of RegisterDown over the number of waves, "
+        "where weights are raw and waves have several experts",
+        "raw_staged": "us per wave and K-step of an expert's tile of StagedDown, where weights are "
+        "raw",
         "up_round": "us per K-step of a round of gate and up's workgroups",
         "up_tile": "us per round of gate and up's workgroups",
         "up_reduce": "us per round and wave that splits K, beyond the first",
@@ -107,6 +111,7 @@ class MxExpertsModel(TimeModel):
         *("up_rounds", "down_rounds"),  # of workgroups
         *("up_cu", "up_cu_rows"),  # tiles of the fullest CU, operands of x in them
         *("wave_tiles", "round_tiles"),  # of RegisterDown, of the others in one kernel
+        "wave_refills",  # whether a wave of RegisterDown has several experts
         "round_rows",  # thousands of rows of h that each round reads
     )
 
@@ -124,7 +129,9 @@ up_cu = ceil(up_groups / cus)
 up_cu_rows = up_cu * num_operands / up_rows
 down_rows = take(tiles, down)
 down_rounds = ceil(down_rows * tiled_groups + summed_groups)
-wave_tiles = ceil(down_rows / tiles_at_once) * down_rounds
+wave_experts = ceil(down_rows / tiles_at_once)
+wave_tiles = wave_experts * down_rounds
+wave_refills = minimum(wave_experts - 1, 1)
 round_tiles = down_rows * down_rounds
 round_rows = down_rounds * thousand_rows
 log_M = log_tokens
@@ -193,9 +200,19 @@ excluded = maximum(num_tokens - most_tokens, 0)
             "memory": {"experts": weights_us},
             "raw_memory": {"experts": is_raw * weights_us},
             "raw_up": {"up_rounds": is_raw * up_steps / v.up_k_waves},
-            "raw_down": {
-                "one": is_raw * v.is_register * down_steps * v.down_columns / TILE / v.tiles_at_once
+            "raw_up_rows": {
+                "up_rounds": is_raw
+                * (v.up_k_waves > 1)
+                * np.minimum(v.up_rows / TILE - 1, 1)
+                * (up_steps / v.up_k_waves)
             },
+            "raw_register": {
+                "wave_refills": is_raw
+                * v.is_register
+                * (v.down_columns / TILE)
+                * (down_steps / v.down_waves)
+            },
+            "raw_staged": {"round_tiles": is_raw * down_steps * v.is_staged * v.down_waves},
             "up_round": {"up_rounds": up_steps * (by_tile - v.is_prefetched) / v.up_k_waves},
             "up_tile": {"up_rounds": by_tile},
             "up_reduce": {"up_rounds": v.up_k_waves - 1},

@@ -218,6 +218,7 @@ class HipMxMoe(TimedKernel):
             down_rows=steps.rows_at_once(down),
             down_columns=down.columns,
             tiles_at_once=down.waves if is_register else 1,
+            down_waves=down.waves,
             lds_bytes=fixed,
             lds_token_bytes=token,
             most_h_rows=math.inf if is_register else MAX_BYTES / row_bytes,
