@@ -10,16 +10,19 @@
 //   reads its operands from LDS and multiplies them,
 //   writes its chunks of step t + 1 to LDS and issues the loads of step t + 1 + kPrefetch (x: 2),
 //
-// and waits at the barrier. Neighbouring tiles start at different steps of K and wrap around, so
-// that each part of x is brought to L2 by one of them before the others need it. w is MFMA operand
-// A, so a lane holds 4 neighbours of a row of out, 8 when it stores (paired_tile_store.h). kSplit
-// workgroups split K; the last to arrive reduces (split_k_reduce.h).
+// and waits at the barrier. The last steps load nothing, because loads that are out of bounds
+// occupy the memory pipe as others do. The loop runs whole rounds of the loading stages, so zeros
+// may be multiplied behind K: LLVM counts loads and allocates registers well only where the loop
+// has one exit. Neighbouring tiles start at different steps of K and wrap around, so that each part
+// of x is brought to L2 by one of them before the others need it. w is MFMA operand A, so a lane
+// holds 4 neighbours of a row of out, 8 when it stores (paired_tile_store.h). kSplit workgroups
+// split K; the last to arrive reduces (split_k_reduce.h).
 //
-// Guarantees: bitwise deterministic for a given config, M, K and position in the output. A scale of
+// Guarantees: bitwise deterministic for a given config, K and position in the output. A scale of
 // 255 makes its row or column NaN.
-// Requires: x, w and their rows 16-byte aligned, preshuffled scales 4-byte aligned; with raw scales
-// K a multiple of 256 and the rows of scales 8-byte aligned; the rows of a workgroup span less than
-// 2 GiB (what lies before them may be larger).
+// Requires: at least one K-step for each split; x, w and their rows 16-byte aligned, preshuffled
+// scales 4-byte aligned; with raw scales K a multiple of 256 and the rows of scales 8-byte aligned;
+// the rows of a workgroup span less than 2 GiB (what lies before them may be larger).
 #include "gemm/bias.h"
 #include "gemm/mxfp4_loader.h"
 #include "gemm/mxfp4_tile_scheduler.h"
@@ -67,7 +70,8 @@ __shared__ Stage stages[2];
 
 using LoadX = Fp4Loader<kM, kXShuffled, kXRawScales, kTail, kLoadX, 2>;
 using LoadW = Fp4Loader<kN, kShuffled, kRawScales, kTail, kWaves - kLoadX, kPrefetch>;
-static_assert(LoadX::kNumStages % 2 == 0 && LoadW::kNumStages % 2 == 0,
+constexpr u32 kRoundSteps = LoadW::kNumStages;  // whole rounds of the stages of both
+static_assert(LoadX::kNumStages == 2 && kRoundSteps % LoadX::kNumStages == 0,
               "a stage always uses the same LDS buffer");
 
 struct Operands {
@@ -94,15 +98,40 @@ __device__ inline RFOPS_LDS Stage& stage_of(u32 buffer) {
   return ((RFOPS_LDS Stage*)stages)[buffer];
 }
 
-// Returns the step at which a tile starts: tiles that share x have 2 to 16 different ones, of those
-// that were tried the quickest (estimated). With many K-steps, the more tiles share w, the fewer.
-__device__ inline u32 first_step(const TileWork& work, u32 m, u32 steps) {
-  constexpr u32 kManySteps = 12;
-  const u32 m_tiles = (m + kM - 1) / kM, group_begin = work.m0 / kM / kGroupM * kGroupM;
-  const u32 num_sharing = m_tiles - group_begin;  // w, or kGroupM if more
-  u32 log_starts = num_sharing > 5 ? 1 : num_sharing > 2 ? 2 : 4;
-  if (kSplit > 1 || steps < kManySteps) log_starts = 4;
-  return readfirstlane((work.n0 / kN % (1u << log_starts) * steps) >> log_starts);
+// Returns a / b, which are uniform, in half as many instructions as the compiler's division.
+// Requires: a quotient below 2^22.
+__device__ inline u32 divide_uniform(u32 a, u32 b) {
+  const f32 estimate = static_cast<f32>(a) * __builtin_amdgcn_rcpf(static_cast<f32>(b));
+  const u32 quotient = readfirstlane(static_cast<u32>(estimate));  // off by one at most
+  const u32 remainder = a - quotient * b;
+  return static_cast<i32>(remainder) < 0 ? quotient - 1 : remainder >= b ? quotient + 1 : quotient;
+}
+
+// Returns the workgroup's tile, in the order of tile_map.h: the grid has no others, so none is
+// checked, and few tiles along M need no division by the size of a group.
+__device__ inline TileWork tile_work(u32 m, u32 n, u32 k) {
+  const u32 m_tiles = (m + kM - 1) / kM, n_tiles = (n + kN - 1) / kN;
+  const u32 order = xcd_remap(workgroup_id_x(), m_tiles * n_tiles * kSplit);
+  const u32 tile = order / kSplit, split = order % kSplit;
+  u32 first_m = 0, index = tile;
+  if (m_tiles > kGroupM) {
+    const u32 group_tiles = kGroupM * n_tiles, group = divide_uniform(tile, group_tiles);
+    first_m = group * kGroupM;
+    index = tile - group * group_tiles;
+  }
+  const u32 remaining = m_tiles - first_m, rows = remaining < kGroupM ? remaining : kGroupM;
+  const u32 n_index = divide_uniform(index, rows), m_index = first_m + index - n_index * rows;
+  const u32 steps = (k + kStepK - 1) / kStepK;  // splits differ by at most one
+  const u32 begin = steps * split / kSplit * kStepK;
+  const u32 end = split + 1 == kSplit ? k : steps * (split + 1) / kSplit * kStepK;
+  return {m_index * kM, n_index * kN, m_index * n_tiles + n_index, split, begin, end};
+}
+
+// Returns the step at which a tile starts: with one for all, the tiles that share x wait for the
+// same part of it; with 8 or 16, parts of x leave L2 before all have read them.
+__device__ inline u32 first_step(const TileWork& work, u32 steps) {
+  constexpr u32 kStarts = 4;
+  return work.n0 / kN % kStarts * steps / kStarts;
 }
 
 // A wave that loads x (kIsX) or w.
@@ -118,7 +147,7 @@ class Wave {
         fragment_{lds_offset_mxfp4(lane_id() % kTileRows, lane_id() / kTileRows),
                   lds_offset_mxfp4(lane_id() % kTileRows, lane_id() / kTileRows + 4)} {}
 
-  __device__ void run_mainloop(F32x4 (&sums)[kTiles], u32 steps_left) {
+  __device__ void run_mainloop(F32x4 (&sums)[kTiles], u32 steps) {
 #pragma unroll
     for (u32 s = 0; s < kNumStages; ++s) load(s);
 #pragma unroll
@@ -128,12 +157,20 @@ class Wave {
     s_barrier();
 #pragma unroll
     for (u32 i = 0; i < kReads; ++i) read(i, 0, 0);
-    while (steps<0>(sums, steps_left)) {
-    }
+    const u32 rounds = (steps - 1) / kRoundSteps;  // before the last one
+    for (u32 i = 0; i < rounds; ++i) run_steps<0, kRoundSteps, kMain>(sums);
+    run_steps<0, kLoadingSteps, kMain>(sums);
+    run_steps<kLoadingSteps, kRoundSteps - 1, kDrain>(sums);
+    step<(kRoundSteps - 1) % kNumStages, kLast>(sums);
   }
 
  private:
   static constexpr u32 kNumStages = Load::kNumStages;
+  // Steps of the last round that still load.
+  static constexpr u32 kLoadingSteps =
+      kRoundSteps > kNumStages + 1 ? kRoundSteps - kNumStages - 1 : 0;
+  // Instructions of a step: all, all but loads, and MFMAs with the reads of its own operands.
+  enum Phase { kMain, kDrain, kLast };
   static constexpr u32 kWScaleReads = decltype(StepScales::w)::kReads;
   static constexpr u32 kScaleReads = kWScaleReads + decltype(StepScales::x)::kReads;
   static constexpr u32 kReads = kScaleReads + kMTiles + kNTiles;
@@ -168,20 +205,22 @@ class Wave {
     }
   }
 
-  // Runs the steps from stage kStageIdx on, at most as many as there are stages. Returns whether
-  // more follow. (With a separate loop condition the compiler would place waits for only a part of
-  // the loop.)
-  template <u32 kStageIdx>
-  __device__ bool steps(F32x4 (&sums)[kTiles], u32& steps_left) {
-    scales_[kStageIdx % 2].x.select_bytes();
-    scales_[kStageIdx % 2].w.select_bytes();
-    half<kStageIdx, 0>(sums);
-    wait_lgkmcnt();
-    s_barrier();
-    half<kStageIdx, 1>(sums);
-    if (--steps_left == 0) return false;
-    if constexpr (kStageIdx + 1 < kNumStages) return steps<kStageIdx + 1>(sums, steps_left);
-    return true;
+  // Runs steps kBegin to kEnd - 1 of a round.
+  template <u32 kBegin, u32 kEnd, Phase kPhase>
+  __device__ void run_steps(F32x4 (&sums)[kTiles]) {
+    if constexpr (kBegin < kEnd) {
+      step<kBegin % kNumStages, kPhase>(sums);
+      run_steps<kBegin + 1, kEnd, kPhase>(sums);
+    }
+  }
+  template <u32 kStageIdx, Phase kPhase>
+  __device__ void step(F32x4 (&sums)[kTiles]) {
+    half<kStageIdx, kPhase, 0>(sums);
+    if constexpr (kPhase != kLast) {
+      wait_lgkmcnt();
+      s_barrier();
+    }
+    half<kStageIdx, kPhase, 1>(sums);
   }
 
   // Issue slot `i` of a half step. First half: reads the second half's operands and writes the next
@@ -199,11 +238,11 @@ class Wave {
     }
   }
 
-  template <u32 kStageIdx, u32 kHalf, u32 kT = 0>
+  template <u32 kStageIdx, Phase kPhase, u32 kHalf, u32 kT = 0>
   __device__ void half(F32x4 (&sums)[kTiles]) {
     if constexpr (kT < kTiles) {
       constexpr u32 i = kT / kNTiles, j = kT % kNTiles;
-      constexpr u32 kIssues = kReads - (kHalf == 0 ? kScaleReads : 0) + Load::kLoads;
+      constexpr u32 kIssues = num_issues(kPhase, kHalf);
       const Operands& operands = operands_[kHalf];
       const StepScales& scales = scales_[kStageIdx % 2];
       const Fragment x = {operands.x[i], operands.x[i]};
@@ -216,8 +255,14 @@ class Wave {
         do_issue_slot<kStageIdx, kHalf>(o);
       }
       sched_barrier();
-      half<kStageIdx, kHalf, kT + 1>(sums);
+      half<kStageIdx, kPhase, kHalf, kT + 1>(sums);
     }
+  }
+
+  // Returns the issue slots of a half step: reads, then writes or loads.
+  static constexpr u32 num_issues(Phase phase, u32 half) {
+    if (half == 0) return kReads - kScaleReads + (phase == kLast ? 0 : Load::kLoads);
+    return phase == kLast ? 0 : kReads + (phase == kMain ? Load::kLoads : 0);
   }
 
   Load loader_;
@@ -239,10 +284,9 @@ mxfp4_deep(const u8* __restrict__ w,        // [N, K/2], rows w_row bytes apart
            const void* __restrict__ bias,  // [N]
            void* __restrict__ workspace,   // partials if kSplit > 1 (SplitKReducer)
            u32* __restrict__ counts) {     // [tiles], zeros before and after
-  const Fp4Args args = {w, w_scale, x, x_scale, m, n, k, x_row, w_row, w_scale_row, x_scale_row, 0};
-  const TileWork work = fp4_tile_work<kM, kN, kSplit, kGroupM>(args, workgroup_id_x());
+  const TileWork work = tile_work(m, n, k);
   const u32 steps = (work.end - work.begin + kStepK - 1) / kStepK;
-  const u32 start_step = first_step(work, m, steps);
+  const u32 start_step = first_step(work, steps);
   F32x4 sums[kTiles] = {};
   if (const u32 number = wave_id(); number < kLoadX) {
     const u32 x_rows = kXShuffled ? (m + 15) / 16 * 16 : m;  // preshuffled rows are padded to 16

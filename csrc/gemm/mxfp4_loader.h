@@ -1,9 +1,9 @@
 // Loads one wave's part of an MXFP4 operand from memory to LDS: K-steps of 256 in the layout of
 // mxfp4_k_step.h with their scales, several K-steps in flight (gfx950).
 //
-// Scales are preshuffled, or raw: then LDS holds the 8 bytes of a row's K-step, and the wave that
-// reads them picks a lane's byte of each half. Raw scales require K a multiple of 256 and rows
-// 8-byte aligned.
+// Scales are preshuffled, or raw: then LDS holds the 8 bytes of a row's K-step, blocks 0 and 4, 1
+// and 5, ..., so that a lane reads those of both halves as one pair. Raw scales require K a
+// multiple of 256 and rows 8-byte aligned.
 #pragma once
 
 #include "gemm/mxfp4_tile_scheduler.h"
@@ -19,11 +19,13 @@ namespace rfops {
 
 constexpr u32 kScalePair = 2 * kTileRows;  // rows whose scales are one dword per lane
 
+constexpr u32 kMaxLoaders = 4;  // waves that load an operand
+
 // LDS buffer of the scales of one K-step of an operand, preshuffled: one dword per lane for 32
-// rows.
+// rows. Loading waves without rows write what pads it.
 template <u32 kRows, bool kRawScales>
 struct Fp4Scales {
-  u32 pairs[kRows / kScalePair][kWaveSize];
+  u32 pairs[(kRows / kScalePair + kMaxLoaders - 1) / kMaxLoaders * kMaxLoaders][kWaveSize];
 };
 template <u32 kRows>
 struct Fp4Scales<kRows, true> {
@@ -47,7 +49,6 @@ class Fp4StepScales {
   __device__ void read(const RFOPS_LDS Fp4Scales<kRows, false>& lds, u32 row, u32 i) {
     pairs_[i] = lds.pairs[row / kScalePair + i][lane_id()];
   }
-  __device__ void select_bytes() {}
   // Returns the dword with the scale of a row tile; the MFMA selects byte byte_of(tile, half).
   __device__ u32 dword(u32 tile) const { return pairs_[tile / 2]; }
   static constexpr u32 byte_of(u32 tile, u32 half) { return tile % 2 + 2 * half; }
@@ -62,22 +63,14 @@ class Fp4StepScales<kTiles, true> {
 
   template <u32 kRows>
   __device__ void read(const RFOPS_LDS Fp4Scales<kRows, true>& lds, u32 row, u32 i) {
-    loaded_[i] = lds.rows[row + i * kTileRows + lane_id() % kTileRows];
-  }
-  // Keeps the lane's block of 32 of each half of the K-step. Call it once after the reads.
-  __device__ void select_bytes() {
-    const u32 block = lane_id() / kTileRows;
-    const u32 bytes = block | (block + 4) << 8;
-#pragma unroll
-    for (u32 i = 0; i < kTiles; ++i) {
-      tiles_[i] = __builtin_amdgcn_perm(loaded_[i][1], loaded_[i][0], bytes);
-    }
+    const auto* const halves =
+        (const RFOPS_LDS u16*)&lds.rows[row + i * kTileRows + lane_id() % kTileRows];
+    tiles_[i] = halves[lane_id() / kTileRows];
   }
   __device__ u32 dword(u32 tile) const { return tiles_[tile]; }
   static constexpr u32 byte_of(u32, u32 half) { return half; }
 
  private:
-  U32x2 loaded_[kTiles];
   u32 tiles_[kTiles];
 };
 
@@ -114,7 +107,7 @@ class Fp4Loader {
                 "a whole number of loads");
   static_assert(!kRawScales || !kTail, "a whole number of K-steps");
   static constexpr u32 kPairs = (kRows / kScalePair + kNumWaves - 1) / kNumWaves;
-  static constexpr bool kEvenPairs = kRows / kScalePair % kNumWaves == 0;
+  static_assert(kMaxLoaders % kNumWaves == 0, "what pads the scales is enough");
   static constexpr u32 kWaveRows = kRows / kNumWaves;  // whose raw scales a wave loads
   static constexpr u32 kScaleLoads = kRawScales ? (kWaveRows + kWaveSize - 1) / kWaveSize : kPairs;
   static constexpr u32 kScaleDwords = kRawScales ? 2 : 1;      // per load and lane
@@ -124,18 +117,17 @@ class Fp4Loader {
 
   __device__ Fp4Loader(u32 number, const Buffer& rows, const Buffer& scales, u32 row_bytes,
                        u32 scale_row, const TileWork& work, u32 start_step)
-      : rows_(rows), scales_(scales), end_(work.end), number_(number), cursor_(work, start_step) {
+      : rows_(rows),
+        scales_(scales),
+        end_(work.end),
+        number_(number),
+        load_stride_((kShuffled ? 16 : 8) * row_bytes),
+        cursor_(work, start_step) {
     const u32 lane = lane_id();
     const u32 row = kShuffled ? lane % 16 : lane / kRowChunks;
     chunk_ = kShuffled ? lane / 16 : lane % kRowChunks;
-#pragma unroll
-    for (u32 i = 0; i < kChunksPerLane; ++i) {
-      const u32 chunk_idx = number * kChunksPerLane + i;
-      src_offset_[i] = kShuffled ? Layout::offset(chunk_idx / 2 * 16 + row,
-                                                  chunk_idx % 2 * 4 + chunk_, row_bytes)
-                                 : Layout::offset(chunk_idx * 8 + row, chunk_, row_bytes);
-      force_vgpr(src_offset_[i]);
-    }
+    src_offset_ = Layout::offset(number * (kChunksPerLane * 8) + row, chunk_, row_bytes);
+    force_vgpr(src_offset_);
 #pragma unroll
     for (u32 i = 0; i < kScaleLoads; ++i) {
       if constexpr (kRawScales) {
@@ -162,13 +154,15 @@ class Fp4Loader {
   // Issues load `i` of the K-step.
   __device__ void load(u32 stage, u32 i) {
     if (i < kChunksPerLane) {
-      u32 offset = src_offset_[i];
+      // Shuffled rows: two loads of 64 bytes of K for 16 rows.
+      u32 offset = src_offset_ + (kShuffled ? i % 2 * 4 * Layout::kChunkStrideBytes : 0);
       if constexpr (kTail) {
         offset = k_[stage] + (chunk_ + (kShuffled ? i % 2 * 4 : 0)) * kFp4Block < end_
                      ? offset
                      : kOutOfBounds;
       }
-      chunks_[stage][i] = buffer_load_b128(rows_, offset, k_offset_);
+      chunks_[stage][i] =
+          buffer_load_b128(rows_, offset, k_offset_ + (kShuffled ? i / 2 : i) * load_stride_);
     } else {
       loaded_[stage][i - kChunksPerLane] = buffer_load_dwords<kScaleDwords>(
           scales_, scale_src_offset_[i - kChunksPerLane], scale_k_offset_);
@@ -183,16 +177,19 @@ class Fp4Loader {
     } else if constexpr (kRawScales) {
       const u32 load = i - kChunksPerLane;
       const auto& loaded = loaded_[stage][load].dword;
-      lds->scales.rows[has_row(load) ? row_of(load) : kRows + lane_id()] = {loaded[0], loaded[1]};
-    } else if (const u32 pair = pair_of(i - kChunksPerLane);
-               kEvenPairs || pair < kRows / kScalePair) {
+      constexpr u32 kLowPairs = 0x05010400, kHighPairs = 0x07030602;  // bytes of v_perm
+      lds->scales.rows[has_row(load) ? row_of(load) : kRows + lane_id()] = {
+          __builtin_amdgcn_perm(loaded[1], loaded[0], kLowPairs),
+          __builtin_amdgcn_perm(loaded[1], loaded[0], kHighPairs)};
+    } else {
       u32 valid_mask = ~0u;  // scales beyond K may be NaN
       if constexpr (kTail) {
         const u32 block_k = k_[stage] + lane_id() / kTileRows * kFp4Block;
         valid_mask =
             (block_k < end_ ? 0x0000ffffu : 0) | (block_k + kTileK < end_ ? 0xffff0000u : 0);
       }
-      lds->scales.pairs[pair][lane_id()] = loaded_[stage][i - kChunksPerLane].dword[0] & valid_mask;
+      lds->scales.pairs[pair_of(i - kChunksPerLane)][lane_id()] =
+          loaded_[stage][i - kChunksPerLane].dword[0] & valid_mask;
     }
   }
 
@@ -203,10 +200,9 @@ class Fp4Loader {
   __device__ u32 row_of(u32 i) const { return number_ * kWaveRows + i * kWaveSize + lane_id(); }
 
   const Buffer rows_, scales_;
-  const u32 end_, number_;
+  const u32 end_, number_, load_stride_;
   Fp4Cursor cursor_;
-  u32 chunk_, lds_dst_, src_offset_[kChunksPerLane], scale_src_offset_[kScaleLoads], k_offset_,
-      scale_k_offset_;
+  u32 chunk_, lds_dst_, src_offset_, scale_src_offset_[kScaleLoads], k_offset_, scale_k_offset_;
   u32 k_[kSteps];
   U32x4 chunks_[kSteps][kChunksPerLane];
   Dwords<kScaleDwords> loaded_[kSteps][kScaleLoads];

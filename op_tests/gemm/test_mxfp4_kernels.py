@@ -47,6 +47,8 @@ VARIANTS = [
     Variant("deep", DeepConfig(96, 128, 4, 2, 2), (70, 130, 1280)),
     Variant("deep", DeepConfig(32, 128, 4, 4, 3), (40, 140, 3328)),
     Variant("deep", DeepConfig(256, 128, 8), (260, 130, 512)),
+    Variant("deep", DeepConfig(32, 128, 4, 4), (40, 130, 1280)),
+    Variant("deep", DeepConfig(32, 128), (300, 270, 256)),
     Variant("loop", LoopConfig(256, 256), (300, 270, 768)),
     Variant("loop", LoopConfig(256, 128), (257, 140, 288)),
     Variant("loop", LoopConfig(256, 128, 2), (70, 332, 1120)),
@@ -56,7 +58,7 @@ VARIANTS = [
 NAMES = ["gemm_a16wfp4", "gemm_afp4wfp4"]
 PREPARED = ("deep", "loop")  # whose x is quantised before
 # The quick tests share these and their builds: each kernel, with and without parts of K.
-QUICK = [VARIANTS[i] for i in (1, 7, 2, 9, 12, 20)]
+QUICK = [VARIANTS[i] for i in (1, 7, 2, 9, 12, 22)]
 CASES = [*QUICK, *(pytest.param(v, marks=pytest.mark.sweep) for v in VARIANTS if v not in QUICK)]
 QUICK_MIXED = [v for v in QUICK if v.kernel not in PREPARED]  # of gemm_a8wfp4
 MIXED = [
