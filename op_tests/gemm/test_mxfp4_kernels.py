@@ -15,7 +15,7 @@ from rfops.gemm.kernels.mxfp4.deep import DeepConfig
 from rfops.gemm.kernels.mxfp4.loop import LoopConfig
 from rfops.gemm.kernels.mxfp4.stream import StreamConfig
 from rfops.gemm.kernels.mxfp4.tiles import TilesConfig
-from support.assembly import assembly, counted, number
+from support.assembly import assembly, counted, loops, number
 from support.mxfp4_problems import OPS, Problem, assert_correct, random_problem, run
 
 pytestmark = pytest.mark.requires_gfx950
@@ -391,26 +391,32 @@ def test_the_loop(m: int, n: int) -> None:
 @pytest.mark.thin(2)
 @pytest.mark.parametrize(("m", "n", "waves"), [(64, 64, 4), (128, 64, 4), (128, 128, 8)])
 def test_deep_keeps_loads_on_their_way(m: int, n: int, waves: int) -> None:
-    """From barrier to barrier of the loop, of waves that load x and of those that load w: no wait
-    for the step that was loaded last, and little but what has to be."""
+    """In the loops of waves that load x and of those that load w, of two steps each: no wait for
+    the step that was loaded last, and little but what has to be."""
     kernel, config = OPS["gemm_afp4wfp4"].kernels["deep"], DeepConfig(m, n, waves)
     layouts = {"w_layout": "16x16", "w_scale_layout": "32x8", "x_scale_layout": "32x8"}
     c = OPS["gemm_afp4wfp4"].call_of(M=256, N=4096, K=4096, **layouts)
-    lines = assembly("mxfp4_deep", "gfx950", kernel.defines(c, config) or {})
-    barriers = [i for i, line in enumerate(lines) if line == "s_barrier"]
-    steps = [lines[a:b] for a, b in itertools.pairwise(barriers)]
-    tiles = m * n // waves // 256
-    found = [step for step in steps if number(counted(step), "v_mfma") == 2 * tiles]
-    assert len(found) >= 2
-    loads = {counted(step)["buffer_load_dwordx4"] for step in found}
-    assert loads == {2 * m // 8 // waves, 2 * n // 8 // waves}
-    for step in found:
-        counts = counted(step)
+    found = loops(assembly("mxfp4_deep", "gfx950", kernel.defines(c, config) or {}))
+    tiles, steps = m * n // waves // 256, 2
+    loads = [counted(one)["buffer_load_dwordx4"] // steps for one in found]
+    assert sorted(loads) == sorted([2 * m // 8 // waves, 2 * n // 8 // waves])
+    for one, step_loads in zip(found, loads, strict=True):
+        counts = counted(one)
+        assert number(counts, "v_mfma") == steps * 2 * tiles
         assert counts["ds_write_b128"] == counts["buffer_load_dwordx4"]
-        waits = [int(line.split("vmcnt(")[1].split(")")[0]) for line in step if "vmcnt(" in line]
-        assert waits and min(waits) >= counts["buffer_load_dwordx4"], waits
+        waits = [int(line.split("vmcnt(")[1].split(")")[0]) for line in one if "vmcnt(" in line]
+        assert waits and min(waits) >= step_loads, waits
         assert number(counts, r"v_pk_|v_accvgpr|scratch_|v_cvt") == 0, counts
-        assert sum(counts.values()) <= 2 * tiles + 3 * counts["ds_write_b128"] + 60
+        assert sum(counts.values()) <= steps * (2 * tiles + 3 * step_loads + 60)
+
+
+@pytest.mark.parametrize("k", [512, 768])
+def test_deep_sums_alike_for_any_rows(k: int) -> None:
+    """A row of out has the same bits whatever M is: the order of K depends on K and n alone."""
+    problem = random_problem(140, 200, k).of("gemm_afp4wfp4")
+    few = problem.with_(x=problem.x[:33], x_scale=problem.x_scale[:33])
+    config = DeepConfig(64, 64)
+    assert torch.equal(run("deep", problem, config)[:33], run("deep", few, config))
 
 
 # ---------------------------------------------------------------- what is not taken

@@ -48,18 +48,21 @@ def _text(module: str, arch: str, defines: tuple[str, ...]) -> str:
     ).stdout  # fmt: skip
 
 
-def loop(lines: list[str]) -> list[str]:
-    """The longest loop with matrix instructions: from a label to the last branch back to it."""
+def loops(lines: list[str]) -> list[list[str]]:
+    """The loops with matrix instructions: from a label to the last branch back to it."""
     offset = {line[:-1]: i for i, line in enumerate(lines) if line.endswith(":")}
-    spans = []
+    ends = {}
     for i, line in enumerate(lines):
         match = re.match(r"s_c?branch\w*\s+(\.LBB\w+)", line)
         if match and offset[match[1]] < i:
-            spans.append((i - offset[match[1]], offset[match[1]], i))
-    _, loop_begin, loop_end = max(
-        s for s in spans if any("mfma" in line for line in lines[s[1] : s[2]])
-    )
-    return lines[loop_begin : loop_end + 1]
+            ends[offset[match[1]]] = i
+    spans = [lines[begin : end + 1] for begin, end in sorted(ends.items())]
+    return [span for span in spans if any("mfma" in line for line in span)]
+
+
+def loop(lines: list[str]) -> list[str]:
+    """The longest of them."""
+    return max(loops(lines), key=len)
 
 
 def counted(lines: list[str]) -> Counter[str]:
