@@ -42,6 +42,7 @@ MANY_TILES = 4, 2
 # registers for it. Timing mode, MI355X: 2 rows, 7168 x 256: 133.2 us instead of 133.6 and a launch
 # of 3.6; 4 rows, 2048 x 768: 68.2, 66.8 and 3.3; 9.6 rows, 5120 x 384: 116.5, 106.4 and 3.9.
 MAX_RAW_ROWS = 5
+MAX_SHORT_I = 1024  # on gfx942, of experts of shuffled weights that one tile loads by two lines
 UP_COLUMNS, STRIP = 16, 32  # columns of a workgroup of `up`; of a wave of `down` at a time
 # Of x that stays in an L2 beside weights: half of it. Where x is more, and all experts have about
 # as many rows, the workgroups of an expert in `up` are of one XCD.
@@ -86,9 +87,6 @@ class HipListed(HipMoeFixed):
     name = "listed"
     module = "moe_listed"
     more_modules: ClassVar[tuple[str, ...]] = ("moe_add_pairs",)  # and the router's
-    # Of an expert on average, up to which it is quicker than `hip`: timing mode, MI355X, experts of
-    # 4096 x 384, 128 tokens: 32 rows 80.3 us, by `hip` 90.9; FP8, 16 rows 82.6, by `hip` 83.5.
-    max_rows = 32
 
     @property
     def is_fp8(self) -> bool:
@@ -107,10 +105,6 @@ class HipListed(HipMoeFixed):
         if num_rows(c) * max(c.I * self.weight_bits // 8, 2 * c.I) >= MAX_BYTES:
             return "h is beyond signed 32-bit offsets (2 GiB)"
         return None
-
-    def is_quickest(self, c: Call) -> bool:
-        """Whether experts have so few rows that it comes before `hip`."""
-        return bool(c.M * c.K <= self.max_rows * c.R)
 
     def defines(self, c: Call, config: Any) -> Mapping[str, Any]:
         return self._step_defines(c, 1, c.D)
@@ -240,9 +234,16 @@ class HipFp8Listed(HipListed):
 
     more_modules: ClassVar[tuple[str, ...]] = (*HipListed.more_modules, "moe_fp8_stream_up_tile")
     weight_bits = 8
-    max_rows = 16
+    # Of an expert on average, up to which it comes before `hip`. Its time over that of `hip` in
+    # timing mode, least and largest of three shapes each with raw and shuffled weights: MI355X, 19
+    # to 24 rows 0.72 to 1.01, 25 to 32 rows 0.75 to 1.17; MI300X 0.82 to 0.97 and 0.81 to 1.03.
+    max_rows: ClassVar[Mapping[str, int]] = {"gfx942": 32, "gfx950": 24}
     # Tiles of 16 rows by 128 of h, that leave a CU two workgroups on gfx942, three on gfx950.
     max_h_tiles: ClassVar[Mapping[str, int]] = {"gfx942": 7, "gfx950": 12}
+
+    def is_quickest(self, c: Call) -> bool:
+        """Whether experts have so few rows that it comes before `hip`."""
+        return bool(c.M * c.K <= self.max_rows.get(c.arch, 0) * c.R)
 
     def products(self, c: Call) -> list[Step]:
         quantises_h = self.raw_blocks(c) > 0
@@ -268,12 +269,14 @@ class HipFp8Listed(HipListed):
     def tiles(self, c: Call) -> tuple[int, int]:
         # Lines are for rows of HBM, which shuffled weights open as few of with two; a CU has more
         # waves then (timing mode, 64 tokens, 256 experts of 7168 x 256: MI355X 212.9 us with four,
-        # 212.1 with two; MI300X 300.1, 297.2).
+        # 212.1 with two; MI300X 300.1, 297.2; but 24 tokens, 64 of 7168 x 2048, 596 and 626).
         tiles, lines = super().tiles(c)
-        return tiles, lines if c.w_layout == "raw" else 2
+        is_short = c.arch != "gfx942" or c.I <= MAX_SHORT_I
+        return tiles, 2 if c.w_layout != "raw" and (tiles > 1 or is_short) else lines
 
     def quantises_x(self, c: Call) -> bool:
-        return bool(c.M * c.K <= MAX_RAW_ROWS * c.R) and c.w_layout != "raw"
+        is_few = c.M * c.K <= MAX_RAW_ROWS * c.R
+        return bool(is_few) and c.w_layout != "raw" and self.tiles(c)[1] == 2
 
     def min_strips(self, c: Call) -> int:
         # Of one strip a workgroup reads and quantises as many bytes of h as half of its weights.
