@@ -279,8 +279,8 @@ class HipFp8Listed(HipListed):
         return bool(is_few) and c.w_layout != "raw" and self.tiles(c)[1] == 2
 
     def min_strips(self, c: Call) -> int:
-        # Of one strip a workgroup reads and quantises as many bytes of h as half of its weights.
-        return 2 if self.tiles(c)[0] > 1 and self.raw_blocks(c) else 1
+        # Of one strip a workgroup reads as many bytes of h as a quarter or half of its weights.
+        return 2 if self.tiles(c)[0] > 1 else 1
 
     def raw_blocks(self, c: Call) -> int:
         tiles, blocks = self.tiles(c)[0], c.I // LINE
