@@ -4,10 +4,9 @@
 // Payloads are in an LDS tile per 16 rows and block (rfops/tile/lds_swizzle.h).
 #pragma once
 
+#include "moe/fp8_lane_block.h"
 #include "rfops/chip/buffer.h"
-#include "rfops/number/fp8_blockscale.h"
 #include "rfops/tile/lds_swizzle.h"
-#include "rfops/wave/reduce.h"
 
 namespace rfops {
 
@@ -60,9 +59,9 @@ class LdsFp8Rows {
   }
 
  private:
-  static constexpr u32 kBlockElems = 128, kElemsPerLane = 8, kLanes = kBlockElems / kElemsPerLane;
+  static constexpr u32 kLanes = Fp8LaneBlock::kLanes;
   static constexpr u32 kBlocksPerLoad = kThreads / kLanes, kLoads = 2;
-  using InputVec = Input __attribute__((ext_vector_type(kElemsPerLane)));
+  using InputVec = Fp8LaneBlock::InputVec<Input>;
 
   // Block number begin + thread / 16 of all rows.
   template <class RowOf>
@@ -77,22 +76,13 @@ class LdsFp8Rows {
   }
   __device__ void store(u32 begin, InputVec values) const {
     const u32 number = begin + thread_id() / kLanes, lane = thread_id() % kLanes;
-    f32 v[kElemsPerLane];
-    u32 amax = Fp8Block::kMinAmaxBits;
-#pragma unroll
-    for (u32 i = 0; i < kElemsPerLane; ++i) {
-      v[i] = static_cast<f32>(values[i]);
-      amax = Fp8Block::larger(amax, Fp8Block::magnitude(v[i]));
-    }
-    const Fp8Block quantiser(reduce_lanes<kLanes>(amax, Fp8Block::larger));
-    const U32x2 codes = {quantiser.convert(v[0], v[1], v[2], v[3]),
-                         quantiser.convert(v[4], v[5], v[6], v[7])};
+    const auto quantised = Fp8LaneBlock::quantise(values);
     if (number >= num_blocks_) return;
     const u32 row = number / kBlocks, block = number % kBlocks;
     const u32 tile = row / kTileRows * kTileBlocks + block, tile_row = row % kTileRows;
     const u32 offset = tile * kTileStride + lds_offset(tile_row, lane / 2) + lane % 2 * 8;
-    *reinterpret_cast<RFOPS_LDS U32x2*>((LdsBytes*)memory_->payloads + offset) = codes;
-    if (lane == 0) memory_->scales[tile * kScaleStride + tile_row] = quantiser.scale();
+    *reinterpret_cast<RFOPS_LDS U32x2*>((LdsBytes*)memory_->payloads + offset) = quantised.codes;
+    if (lane == 0) memory_->scales[tile * kScaleStride + tile_row] = quantised.scale;
   }
 
   RFOPS_LDS Memory* memory_;

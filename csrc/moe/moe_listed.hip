@@ -15,13 +15,16 @@
 // missing rows are zeros without a memory access.
 //
 // With kHBlocks, h of FP8 weights has type T and the workgroup quantises its rows to LDS
-// (lds_fp8_rows.h), while its first weights are in flight; missing rows are then undefined.
+// (lds_fp8_rows.h), while its first weights are in flight; missing rows are then undefined. With
+// kIsRawX, x of FP8 weights has type T, and each wave quantises its blocks of the rows
+// (wave_fp8_rows.h), while weights are in flight.
 //
 // Guarantees: bitwise deterministic.
 // Requires: K of 128-byte lines; N a multiple of 32, FP8 of 128; rows 16-byte aligned; at most
 // 256 kRounds tokens; an expert's weights, x and h below 2 GiB.
 #include "moe/expert_rows.h"
 #include "moe/lds_fp8_rows.h"
+#include "moe/wave_fp8_rows.h"
 #include "rfops/group/wave_reduce.h"
 #include "rfops/matrix/mfma_f16.h"
 #include "rfops/matrix/mfma_fp8.h"
@@ -53,6 +56,9 @@ static_assert(!kHByToken || kIsRaw, "h of moe_fp8_stream_up_tile.hip");
 constexpr bool kByXcd = RFOPS_BY_XCD;
 static_assert(!kByXcd || kStage == 1, "stage 1 reads more of x than of h");
 static_assert(!kIsRaw || (kStage == 2 && kIsFp8), "h that FP8 weights multiply");
+constexpr bool kIsRawX = RFOPS_RAW_X;  // whether stage 1 quantises x
+static_assert(!kIsRawX || (kStage == 1 && kIsFp8 && kMaxTiles == 1 && kLines == 2),
+              "rows of a tile that FP8 weights multiply, in registers beside these");
 constexpr u32 kScaleColumns = 128;
 constexpr u32 kMatrices = kStage == 1 ? 2 : 1;  // a wave's tiles of one share scales
 // Lines of x that a wave loads at a time.
@@ -61,9 +67,15 @@ constexpr u32 kXLines = kLines * kRowTiles <= 4 ? kLines : 4 / kRowTiles;
 
 using Rows = ExpertRows<kTopK, kThreads, kRounds, kMaxTiles * kTileRows>;
 using OutVec = Vec4<Input>;
+using XRows = WaveFp8Rows<Input, kIsRawX ? kLines : 2>;
+constexpr u32 larger(u32 a, u32 b) { return a > b ? a : b; }
 constexpr u32 kSumItems = kColTiles * kMaxTiles * kWaveSize;
 constexpr u32 kOrderItems = kLines * kLdsTile / sizeof(F32x4);
-constexpr u32 kWaveItems = kStage == 1 && kSumItems > kOrderItems ? kSumItems : kOrderItems;
+constexpr u32 kBanksBytes = kLdsBanks * sizeof(u32);
+constexpr u32 kXItems =
+    kIsRawX ? (XRows::kBytes + kBanksBytes - 1) / kBanksBytes * (kBanksBytes / u32{sizeof(F32x4)})
+            : 0;
+constexpr u32 kWaveItems = larger(larger(kStage == 1 ? kSumItems : 0, kOrderItems), kXItems);
 static_assert(sizeof(Rows::Memory) <= kWaves * kWaveItems * sizeof(F32x4), "the list fits");
 alignas(kRowBytes) __shared__ F32x4 memory[kWaves][kWaveItems];
 template <u32 kRowTiles>
@@ -80,6 +92,7 @@ struct Span {
   Fragment w[kColTiles][kLines], x[kRowTiles][kXLines<kRowTiles>];
   Dwords<kXLines<kRowTiles>> x_scale[kRowTiles];
   f32 w_scale[kMatrices][kLines];
+  XRows::Loaded raw_x;
 };
 
 // What a workgroup reads and writes.
@@ -99,6 +112,7 @@ template <u32 kRowTiles>
 struct LaneRows {
   u32 out[kRowTiles];                                // kNoRow where there is none
   u32 x_offset[kRowTiles], scale_offset[kRowTiles];  // bytes, kOutOfBounds where there is none
+  u32 count;                                         // of rows of the pass
 };
 
 template <u32 kRowTiles>
@@ -116,7 +130,8 @@ class Product {
         w_({operands.w, 0, operands.w_rows, operands.w_rows, operands.row_bytes, 0,
             operands.row_bytes, Loader::kKStrideBytes},
            lane_id()),
-        order_((LdsBytes*)memory, wave_id() * kWaveItems * u32{sizeof(F32x4)}, lane_id()) {}
+        order_((LdsBytes*)memory, wave_id() * kWaveItems * u32{sizeof(F32x4)}, lane_id()),
+        raw_x_(make_buffer(operands.x, operands.x_bytes), rows.x_offset[0], rows.count) {}
   using Sums = F32x4[kColTiles * kRowTiles];
   __device__ Sums& sums() { return sums_; }
 
@@ -124,7 +139,11 @@ class Product {
   // the first weight row of tile c.
   template <class ColumnOf>
   __device__ void issue(Span<kRowTiles>& span, ColumnOf column_of, u32 line, u32 end) const {
-    if constexpr (!kIsRaw) load_x(span, line);
+    if constexpr (kIsRawX) {
+      raw_x_.load(span.raw_x, line, operands_.blocks);
+    } else if constexpr (!kIsRaw) {
+      load_x(span, line);
+    }
 #pragma unroll
     for (u32 c = 0; c < kColTiles; ++c) {
       // Opaque: hoisted out of the loop, the loads' rows take more SGPRs than there are.
@@ -139,6 +158,7 @@ class Product {
   }
   // Adds their products.
   __device__ void multiply(Span<kRowTiles>& span, u32 line) {
+    if constexpr (kIsRawX) quantise_x(span, line);
 #pragma unroll
     for (u32 c = 0; c < kColTiles; ++c) {
 #pragma unroll
@@ -189,6 +209,14 @@ class Product {
       }
     }
   }
+  // Before the weights are there, which are loaded after x.
+  __device__ void quantise_x(Span<kRowTiles>& span, u32 line) const {
+    f32 scales[kLines];
+    raw_x_.quantise(span.raw_x, span.x[0], scales, (LdsBytes*)memory[wave_id()]);
+#pragma unroll
+    for (u32 s = 0; s < kLines; ++s) span.x_scale[0].dword[s] = __builtin_bit_cast(u32, scales[s]);
+    sched_barrier();
+  }
   template <class ColumnOf>
   __device__ void load_w_scales(Span<kRowTiles>& span, ColumnOf column_of, u32 line) const {
 #pragma unroll
@@ -235,6 +263,7 @@ class Product {
   const RawRows<kRowTiles>* raw_rows_;
   Loader w_;
   WaveOrder<kLines> order_;
+  XRows raw_x_;
   Sums sums_ = {};
 };
 
@@ -254,10 +283,11 @@ __device__ inline LaneRows<kRowTiles> lane_rows(const Operands& operands, const 
     const u32 row = pass.rows.row(pass.begin, smaller(index, pass.count - 1));
     const u32 x_row = kStage == 1 ? pass.rows.token(row) : row;
     result.out[i] = has_row ? row : Rows::kNoRow;
-    result.x_offset[i] =
-        has_row ? x_row * operands.in_row + lane_id() / kTileRows * kVecBytes : kOutOfBounds;
+    const u32 chunk = kIsRawX ? 0 : lane_id() / kTileRows * kVecBytes;
+    result.x_offset[i] = has_row ? x_row * operands.in_row + chunk : kOutOfBounds;
     result.scale_offset[i] = has_row ? x_row * operands.blocks * u32{sizeof(f32)} : kOutOfBounds;
   }
+  result.count = pass.count;
   if (!kIsRaw) workgroup_barrier();  // the list's memory is free
   return result;
 }
@@ -435,7 +465,8 @@ moe_listed(const Id* __restrict__ topk_ids,  // [M, kTopK]
       x_scale,
       out,
       w_rows,
-      kIsRaw ? x_rows * k_bytes * u32{sizeof(Input)} : (x_rows - 1) * in_row + k_bytes,
+      kIsRaw ? x_rows * k_bytes * u32{sizeof(Input)}
+             : (x_rows - 1) * in_row + k_bytes * (kIsRawX ? u32{sizeof(Input)} : 1),
       k_bytes,
       in_row,
       x_rows * blocks * u32{sizeof(f32)},

@@ -164,7 +164,7 @@ def test_no_spills(m: int, top_k: int, arch: str) -> None:
 
 def test_which_calls_take_it(arch: str) -> None:
     """Up to 16 tokens of short experts, and where `listed` does not quantise h in `down`."""
-    routes = {1: "stream", 16: "stream", 17: "listed", 64: "listed", 65: "hip"}
+    routes = {1: "stream", 16: "stream", 17: "listed", 96: "listed", 129: "hip"}
     for m, kernel in routes.items():
         c = call_on(OP, {"M": m, "D": 512, "I": 128, "E": 8, "K": 2}, CPU)
         assert OP.route(c).backend == kernel, c

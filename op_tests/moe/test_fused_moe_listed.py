@@ -137,6 +137,37 @@ def test_shuffled_weights_give_the_same(arch: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("m", "d", "e", "k", "dtype", "shared"),
+    [
+        (20, 512, 12, 2, BF16, 0),  # K for one span of a wave; few rows
+        (40, 1280, 27, 3, F16, 2),  # spans that waves share unevenly; shared experts: full passes
+        (9, 256, 10, 2, BF16, 1),  # waves without a block
+    ],
+)
+def test_up_quantises_x(
+    m: int, d: int, e: int, k: int, dtype: torch.dtype, shared: int, arch: str
+) -> None:
+    """Of few rows of shuffled weights: as by a launch of its own, without spills and conflicts."""
+    i = 256
+    if m <= 16:  # where h has few blocks another kernel does
+        i = 1024 if arch == "gfx942" else 1664
+    p = problem_of("fp8", arch, m, d, i, e, k, dtype, shared)
+    w1, w2 = (shuffle_weight(w).data for w in (p.w1, p.w2))
+    shuffled, run = p.with_(w1=w1, w2=w2), moe_fp8_problems.run
+    with rfops.vgpu.profile() as profile, rfops.vgpu.check() as checked:
+        got = run("listed", shuffled, layout="16x16")
+    assert not checked.findings, "\n".join(map(str, checked.findings))
+    up = profile.launches[0]
+    assert up.kernel == "moe_listed", [launch.kernel for launch in profile.launches]
+    assert (up.vgpr_spills, up.sgpr_spills, up.scratch_bytes_per_lane) == (0, 0, 0)
+    assert up.lds_conflict_cycles == 0
+    moe_fp8_problems.assert_correct(got, p)
+    assert torch.equal(run("listed", shuffled, layout="16x16"), got)
+    if d <= 512:  # loads of raw weights bring as many lines: sums are in the same order
+        assert torch.equal(run("listed", p), got)
+
+
+@pytest.mark.parametrize(
     ("op", "m", "experts", "kernel"),
     [
         (fused_moe.OP, 1, 128, "listed"),
@@ -146,7 +177,8 @@ def test_shuffled_weights_give_the_same(arch: str) -> None:
         (fused_moe_fp8.OP, 4, 128, "listed"),
         (fused_moe_fp8.OP, 17, 128, "listed"),
         (fused_moe_fp8.OP, 256, 128, "listed"),
-        (fused_moe_fp8.OP, 257, 128, "hip"),
+        (fused_moe_fp8.OP, 384, 128, "listed"),
+        (fused_moe_fp8.OP, 512, 127, "hip"),
     ],
 )
 def test_which_calls_take_it(op: Any, m: int, experts: int, kernel: str, arch: str) -> None:

@@ -1,7 +1,7 @@
 """fused_moe for experts of few rows by HIP, of 16-bit or FP8 weights, each read once.
 
 (router   each token's experts, two launches            rfops/moe/router.py)
-quantise  x, of FP8 weights                             csrc/quantization/quant_fp8_blockscale.hip
+quantise  x, of FP8 weights, where `up` does not        csrc/quantization/quant_fp8_blockscale.hip
 up        gate, up and SiLU of each expert's rows       csrc/moe/moe_listed.hip
 up        FP8, up to 16 tokens: these two in one        csrc/moe/moe_fp8_stream_up_tile.hip
 quantise  h, of FP8 weights, where `down` does not      csrc/quantization/quant_fp8_blockscale.hip
@@ -38,6 +38,11 @@ FEW_ROWS = 10  # of an expert on average: few have more than 16
 # Rows of an expert on average up to which a pass has so many tiles, and a load so many lines.
 TILES = (FEW_ROWS, 1, 4), (20, 2, 4)
 MANY_TILES = 4, 2
+# Rows of an expert on average up to which `up` quantises x of shuffled weights, whose loads leave
+# registers for it. Timing mode, MI355X: 2 rows, 7168 x 256: 133.2 us instead of 133.6 and a launch
+# of 3.6; 4 rows, 2048 x 768: 68.2, 66.8 and 3.3; 9.6 rows, 5120 x 384: 116.5, 106.4 and 3.9.
+MAX_RAW_ROWS = 5
+MAX_SHORT_I = 1024  # on gfx942, of experts of shuffled weights that one tile loads by two lines
 UP_COLUMNS, STRIP = 16, 32  # columns of a workgroup of `up`; of a wave of `down` at a time
 # Of x that stays in an L2 beside weights: half of it. Where x is more, and all experts have about
 # as many rows, the workgroups of an expert in `up` are of one XCD.
@@ -52,7 +57,7 @@ GROUPS_PER_CU = 8  # of `down`, of all experts that may have a row
         {
             **{"IN": "bf16", "ID": "i32", "STAGE": stage, "FP8": is_fp8, "TOP_K": 8, "ROUNDS": 1},
             **{"TILES": 1, "LINES": 4, "SHUFFLED": 0},
-            **{"H_BLOCKS": 0, "H_BY_TOKEN": 0, "BY_XCD": 0},
+            **{"H_BLOCKS": 0, "H_BY_TOKEN": 0, "BY_XCD": 0, "RAW_X": 0},
         }
         for stage in (1, 2)
         for is_fp8 in (0, 1)
@@ -82,9 +87,6 @@ class HipListed(HipMoeFixed):
     name = "listed"
     module = "moe_listed"
     more_modules: ClassVar[tuple[str, ...]] = ("moe_add_pairs",)  # and the router's
-    # Of an expert on average, up to which it is quicker than `hip`: timing mode, MI355X, experts of
-    # 4096 x 384, 128 tokens: 32 rows 80.3 us, by `hip` 90.9; FP8, 16 rows 82.6, by `hip` 83.5.
-    max_rows = 32
 
     @property
     def is_fp8(self) -> bool:
@@ -103,10 +105,6 @@ class HipListed(HipMoeFixed):
         if num_rows(c) * max(c.I * self.weight_bits // 8, 2 * c.I) >= MAX_BYTES:
             return "h is beyond signed 32-bit offsets (2 GiB)"
         return None
-
-    def is_quickest(self, c: Call) -> bool:
-        """Whether experts have so few rows that it comes before `hip`."""
-        return bool(c.M * c.K <= self.max_rows * c.R)
 
     def defines(self, c: Call, config: Any) -> Mapping[str, Any]:
         return self._step_defines(c, 1, c.D)
@@ -151,6 +149,14 @@ class HipListed(HipMoeFixed):
         """Blocks of K of h that `down` quantises; 0: it does not."""
         return 0
 
+    def quantises_x(self, c: Call) -> bool:
+        """Whether `up` quantises x, for each of its workgroups again."""
+        return False
+
+    def min_strips(self, c: Call) -> int:
+        """Strips of a wave of `down` at least."""
+        return 1
+
     def up(self, c: Call, x: str, x_stride_bytes: int) -> Step:
         by_xcd = not _has_few_rows(c) and self._bytes(c.M * c.D) > L2_X_BYTES
         slots = ceil(self._num_slots(c), XCDS) * XCDS if by_xcd else self._num_slots(c)
@@ -161,7 +167,7 @@ class HipListed(HipMoeFixed):
     def down(self, c: Call, h: str, h_by_token: bool = False) -> Step:
         groups = ceil(c.D, WAVES * STRIP)
         max_groups = max(1, GROUPS_PER_CU * c.cu_num // self._num_slots(c))
-        strips = ceil(groups, max_groups)
+        strips = max(self.min_strips(c), ceil(groups, max_groups))
         row = self._bytes(c.I)
         sizes = {"n": c.D, "k_bytes": row, "in_row": row, "strips": strips}
         defines = {**self._step_defines(c, 2, c.I), "H_BY_TOKEN": int(h_by_token)}
@@ -213,6 +219,7 @@ class HipListed(HipMoeFixed):
             "LINES": 2 if blocks or self._bytes(k) <= FEW_LINES * LINE else lines,
             "SHUFFLED": int(c.values.get("w_layout", "raw") != "raw"),
             **{"H_BLOCKS": blocks, "H_BY_TOKEN": 0, "BY_XCD": 0},
+            "RAW_X": int(stage == 1 and self.quantises_x(c)),
         }
 
 
@@ -221,23 +228,34 @@ def _has_few_rows(c: Call) -> bool:
 
 
 class HipFp8Listed(HipListed):
-    """The same of FP8 weights. x is quantised by a launch of its own, or by `up` for few tokens; h
-    by `down`, for each of its workgroups again, where its rows fit beside weights in LDS."""
+    """The same of FP8 weights. x is quantised by a launch of its own, or by `up` for few tokens and
+    for few rows of an expert; h by `down`, for each of its workgroups again, where its rows fit
+    beside weights in LDS."""
 
     more_modules: ClassVar[tuple[str, ...]] = (*HipListed.more_modules, "moe_fp8_stream_up_tile")
     weight_bits = 8
-    max_rows = 16
+    # Of an expert on average, up to which it comes before `hip`. Its time over that of `hip` in
+    # timing mode, least and largest of three shapes each with raw and shuffled weights: MI355X, 19
+    # to 24 rows 0.72 to 1.01, 25 to 32 rows 0.75 to 1.17; MI300X 0.82 to 0.97 and 0.81 to 1.03.
+    max_rows: ClassVar[Mapping[str, int]] = {"gfx942": 32, "gfx950": 24}
     # Tiles of 16 rows by 128 of h, that leave a CU two workgroups on gfx942, three on gfx950.
     max_h_tiles: ClassVar[Mapping[str, int]] = {"gfx942": 7, "gfx950": 12}
+
+    def is_quickest(self, c: Call) -> bool:
+        """Whether experts have so few rows that it comes before `hip`."""
+        return bool(c.M * c.K <= self.max_rows.get(c.arch, 0) * c.R)
 
     def products(self, c: Call) -> list[Step]:
         quantises_h = self.raw_blocks(c) > 0
         if quantises_h and c.M <= TILE:
             return [up_tile(c), self.down(c, "h", h_by_token=True)]
         quantise_h = [] if quantises_h else [quantise(c, "h", num_rows(c), c.I)]
+        if self.quantises_x(c):
+            up = [self.up(c, "x", 2 * c.D)]
+        else:
+            up = [quantise(c, "x", c.M, c.D), self.up(c, "x_q", c.D)]
         return [
-            quantise(c, "x", c.M, c.D),
-            self.up(c, "x_q", c.D),
+            *up,
             *quantise_h,
             self.down(c, "h" if quantises_h else "h_q"),
         ]
@@ -250,9 +268,19 @@ class HipFp8Listed(HipListed):
 
     def tiles(self, c: Call) -> tuple[int, int]:
         # Lines are for rows of HBM, which shuffled weights open as few of with two; a CU has more
-        # waves then.
+        # waves then (timing mode, 64 tokens, 256 experts of 7168 x 256: MI355X 212.9 us with four,
+        # 212.1 with two; MI300X 300.1, 297.2; but 24 tokens, 64 of 7168 x 2048, 596 and 626).
         tiles, lines = super().tiles(c)
-        return tiles, lines if tiles == 1 or c.w_layout == "raw" else 2
+        is_short = c.arch != "gfx942" or c.I <= MAX_SHORT_I
+        return tiles, 2 if c.w_layout != "raw" and (tiles > 1 or is_short) else lines
+
+    def quantises_x(self, c: Call) -> bool:
+        is_few = c.M * c.K <= MAX_RAW_ROWS * c.R
+        return bool(is_few) and c.w_layout != "raw" and self.tiles(c)[1] == 2
+
+    def min_strips(self, c: Call) -> int:
+        # Of one strip a workgroup reads as many bytes of h as a quarter or half of its weights.
+        return 2 if self.tiles(c)[0] > 1 else 1
 
     def raw_blocks(self, c: Call) -> int:
         tiles, blocks = self.tiles(c)[0], c.I // LINE
