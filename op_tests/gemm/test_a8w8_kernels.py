@@ -255,7 +255,9 @@ def test_shuffled_weights(variant: Variant) -> None:
     problem = problem_of(variant._replace(shape=(m, -(-n // 16) * 16, k)))
     shuffled = problem.with_(w=shuffle_weight(problem.w).data)
     with rfops.vgpu.check() as c:
-        got = run(variant.kernel, shuffled, variant.config, w_layout="16x16")
+        with rfops.vgpu.profile() as p:
+            got = run(variant.kernel, shuffled, variant.config, w_layout="16x16")
+    assert p.launches[0].lds_conflict_cycles == 0
     assert torch.equal(got, run(variant.kernel, problem, variant.config))
     assert not c.findings, "\n".join(str(finding) for finding in c.findings)
     op = gemm_a8w8_blockscale(
