@@ -425,6 +425,14 @@ def test_many_rows_take_the_tiles_that_were_quickest(
     assert (config.m, config.n, config.split) == first
 
 
+@pytest.mark.parametrize("rows", [48, 64, 80, 96, 128])
+def test_shared_decisions_have_as_many_tiles(rows: int) -> None:
+    """Up to 1,024 rows: 777 chose as 832 do, which have one more tile of 80 rows."""
+    for m in range(1, 1025):
+        shared = OP.time_model.like(OP.call_of("gfx942", M=m, N=128, K=128)).M
+        assert shared >= m and -(-shared // rows) == -(-m // rows), (m, shared)
+
+
 @pytest.mark.parametrize("kernel", ["stream", "staged", "pingpong"])
 def test_builds_ahead_take_gaps_too(kernel: str) -> None:
     """`rfops build` makes what a call with strided operands loads, beside the dense one."""
