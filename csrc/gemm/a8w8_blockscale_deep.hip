@@ -10,7 +10,9 @@
 // small tiles a CU takes two where its LDS has room. Scales of x for four K-steps are loaded four
 // K-steps ahead, as loads complete in order: a wait for them is then for no operand that is needed
 // later. The partial sums of a scale block are promoted as in promotion.h. w is MFMA operand A, so
-// a lane holds 4 neighbours of a row of out and the scale of its tile is one value.
+// a lane holds 4 neighbours of a row of out and the scale of its tile is one value. The rows of w
+// of two tiles alternate by four, so that a lane holds 8 neighbours in both and stores them at
+// once.
 //
 // A CU has only so many bytes of loads in flight. What counts is how many bytes the CU with most
 // tiles loads, (kM + kN) * K / kSplit for each: hence tiles of many sizes, and kSplit workgroups
@@ -69,6 +71,70 @@ struct Wave {
   u32 m, n, lane;  // the wave's first row of x and of w in the workgroup's tile
 };
 
+// Whether tiles of a wave are in pairs: w's row 8 q + i of a pair, and 8 q + 4 + i, i below 4, is
+// row 4 q + i of its first and of its second tile.
+constexpr bool kPairs = kNTiles % 2 == 0;
+// Returns the row of w of a row of tiles, and the reverse.
+constexpr u32 w_row_of(u32 tile_row) {
+  if constexpr (!kPairs) return tile_row;
+  return tile_row / 32 * 32 + tile_row % 16 / 4 * 8 + tile_row / 16 % 2 * 4 + tile_row % 4;
+}
+constexpr u32 tile_row_of(u32 w_row) {
+  if constexpr (!kPairs) return w_row;
+  return w_row / 32 * 32 + w_row / 4 % 2 * 16 + w_row % 32 / 8 * 4 + w_row % 4;
+}
+
+// The row and the 16-byte chunk of it that a thread loads: neighbours load neighbouring bytes of
+// memory, which of a preshuffled operand are rows.
+struct LoadedChunk {
+  u32 row, chunk;
+};
+template <bool kIsShuffled>
+constexpr LoadedChunk loaded_chunk(u32 thread) {
+  if constexpr (!kIsShuffled) return {thread / kRowChunks, thread % kRowChunks};
+  constexpr u32 kThreadsOfTile = kTileRows * kRowChunks;
+  return {thread / kThreadsOfTile * kTileRows + thread % kTileRows,
+          thread % kThreadsOfTile / kTileRows};
+}
+
+// LDS tiles of w are swizzled by row % 8 on all chips, and the second tile of a pair by 4 more, so
+// that eight neighbouring rows of w are in different banks too, which threads write at once.
+constexpr u32 w_lds_offset(u32 tile_row, u32 chunk) {
+  const u32 swizzle = tile_row % kRowChunks ^ (kPairs ? tile_row / kTileRows % 2 * 4 : 0);
+  return tile_row * kRowBytes + (chunk ^ swizzle) * kVecBytes;
+}
+constexpr u32 w_lds_write_offset(u32 thread) {
+  const LoadedChunk loaded = loaded_chunk<kShuffled>(thread);
+  return w_lds_offset(tile_row_of(loaded.row), loaded.chunk);
+}
+static_assert(details::conflict_free(details::kWritePhases, 32, w_lds_write_offset),
+              "writes of w have no bank conflict");
+static_assert(details::conflict_free(details::kReadPhases, kLdsBanks,
+                                     [](u32 l) { return w_lds_offset(l % 16, l / 16); }) &&
+                  details::conflict_free(details::kReadPhases, kLdsBanks,
+                                         [](u32 l) { return w_lds_offset(l % 16, l / 16 + 4); }),
+              "reads of w have no bank conflict");
+
+// Reads a wave's fragments of w from the LDS tile of w at `memory`.
+class WReader {
+ public:
+  __device__ WReader(const LdsBytes* memory, u32 lane, u32 row_begin)
+      : base_(memory + row_begin * kRowBytes),
+        fragment_{w_lds_offset(lane % kTileRows, lane / kTileRows),
+                  w_lds_offset(lane % kTileRows, lane / kTileRows + kRowChunks / 2)} {}
+  template <u32 kOffsetBytes>
+  __device__ Fragment read(u32 tile) const {
+    const bool is_second = kPairs && tile % 2 != 0;
+    const LdsFragmentOffsets offsets = {is_second ? fragment_.high : fragment_.low,
+                                        is_second ? fragment_.low : fragment_.high};
+    return lds_load_fragment(base_ + kOffsetBytes + tile * kLdsTile, offsets);
+  }
+
+ private:
+  const LdsBytes* base_;
+  LdsFragmentOffsets fragment_;  // of the first tile of a pair
+};
+
 // Loads an operand's rows of one K-step at a time through registers to LDS, a load at a time;
 // registers hold kStages K-steps. Rows beyond the view's are zeros.
 template <u32 kRows, bool kIsShuffled>
@@ -79,10 +145,12 @@ class Loader {
  public:
   static constexpr u32 kLoads = kRows / kRowsPerLoad;
 
-  __device__ explicit Loader(const OperandView& rows) : rows_(rows) {
-    const u32 row = thread_id() / kRowChunks, chunk = thread_id() % kRowChunks;
-    src_offset_ = Layout::offset(row, chunk, rows.row_bytes);
-    lds_dst_ = lds_offset(row, chunk);
+  __device__ Loader(const OperandView& rows, u32 lds_dst) : rows_(rows), lds_dst_(lds_dst) {
+    const LoadedChunk loaded = loaded_chunk<kIsShuffled>(thread_id());
+    src_offset_ = Layout::offset(loaded.row, loaded.chunk, rows.row_bytes);
+    // Before loads: what computes them may read half of a register pair that one of these writes.
+    force_vgpr(src_offset_);
+    force_vgpr(lds_dst_);
   }
   // Issues load i of K-step `block`; zeros if not in_bounds.
   template <u32 kStage>
@@ -138,8 +206,8 @@ class Pipeline {
       : memory_(memory),
         x_reader_(memory, wave.lane, wave.m),
         w_reader_(memory + kXRows * kRowBytes, wave.lane, wave.n),
-        x_(x_rows),
-        w_(w_rows),
+        x_(x_rows, lds_offset(thread_id() / kRowChunks, thread_id() % kRowChunks)),
+        w_(w_rows, w_lds_write_offset(thread_id())),
         x_scale_loader_(x_scale),
         w_scale_(w_scale),
         blocks_(blocks),
@@ -278,7 +346,8 @@ class Pipeline {
   }
 
   LdsBytes* memory_;
-  RowReader x_reader_, w_reader_;
+  RowReader x_reader_;
+  WReader w_reader_;
   XLoader x_;
   WLoader w_;
   LaneBlockScales x_scale_loader_;
@@ -288,6 +357,43 @@ class Pipeline {
   f32 x_scale_[kUnroll][kMTiles];  // of this iteration's K-steps
   f32 loaded_scales_[kMTiles];     // of the next iteration's
 };
+
+// Stores a wave's sums to the workgroup's rows of out[m, n] from row m0 and column n0 on. Eight
+// neighbours of 16 bits are one store where all rows are aligned for it.
+template <class Element>
+__device__ inline void store_sums(const Sums& sums, Element* out, u32 m0, u32 m, u32 n, u32 n0,
+                                  const Wave& wave) {
+  const u32 row = wave.m + wave.lane % kTileRows, tile_row = wave.lane / kTileRows * 4;
+  const u32 row_bytes = n * sizeof(Element), column = n0 + wave.n;
+  if constexpr (kPairs && sizeof(Element) == 2) {
+    if ((row_bytes | static_cast<u32>(reinterpret_cast<u64>(out))) % kVecBytes == 0) {
+      const u32 num_rows = m - m0 < kM ? m - m0 : kM;
+      const Buffer buffer = make_buffer(out + u64{m0} * n, num_rows * row_bytes);
+#pragma unroll
+      for (u32 t = 0; t < kTiles; t += 2) {
+        // Of two neighbours in the order of promotion the even one along N is first in memory.
+        const u32 first = n_of(t) % 2 == 0 ? t : t + 1, second = first ^ 1;
+        const u32 pair_column = column + w_row_of(n_of(first) * kTileRows + tile_row);
+        u32 oob_bits = pair_column < n ? 0 : kOutOfBounds;
+        force_vgpr(oob_bits);  // otherwise the compiler makes branches of it
+        const u32 offset = (row + m_of(t) * kTileRows) * row_bytes + pair_column * sizeof(Element);
+        const auto low = __builtin_convertvector(sums.sum[first], Vec4<Element>);
+        const auto high = __builtin_convertvector(sums.sum[second], Vec4<Element>);
+        const auto both = __builtin_shufflevector(low, high, 0, 1, 2, 3, 4, 5, 6, 7);
+        __builtin_amdgcn_raw_buffer_store_b128(__builtin_bit_cast(U32x4, both), buffer.rsrc,
+                                               offset | oob_bits, 0, 0);
+      }
+      return;
+    }
+  }
+  OutputView<Element>(out, m0, m, kM, n).store([&](auto store) {
+#pragma unroll
+    for (u32 t = 0; t < kTiles; ++t) {
+      store(sums.sum[t], row + m_of(t) * kTileRows,
+            column + w_row_of(n_of(t) * kTileRows + tile_row));
+    }
+  });
+}
 
 }  // namespace
 
@@ -328,11 +434,5 @@ extern "C" __global__ void
         workspace, counts, tile.m * n_blocks + tile.n);
     if (!reducer.reduce(sums.sum, tile.split, (RFOPS_LDS u32*)memory)) return;
   }
-  OutputView<Out>(out, m0, m, kM, n).store([&](auto store) {
-#pragma unroll
-    for (u32 t = 0; t < kTiles; ++t) {
-      store(sums.sum[t], wave.m + m_of(t) * kTileRows + wave.lane % kTileRows,
-            n0 + wave.n + n_of(t) * kTileRows + wave.lane / kTileRows * 4);
-    }
-  });
+  store_sums(sums, out, m0, m, n, n0, wave);
 }

@@ -69,6 +69,20 @@ def test_deep(arch: str, steps: int, m: int, n: int, wave_rows: int) -> None:
     assert_unpacked(lines)
 
 
+@pytest.mark.thin(3)
+@pytest.mark.parametrize(("m", "n"), DeepConfig.TILES)
+@pytest.mark.parametrize("arch", ["gfx942", "gfx950"])
+def test_deep_begins_and_ends(arch: str, m: int, n: int) -> None:
+    """No wait before the first operands are loaded, which a register that a load of scales writes
+    would cause; and tiles of a wave in pairs take half as many stores, of 16 bytes a lane."""
+    lines = assembly("a8w8_blockscale_deep", arch, DeepConfig(m, n).defines(BF16))
+    first = next(i for i, line in enumerate(lines) if line.startswith("buffer_load_dwordx4"))
+    assert [line for line in lines[:first] if "vmcnt" in line] == []
+    counts, tiles = counted(lines), m * n // 4 // 256
+    assert counts["buffer_store_dwordx2"] == tiles
+    assert counts["buffer_store_dwordx4"] == (0 if (m, n) == (48, 64) else tiles // 2)
+
+
 COLUMNS = {"X_COLUMNS": 1, "W_COLUMNS": 1}
 
 

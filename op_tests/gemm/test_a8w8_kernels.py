@@ -255,7 +255,9 @@ def test_shuffled_weights(variant: Variant) -> None:
     problem = problem_of(variant._replace(shape=(m, -(-n // 16) * 16, k)))
     shuffled = problem.with_(w=shuffle_weight(problem.w).data)
     with rfops.vgpu.check() as c:
-        got = run(variant.kernel, shuffled, variant.config, w_layout="16x16")
+        with rfops.vgpu.profile() as p:
+            got = run(variant.kernel, shuffled, variant.config, w_layout="16x16")
+    assert p.launches[0].lds_conflict_cycles == 0
     assert torch.equal(got, run(variant.kernel, problem, variant.config))
     assert not c.findings, "\n".join(str(finding) for finding in c.findings)
     op = gemm_a8w8_blockscale(
@@ -421,6 +423,14 @@ def test_many_rows_take_the_tiles_that_were_quickest(
     call = OP.call_of("gfx942", M=size[0], N=size[1], K=size[2])
     config = OP.kernels["staged"].candidates(call)[0]
     assert (config.m, config.n, config.split) == first
+
+
+@pytest.mark.parametrize("rows", [48, 64, 80, 96, 128])
+def test_shared_decisions_have_as_many_tiles(rows: int) -> None:
+    """Up to 1,024 rows: 777 chose as 832 do, which have one more tile of 80 rows."""
+    for m in range(1, 1025):
+        shared = OP.time_model.like(OP.call_of("gfx942", M=m, N=128, K=128)).M
+        assert shared >= m and -(-shared // rows) == -(-m // rows), (m, shared)
 
 
 @pytest.mark.parametrize("kernel", ["stream", "staged", "pingpong"])

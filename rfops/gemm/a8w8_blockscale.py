@@ -55,9 +55,18 @@ class Torch(Kernel):
         )
 
 
+_TILE_ROWS, _MAX_EXACT_ROWS = 16, 1024  # of a matrix instruction; in whose steps M decides
+
+
 class _Model(GemmModel):
     family_prior = 0.3  # families are tiles of one kernel: the best of 0.03 to 0.3, on both chips
     logs = (*GemmModel.logs, "uneven")  # of K-steps of the longest part of K, over the average
+
+    def like(self, c: Call) -> Call:
+        """Up to 1,024 rows M in sixteens: tiles of 48, 80 and 96 rows end between coarse steps."""
+        if _TILE_ROWS < c.M <= _MAX_EXACT_ROWS:
+            return c.with_sizes(M=-(-c.M // _TILE_ROWS) * _TILE_ROWS)
+        return super().like(c)
 
     def layer(self, v: Variants, c: Call) -> Layer:
         layer, steps = super().layer(v, c), c.K / v.derived["step_split"]
