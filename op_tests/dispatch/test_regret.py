@@ -21,12 +21,8 @@ MODELED = sorted(name for name, op in ops().items() if op.time_model)
 # The aims, and what is not reached yet: 40 calls of some ops.
 MEDIAN, P95, MOST, CALLS = 1.03, 1.12, 1.30, 40
 CALLS_OF = {
-    ("gemm_a16wfp4", "gfx950"): 36,
     ("fused_moe_tables", "gfx942"): 5,
 }
-# The same of calls that the fit does not have: variants of four waves with few rows are predicted
-# too quick (rfops/dispatch/CHOICES.md).
-LEFT_OUT_P95_OF = {("batched_gemm_a16w8_blockscale", "gfx942"): 1.21}
 # Of the sweep: calls, and variants of each that are timed; all of FP8's, a tenth of the others'
 # work, as ten chips at FP8's number would take CI half an hour. What their choices may cost.
 FRESH, FRESH_OTHERS, FRESH_MEAN, FRESH_MOST = (6, 40), (4, 12), 1.12, 1.35
@@ -66,8 +62,8 @@ def test_regret_of_the_shipped_constants(name: str, arch: str) -> None:
 def test_regret_of_calls_that_were_left_out(name: str, arch: str) -> None:
     """A little above the bars, as a fold has fewer calls than the fit."""
     regret, _ = model_fit.best_of(model_fit.model_of(ops()[name]), samples(name, arch))
-    p95 = LEFT_OUT_P95_OF.get((name, arch), P95 + 0.05)
-    assert regret.median <= MEDIAN and regret.p95 <= p95 and regret.maximum <= MOST + 0.1, regret
+    assert regret.median <= MEDIAN and regret.p95 <= P95 + 0.05, regret
+    assert regret.maximum <= MOST + 0.1, regret
 
 
 @pytest.mark.parametrize(("name", "arch"), CHIPS)

@@ -22,12 +22,12 @@ from rfops.dispatch.op import Op
 from rfops.dispatch.problem import grid
 from rfops.dispatch.routing import Decision, KernelSelector
 from rfops.dispatch.strided import check_apart, extent, extent_of, overlaps_itself, strides_of
-from rfops.dispatch.time_model import Layer, Variants
+from rfops.dispatch.time_model import Array, Layer, Variants
 from rfops.dispatch.tuned_table import serving
 from rfops.jit import UnsupportedArch
 from rfops.triton import launch
 
-from .kernels.a16w8.config import SCALE_BLOCK, Config, Shape
+from .kernels.a16w8.config import SCALE_BLOCK, Config, Shape, TilesConfig
 from .kernels.a16w8.triton import (
     MAX_ROWS,
     Bmm,
@@ -137,32 +137,59 @@ class _BatchedGemm(Op):
 # 192; and larger weights.
 _ABSORBED = tuple((b, *nk) for b in (8, 16, 32, 64, 128) for nk in ((512, 128), (128, 512)))
 _STREAMED = ((16, 2048, 512), (8, 4096, 1024), (4, 4096, 4096), (32, 1536, 512), (16, 512, 192))
+_GROUP_N = TilesConfig(16, 32, 128).group_n
 _STREAMED_CALLS, _MOST_M, _MAX_WORK = 0.35, 1024, 4e9
 
 
 class _Model(GemmModel):
     """Of programs of few waves, whose own instructions may take longer than the CU's."""
 
+    traits = (*GemmModel.traits, "sums_clocks")
     units: ClassVar[dict[str, str]] = {
         **GemmModel.units,
         "wave": "1: of a wave's instructions along K, of all rounds",
-        "convert": "1: of the fullest CU's conversions of w, its SIMDs side by side",
         "wave_convert": "1: of a wave's conversions along K, of all rounds",
+        "stacked": "1: of the instructions of the SIMD with the most waves",
+        "stacked_convert": "1: of the conversions of the SIMD with the most waves",
+        "fabric": "1: of what XCDs load, at HBM's rate: w from each that has a tile of its rows",
+        "sums": "1: of a wave's instructions that add up lanes' sums, of all rounds",
     }
     terms = tuple(units)
     logs = (*GemmModel.logs, "tile_m", "tile_n", "convert")
+    factors = (
+        *GemmModel.factors,
+        "stacked",  # waves of the SIMD with the most
+        "w_reads",  # XCDs that load the same rows of w
+    )
+
+    def prepare(self, v: Variants, c: Call) -> None:
+        super().prepare(v, c)
+        waves_of_simd = np.exp2(v.log_waves) / chip_of(c).simds
+        v.derived = {**v.derived, "waves_of_simd": waves_of_simd}
 
     def layer(self, v: Variants, c: Call) -> Layer:
         layer = super().layer(v, c)
         chip = chip_of(c)
+        k_us = c.K / (1e6 * chip.hbm_tb_s)  # of a byte of each element of K
+        tiles_n = np.ceil(c.N / v.n)
         clock_steps = layer.terms["step"]["one"] / (1e3 * chip.ghz)
         wave_steps = clock_steps / np.exp2(v.log_waves)
         terms = {
             "wave": {"rounds": wave_steps * v.busy_clocks},
-            "convert": {"busiest": clock_steps * v.convert_clocks / chip.simds},
             "wave_convert": {"rounds": wave_steps * v.convert_clocks},
+            "stacked": {"stacked": wave_steps * v.busy_clocks},
+            "stacked_convert": {"stacked": wave_steps * v.convert_clocks},
+            "fabric": {
+                "w_reads": c.B * c.N * k_us,
+                "M": tiles_n * (c.B * c.x_dtype.itemsize * k_us),
+            },
+            "sums": {"rounds": wave_steps * v.sums_clocks},
         }
+        # Tiles of the same rows of w follow each other by `group`, and tiles are dealt out to XCDs.
+        group = tiles_n if c.K <= SCALE_BLOCK else np.minimum(tiles_n, _GROUP_N)
+        max_reads = chip.xcds / np.gcd(group.astype(np.int64), chip.xcds)
         return layer._replace(
+            derived={**layer.derived, "max_reads": max_reads},
             terms={**layer.terms, **terms},
             logs={
                 **layer.logs,
@@ -171,6 +198,17 @@ class _Model(GemmModel):
                 "convert": math.log2(1 + convert_instructions(c)),
             },
         )
+
+    def changes(
+        self, v: Variants, c: Call, layer: Layer, factors: Sequence[Array], logs: Sequence[Array]
+    ) -> Array:
+        *common, stacked, w_reads = factors
+        excluded = super().changes(v, c, layer, common, logs)
+        np.divide(common[5], layer.derived["groups_of_m"], out=w_reads)
+        np.minimum(w_reads, layer.derived["max_reads"], out=w_reads)
+        np.multiply(common[3], v.derived["waves_of_simd"], out=stacked)
+        np.ceil(stacked, out=stacked)
+        return excluded
 
     def batches(self, c: Call) -> int:
         return int(c.B)

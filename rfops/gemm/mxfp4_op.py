@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
@@ -20,13 +21,14 @@ from torch.compiler import is_dynamo_compiling
 from rfops.dispatch.kernel import Call, Kernel, RunOf
 from rfops.dispatch.layout import Shuffled, unwrap
 from rfops.dispatch.op import Op
+from rfops.dispatch.time_model import Layer, Variants
 from rfops.quantization.mx_quant import E8M0_BIAS, E8M0_NAN
 from rfops.quantization.mxfp4 import FP4_DTYPES, dequant_mxfp4, fp4_values, quant_mxfp4
 from rfops.quantization.mxfp8 import BLOCK, FP8, dequant_mxfp8
 from rfops.quantization.shuffle import TILE_ROWS, padded_scale, unshuffle_scale, unshuffle_weight
 
 from . import layers
-from .terms import GemmModel
+from .terms import GemmModel, chip_of
 
 RAW = "raw"
 STEP_K = 256  # elements of K in a step of the kernels that prepare operands
@@ -69,12 +71,29 @@ _X_BYTES = {16: 2.0, 8: 33 / 32, 4: 17 / 32}  # by the bits of an element, with 
 
 
 class Fp4Model(GemmModel):
+    units: ClassVar[dict[str, str]] = {
+        **GemmModel.units,
+        "wave": "1: of a wave's instructions along K, of all rounds",
+        "fill": "1: of a workgroup's first K-step, at a CU's share of HBM's rate",
+    }
+    terms = tuple(units)
     # Estimated, 15 calls near rows: rows held 1.050 times the choices' time, those up to this ratio
     # 1.001 (of nine limits the best for the same calls).
     max_row_ratio = 1.02
 
     def bytes_of(self, c: Call) -> tuple[float, float, float]:
         return _X_BYTES[x_bits(c)], 17 / 32, c.dtype.itemsize
+
+    def layer(self, v: Variants, c: Call) -> Layer:
+        layer = super().layer(v, c)
+        chip = chip_of(c)
+        clock_steps = layer.terms["step"]["one"] / (1e3 * chip.ghz)
+        step_bytes = v.step_k * (v.derived["w_rows"] + v.m * v.derived["x_bytes"])
+        terms = {
+            "wave": {"rounds": clock_steps * v.busy_clocks / np.exp2(v.log_waves)},
+            "fill": {"one": step_bytes * (c.cu_num / (1e6 * chip.hbm_tb_s))},
+        }
+        return layer._replace(terms={**layer.terms, **terms})
 
     def static(self, c: Call) -> tuple[Any, ...]:
         layouts = c.w_layout, c.w_scale_layout, c.values.get("x_scale_layout")

@@ -42,7 +42,7 @@ class Traits(NamedTuple):
 class GemmModel(TimeModel):
     """Of y = x @ w^T with M, N, K; a subclass says how many bytes elements have."""
 
-    traits = Traits._fields
+    traits: ClassVar[tuple[str, ...]] = Traits._fields
     units: ClassVar[dict[str, str]] = {
         "launch": "us: launch, first loads, end of a tile",
         "step": "us a K-step of a workgroup",

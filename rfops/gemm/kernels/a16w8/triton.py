@@ -53,9 +53,10 @@ _RANKED_ARCHS = "gfx942", "gfx950"  # whose variants the op's model ranks
 MAX_ROWS = 16  # of the kernel rows
 _MOST_ROW_K = 512  # elements of K that it has in flight
 _PRODUCTS = 512  # multiplications of a matrix unit per clock, about
-# Of the vector ALU on gfx942 for an element of w, its own FP8 and e4m3fn, which no instruction
-# converts: 66 and 180 clocks in timing mode, where conversion is what takes the time.
-_CONVERT_FNUZ, _CONVERT_OCP = 16, 45
+# Of the vector ALU for an element of w: on gfx942 its own FP8, and e4m3fn, which no instruction
+# converts and which takes 3 to 4 times as long in timing mode; on gfx950 two elements at a time to
+# fp32, then to x's type.
+_CONVERT_FNUZ, _CONVERT_OCP, _CONVERT_GFX950 = 13, 45, 1
 _MAX_CONVERTED_SUMS = 16  # per lane; with more, conversion leaves too few registers, and it spills
 # From this many multiplications on, and M, torch.bmm is taken: a library's, which timing mode does
 # not see.
@@ -138,15 +139,21 @@ def _is_ranked(c: Call) -> bool:
 
 
 def convert_instructions(c: Call) -> int:
-    """Return the vector ALU's instructions per element of w, where these are more than a few."""
+    """Return the vector ALU's instructions that convert an element of w."""
     if c.arch != "gfx942":
-        return 0
+        return _CONVERT_GFX950
     return _CONVERT_FNUZ if c.w_dtype == torch.float8_e4m3fnuz else _CONVERT_OCP
 
 
 def _convert_clocks(c: Call, num_elements: int) -> float:
     """Of waves that convert so many elements of w in all."""
     return VALU_CYCLES * convert_instructions(c) * num_elements / WAVE
+
+
+def _sums_clocks(config: RowsConfig) -> float:
+    """Of all waves' instructions per K-step beside products: every wave adds up the sums of all
+    rows of w of the tile."""
+    return float(VALU_CYCLES * config.warps * config.tile_n)
 
 
 def _converted_rows(config: TilesConfig) -> int:
@@ -196,9 +203,6 @@ class Rows(_Batched):
 
     name, Config = "rows", RowsConfig
 
-    def family(self, config: RowsConfig, c: Call) -> str:
-        return str(config.warps)
-
     def space(self, c: Call) -> Columns[RowsConfig] | None:
         if not _is_ranked(c) or c.M > MAX_ROWS:
             return None
@@ -206,9 +210,9 @@ class Rows(_Batched):
 
     def traits(self, config: RowsConfig, c: Call) -> tuple[float, ...]:
         elements = config.tile_n * config.tile_k
-        clocks = VALU_CYCLES * (c.M + 1) * elements / WAVE
+        clocks = VALU_CYCLES * (_power(c.M) + 1) * elements / WAVE
         resident = max(1, ARCH_SPECS[c.arch].simds * MAX_WAVES // config.warps // 2)
-        return Traits(
+        traits = Traits(
             MAX_ROWS,
             config.tile_n,
             1,
@@ -218,6 +222,7 @@ class Rows(_Batched):
             busy_clocks=clocks,
             convert_clocks=_convert_clocks(c, elements),
         )
+        return *traits, _sums_clocks(config)
 
     def unsupported_reason(self, c: Call) -> str | None:
         return super().unsupported_reason(c) or (
@@ -285,16 +290,18 @@ class Tiles(_Batched):
         if not _is_ranked(c):
             return None
         tile = _power(c.M, 16, 128), _power(c.K, 32, SCALE_BLOCK)
-        max_sums = _MAX_CONVERTED_SUMS if convert_instructions(c) else REGISTERS
+        max_sums = _MAX_CONVERTED_SUMS if c.arch == "gfx942" else REGISTERS
         return _amd_tiles(*tile, _steps(c), ARCH_SPECS[c.arch].lds_bytes, max_sums)
 
     def traits(self, config: TilesConfig, c: Call) -> tuple[float, ...]:
         m, n, k, warps = config.tile_m, config.tile_n, config.tile_k, config.warps
         chip = ARCH_SPECS[c.arch]
-        registers = (m * n + (m + n) * k // 2) // (WAVE * warps) + 40  # sums, loads in flight
+        # Sums, loads in flight, addresses; those of the next K-step too.
+        more = 40 if config.stages == 1 else 80
+        registers = (m * n + (m + n) * k // 2) // (WAVE * warps) + more
         by_registers = chip.simds * min(MAX_WAVES, max(1, REGISTERS // registers)) // warps
         by_lds = chip.lds_bytes // max(_staged_bytes(config), 1)
-        return Traits(
+        traits = Traits(
             m,
             n,
             config.split_k,
@@ -305,6 +312,7 @@ class Tiles(_Batched):
             busy_clocks=m * n * k / _PRODUCTS,
             convert_clocks=_convert_clocks(c, _converted_rows(config) * k),
         )
+        return *traits, 0.0
 
     def _unranked(self, c: Call) -> TilesConfig:
         return _default_tiles(shape_of(c), serving(c.arch) or c.arch)

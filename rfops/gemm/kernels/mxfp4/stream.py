@@ -19,7 +19,7 @@ from rfops.jit.arch import ARCH_SPECS, MAX_WAVES, REGISTERS
 from ...mxfp4_op import x_bits
 from ...terms import Traits
 from ..variant import TILE, WavesConfig
-from .launch import MAX_SPLIT, TILE_K, Fp4Kernel, has_16_bits, layout_of_w, signature
+from .launch import MAX_SPLIT, TILE_K, Fp4Kernel, layout_of_w, signature
 
 MAX_TILES = 4
 MAX_M = TILE * MAX_TILES
@@ -80,7 +80,8 @@ def _tile_bytes(bits: int) -> int:
     return TILE * TILE_K * bits // 8
 
 
-_QUANTISE_CLOCKS = 320  # of a wave, for a tile of x
+# Of a wave, where x has more than 4 bits: to quantise a tile of x, and for a matrix instruction.
+_QUANTISE_CLOCKS, _MATRIX_CLOCKS = {8: 0, 16: 320}, 16
 
 
 class Stream(Fp4Kernel):
@@ -121,12 +122,15 @@ class Stream(Fp4Kernel):
         return layout_of_w(c)
 
     def traits(self, config: StreamConfig, c: Call) -> tuple[float, ...]:
-        waves, lds_bytes = config.waves, config.lds_bytes(x_bits(c))
-        clocks = _QUANTISE_CLOCKS if has_16_bits(c) else 0
+        bits, m_tiles, n_tiles, waves = x_bits(c), config.m_tiles, config.n_tiles, config.waves
+        lds_bytes = config.lds_bytes(bits)
+        clocks = 0
+        if bits > 4:
+            clocks = m_tiles * _QUANTISE_CLOCKS[bits] + _MATRIX_CLOCKS * m_tiles * n_tiles
         by_registers = min(REGISTERS // config.registers, MAX_WAVES) // ceil(waves, CHIP.simds)
         return Traits(
-            config.m_tiles * TILE,
-            config.n_tiles * TILE,
+            m_tiles * TILE,
+            n_tiles * TILE,
             config.split,
             TILE_K * config.steps * waves,
             max(1, min(by_registers, CHIP.lds_bytes // lds_bytes)),
@@ -134,7 +138,7 @@ class Stream(Fp4Kernel):
             waves,
             math.log2(waves),
             math.log2(config.steps),
-            busy_clocks=waves * config.steps * config.m_tiles * clocks,
+            busy_clocks=waves * config.steps * clocks,
         )
 
 

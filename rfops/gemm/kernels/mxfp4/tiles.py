@@ -141,7 +141,9 @@ class Tiles(Fp4Kernel):
         return None if self.unsupported_arch_reason(c) else _all(x_bits(c))
 
     def family(self, config: TilesConfig, c: Call) -> str:
-        return layout_of_w(c)
+        """Of e4m3 x by the columns of a workgroup too."""
+        layout = layout_of_w(c)
+        return f"{layout} {config.n_tiles}.{config.waves}" if x_bits(c) == 8 else layout
 
     def traits(self, config: TilesConfig, c: Call) -> tuple[float, ...]:
         waves, m_tiles, bits = config.waves, config.m_tiles, x_bits(c)
@@ -175,7 +177,8 @@ _FEW: Mapping[int, _Tiles] = {
         *((4, 1, 2), (4, 1, 4), (4, 2, 2), (4, 2, 4), (8, 1, 2), (8, 2, 2)),
     ),
     16: (
-        *((1, 1, 4), (1, 1, 6), (1, 2, 4), (1, 2, 6), (2, 1, 4), (2, 1, 6), (2, 2, 4)),
+        *((1, 1, 2), (1, 1, 4), (1, 1, 6), (1, 2, 2), (1, 2, 4), (1, 2, 6)),
+        *((2, 1, 2), (2, 1, 4), (2, 1, 6), (2, 2, 4)),
         *((4, 1, 2), (4, 1, 4), (4, 2, 2), (4, 2, 4)),
     ),
 }
