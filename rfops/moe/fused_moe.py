@@ -147,7 +147,7 @@ def fused_moe(
 
     Parameters
     ----------
-    x : [M, D] float16 or bfloat16, any strides.
+    x : [M, D] float16 or bfloat16, any strides; contiguous for "fp8_blockscale".
     w1 : [E, 2I, D] of the same dtype, of each expert gate's rows and then up's, or what
         shuffle_weight made of it; or a pair (gates, ups) of lists of E contiguous tensors [D, I].
     w2 : [E, D, I] of the same dtype, shuffled if w1 is; or, with such a pair, a list of E
