@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -19,19 +20,19 @@ CHIP = ARCH_SPECS["gfx950"]
 SIZES = {"M": 48, "N": 4096, "K": 6144}
 
 
-def terms_of(name: str, kernel: str, config: Any) -> dict[str, float]:
+def terms_of(
+    name: str, kernel: str, config: Any, sizes: Mapping[str, int] = SIZES
+) -> dict[str, float]:
     op = ops()[name]
     model = model_fit.model_of(op)
-    c = op.call_of("gfx950", CHIP.cus, **SIZES)
+    c = op.call_of("gfx950", CHIP.cus, **sizes)
     timed_kernel: Any = op.kernels[kernel]
     work = model.work(Variants(model, [timed_kernel], [Columns([config])], c), c)
     values = [float(np.broadcast_to(term, 1)[0]) for term in work.terms]
     return dict(zip(model.terms, values, strict=True))
 
 
-@pytest.mark.parametrize(
-    ("name", "x_bytes"), [("gemm_a8wfp4", 33 / 32), ("gemm_a16wfp4", 2), ("gemm_afp4wfp4", 17 / 32)]
-)
+@pytest.mark.parametrize(("name", "x_bytes"), [("gemm_a8wfp4", 33 / 32), ("gemm_a16wfp4", 2)])
 def test_first_k_step_of_a_workgroup(name: str, x_bytes: float) -> None:
     """Of 8 waves of 16 rows of w and 32 rows of x, by 256 of K; of 2 waves along K, 3 tiles of 128
     each."""
@@ -51,5 +52,22 @@ def test_a_waves_own_instructions(name: str) -> None:
     assert narrow["wave"] < wide["wave"] <= 2 * narrow["wave"]
 
 
-def test_x_of_4_bits_takes_no_instructions_of_note() -> None:
-    assert terms_of("gemm_afp4wfp4", "tiles", TilesConfig(2, 1, 2, 8))["wave"] == 0
+@pytest.mark.parametrize(
+    ("name", "waves", "readers"),
+    [
+        ("gemm_a16wfp4", 4, 8),
+        ("gemm_a16wfp4", 8, 4),
+        ("gemm_a8wfp4", 4, 0),
+        ("gemm_afp4wfp4", 4, 0),
+    ],
+)
+def test_x_of_16_bits_is_read_by_each_xcd(name: str, waves: int, readers: int) -> None:
+    """512 rows of w are 8 tiles of 4 waves, one of each of 8 XCDs, or 4 of 8 waves."""
+    sizes = {"M": 567, "N": 512, "K": 7168}
+    fabric = terms_of(name, "tiles", TilesConfig(1, 1, 2, waves), sizes)["fabric"]
+    assert fabric == pytest.approx(readers * 567 * 7168 * 2 / (1e6 * CHIP.hbm_tb_s))
+
+
+@pytest.mark.parametrize("term", ["wave", "fill", "fabric"])
+def test_x_of_4_bits_has_none_of_these(term: str) -> None:
+    assert terms_of("gemm_afp4wfp4", "tiles", TilesConfig(2, 1, 2, 8))[term] == 0

@@ -74,7 +74,8 @@ class Fp4Model(GemmModel):
     units: ClassVar[dict[str, str]] = {
         **GemmModel.units,
         "wave": "1: of a wave's instructions along K, of all rounds",
-        "fill": "1: of a workgroup's first K-step, at a CU's share of HBM's rate",
+        "fill": "1: of a workgroup's first K-step, at a CU's share of HBM's rate, x not of 4 bits",
+        "fabric": "1: of x of 16 bits, from each XCD that has a tile of its rows, at HBM's rate",
     }
     terms = tuple(units)
     # Estimated, 15 calls near rows: rows held 1.050 times the choices' time, those up to this ratio
@@ -88,10 +89,12 @@ class Fp4Model(GemmModel):
         layer = super().layer(v, c)
         chip = chip_of(c)
         clock_steps = layer.terms["step"]["one"] / (1e3 * chip.ghz)
-        step_bytes = v.step_k * (v.derived["w_rows"] + v.m * v.derived["x_bytes"])
+        x_readers = np.minimum(np.ceil(c.N / v.n), chip.xcds) * (x_bits(c) == 16)
+        step_bytes = (x_bits(c) > 4) * v.step_k * (v.derived["w_rows"] + v.m * v.derived["x_bytes"])
         terms = {
             "wave": {"rounds": clock_steps * v.busy_clocks / np.exp2(v.log_waves)},
             "fill": {"one": step_bytes * (c.cu_num / (1e6 * chip.hbm_tb_s))},
+            "fabric": {"M": x_readers * v.derived["x_bytes"] * (c.K / (1e6 * chip.hbm_tb_s))},
         }
         return layer._replace(terms={**layer.terms, **terms})
 
