@@ -292,6 +292,11 @@ def test_prune_judges_rows(op: Op, tmp_path: Path, capsys: pytest.CaptureFixture
         "gfx950,256,1024,64,timed,threads=256,9,,estimated,its own\n",
     ]
     file.write_text(head + near + "".join(others + judged))
+    timings = tmp_path / "scratch_timed_timings.csv"
+    timings.write_text(
+        "arch,cu_num,call,kernel,times,origin\n"
+        "gfx950,256,M=3 N=64,timed,64=900 1024=1,measured\n"  # not for estimated rows
+    )
     said = run(f"tune scratch_timed --prune --out {tmp_path}", capsys)
     assert "5 of 7 rows are estimated on gfx950 with 256 CUs" in said
     assert "dropped  m=2 n=64" in said and "dropped  m=1024 n=64" in said

@@ -52,13 +52,14 @@ def _value(text: str) -> Any:
     return text
 
 
-def read(op: Op, file: Path, arch: str = "", cu_num: int = 0) -> list[Timed]:
-    """The calls of a file with their times; of one chip, where it is named. Raises ConfigError."""
-    return list(by_call(op, file, arch, cu_num).values())
+def read(op: Op, file: Path, arch: str = "", cu_num: int = 0, origin: str = "") -> list[Timed]:
+    """The calls of a file with their times; of one chip and of one origin (`device_name`), where
+    they are named. Raises ConfigError."""
+    return list(by_call(op, file, arch, cu_num, origin).values())
 
 
 def by_call(
-    op: Op, file: Path, arch: str = "", cu_num: int = 0
+    op: Op, file: Path, arch: str = "", cu_num: int = 0, origin: str = ""
 ) -> dict[tuple[str, int, str], Timed]:
     """The same by architecture, compute units and text of the call."""
     timings: dict[tuple[str, int, str], list[tuple[str, Any, float]]] = {}
@@ -66,7 +67,8 @@ def by_call(
         with file.open(newline="", encoding="utf-8") as stream:
             for cells in csv.DictReader(stream, strict=True):
                 key = cells["arch"], int(cells["cu_num"]), cells["call"]
-                if arch in ("", key[0]) and cu_num in (0, key[1]):
+                is_chip = arch in ("", key[0]) and cu_num in (0, key[1])
+                if is_chip and origin in ("", cells["origin"]):
                     timings.setdefault(key, []).extend(_times(op, cells))
         return {
             (name, cus, text): timed(op.call_of(name, cus, **given_of(text)), rows)

@@ -214,11 +214,13 @@ class _Tuning:
         """The variants that were timed, by the texts of calls."""
         if not self.file.is_file():
             return {}
-        timings = model_timings.by_call(self.op, self.file, *self.chip)
+        timings = model_timings.by_call(self.op, self.file, *self.chip, self.origin)
         return {text: set(timed.variants) for (*_, text), timed in timings.items()}
 
     def fit(self) -> model_fit.Fitted | None:
-        timed = model_timings.read(self.op, self.file, *self.chip) if self.file.is_file() else []
+        if not self.file.is_file():
+            return None
+        timed = model_timings.read(self.op, self.file, *self.chip, self.origin)
         samples = [model_fit.sample_of(self.op, timed_call) for timed_call in timed]
         return model_fit.fit(model_fit.model_of(self.op), samples) if samples else None
 
@@ -295,7 +297,7 @@ def write_model(
 ) -> int:
     """Fit, and replace the rows of this chip. Raises ValueError."""
     model = _own_model(op)
-    timed = model_timings.read(op, timings, arch, cu_num)
+    timed = model_timings.read(op, timings, arch, cu_num, origin)
     model.use({})  # those of the file may be of other terms
     samples = [model_fit.sample_of(op, timed_call) for timed_call in timed]
     model.use(None)

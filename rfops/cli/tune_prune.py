@@ -56,9 +56,11 @@ class Times:
     def __init__(self, op: Op, folder: Path, device: torch.device) -> None:
         self.op, self.device, self.chip = op, device, routing.chip(device)
         self.file = model_timings.path_of(op, folder)
+        self.origin = model_timings.device_name(device)
         self.known: dict[str, dict[Variant, float]] = {}
         if self.file.is_file():
-            for (*_, text), timed in model_timings.by_call(op, self.file, *self.chip).items():
+            timings = model_timings.by_call(op, self.file, *self.chip, self.origin)
+            for (*_, text), timed in timings.items():
                 self.known[text] = dict(zip(timed.variants, timed.us, strict=True))
 
     def of(
@@ -72,8 +74,7 @@ class Times:
         times = [time for time in timings if not isinstance(time, str)]
         known |= {(name, config): us for name, config, us in times}
         if times:
-            origin = model_timings.device_name(self.device)
-            rows = model_timings.rows_of(*self.chip, text, times, origin)
+            rows = model_timings.rows_of(*self.chip, text, times, self.origin)
             model_timings.write(self.file, rows)
         return known, [time for time in timings if isinstance(time, str)]
 
@@ -165,15 +166,12 @@ class Judge:
             return Verdict("kept", "no kernel takes it without")
         predicted = [v for c in calls for v in tune_model.choices(self.op, c, (), self.top)]
         candidates = [v for v in dict.fromkeys(predicted) if all(self._runs(v, c) for c in calls)]
-        times, failures = list[Mapping[Variant, float]](), list[str]()
+        times = list[Mapping[Variant, float]]()
         for given, c, own, fallback in zip(arguments, calls, named, fallbacks, strict=True):
             known, failed = self.times.of(given, c, [own, fallback, *candidates])
+            if not {own, fallback} <= known.keys():
+                return Verdict("kept", failed[0])
             times.append(known)
-            failures += failed
-        if not all(
-            set(pair) <= known.keys() for known, *pair in zip(times, named, fallbacks, strict=True)
-        ):
-            return Verdict("kept", failures[0])
         candidates = [v for v in candidates if all(v in known for known in times)]
         return self._compared(row, times, named, fallbacks, candidates)
 
@@ -203,7 +201,7 @@ class Judge:
         ratios = [us / least for us, least in zip(without_us, best_us, strict=True)]
         if geometric_mean(ratios) <= MARGIN and max(ratios) <= MAX_RATIO:
             return Verdict("dropped", reason)
-        cells = {"origin": model_timings.device_name(self.times.device), "source": self.source}
+        cells = {"origin": self.times.origin, "source": self.source}
         if ratio <= MAX_ROW_RATIO:
             return Verdict("kept", reason, cells | {"us": f"{own_us[-1]:.3f}"})
         name, config = best[0]
