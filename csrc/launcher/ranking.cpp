@@ -94,6 +94,14 @@ void correct(double* us, const double* rows, const double* weights, const double
     us[v] *= std::exp2(std::min(std::max(sums[v], -max_correction), max_correction));
 }
 
+/// Returns the first of the least times, of which roundings make none less than another, as
+/// `quickest` of rfops/dispatch/time_model.py.
+const double* quickest(const double* begin, const double* end) {
+  constexpr double kMaxTie = 1e-12;
+  const double least = *std::min_element(begin, end), limit = least + std::abs(least) * kMaxTie;
+  return std::find_if(begin, end, [limit](double us) { return !(us > limit); });
+}
+
 /// A list of (us, kernel, index of its best variant), the quickest kernel first. `parts` are
 /// (kernel, index of its first variant).
 PyObject* best_of(const std::vector<double>& us, PyObject* parts) {
@@ -116,7 +124,7 @@ PyObject* best_of(const std::vector<double>& us, PyObject* parts) {
   std::vector<std::pair<size_t, Py_ssize_t>> best;  // a variant and its part
   for (Py_ssize_t i = 0; i < count; ++i) {
     const size_t end = i + 1 < count ? begins[i + 1] : us.size();
-    best.emplace_back(std::min_element(us.begin() + begins[i], us.begin() + end) - us.begin(), i);
+    best.emplace_back(quickest(us.data() + begins[i], us.data() + end) - us.data(), i);
   }
   std::stable_sort(best.begin(), best.end(),
                    [&us](const auto& a, const auto& b) { return us[a.first] < us[b.first]; });
