@@ -3,7 +3,8 @@
 Each row of this chip and of this kind of times (measured on a GPU, estimated on the virtual one) is
 timed beside what the call takes without it, the nearest row, else the choice by the op's time
 model, and beside the variants that the model predicts quickest (`--top` of them). All are timed in
-the layouts that the op has, and compared by the geometric mean over layouts with the best variant:
+the layouts that the op has, and compared by the geometric mean over layouts with the best variant
+of all that have times in each, those of earlier runs included:
 
 | what | then |
 |---|---|
@@ -172,8 +173,8 @@ class Judge:
             if not {own, fallback} <= known.keys():
                 return Verdict("kept", failed[0])
             times.append(known)
-        candidates = [v for v in candidates if all(v in known for known in times)]
-        return self._compared(row, times, named, fallbacks, candidates)
+        in_all = [v for v in times[0] if all(v in known for known in times)]
+        return self._compared(row, times, named, fallbacks, in_all)
 
     def _runs(self, variant: Variant, c: Call) -> bool:
         kernel = self.op.kernels[variant[0]]
