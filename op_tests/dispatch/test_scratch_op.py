@@ -316,6 +316,16 @@ def test_prune_judges_rows(op: Op, tmp_path: Path, capsys: pytest.CaptureFixture
     assert file.read_text() == "".join(lines)
 
 
+def test_tune_of_a_model_without_variants(
+    op: Op, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As on an NVIDIA GPU, whose variants no model ranks."""
+    monkeypatch.setattr(registry.ops()["scratch_timed"].kernels["timed"], "space", lambda c: None)
+    said = failed(f"tune scratch_timed --model --shapes 6 --out {tmp_path}", capsys)
+    assert "scratch_timed: none of 6 shapes has a time on gfx950" in said, said
+    assert [*tmp_path.iterdir()] == []
+
+
 def test_bench_of_regret(op: Op, capsys: pytest.CaptureFixture[str]) -> None:
     said = run("bench scratch_timed --regret 2 --seed 3", capsys).splitlines()
     assert said[0] == "# 2 calls of seed 3" and "geometric mean" in said[3]

@@ -192,6 +192,7 @@ def run(op: Op, folder: Path, device: torch.device, options: argparse.Namespace)
     )
     try:
         tuning.time_calls(pending)
+        tuning.check_has_times(len(arguments_of))
         for _ in range(_PASSES):
             tuning.time_choices(arguments_of)
     finally:
@@ -216,6 +217,15 @@ class _Tuning:
             return {}
         timings = model_timings.by_call(self.op, self.file, *self.chip, self.origin)
         return {text: set(timed.variants) for (*_, text), timed in timings.items()}
+
+    def check_has_times(self, num_calls: int) -> None:
+        """Raises ValueError where no variant ran, or kernels have none that the model ranks."""
+        if not self.timed_variants():
+            raise ValueError(
+                f"{self.op.name}: none of {num_calls} shapes has a time on {self.chip[0]}: no "
+                "kernel has variants that the model ranks there, or none of them ran (then it is "
+                f"said above); for a table of rows: rfops tune {self.op.name} without --model"
+            )
 
     def fit(self) -> model_fit.Fitted | None:
         if not self.file.is_file():
