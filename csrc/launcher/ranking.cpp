@@ -94,11 +94,11 @@ void correct(double* us, const double* rows, const double* weights, const double
     us[v] *= std::exp2(std::min(std::max(sums[v], -max_correction), max_correction));
 }
 
-/// Returns the first of the least times, of which roundings make none less than another, as
-/// `quickest` of rfops/dispatch/time_model.py.
+/// Returns the first of the shortest times; a difference of a rounding is none, as for `quickest`
+/// of rfops/dispatch/time_model.py.
 const double* quickest(const double* begin, const double* end) {
   constexpr double kMaxTie = 1e-12;
-  const double least = *std::min_element(begin, end), limit = least + std::abs(least) * kMaxTie;
+  const double min_us = *std::min_element(begin, end), limit = min_us + std::abs(min_us) * kMaxTie;
   return std::find_if(begin, end, [limit](double us) { return !(us > limit); });
 }
 

@@ -7,6 +7,7 @@ import math
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -440,12 +441,14 @@ def test_of_equal_predictions_the_first_is_taken_and_what_is_excluded_is_not() -
 def test_a_rounding_decides_no_choice(wrong: int) -> None:
     weights = np.ones((5, 3))
     weights[0, wrong] += 2**-50
-    assert [place for *_, place in ranked(weights=weights)] in ([0, 2], [2, 0])
+    assert [index for *_, index in ranked(weights=weights)] in ([0, 2], [2, 0])
     assert time_model.quickest(weights[0]) == 0
+    span: Any = SimpleNamespace(kernel_spans=[("a", slice(0, 3))])
+    assert time_model._best_of(span, weights[0]) == [(weights[0, 0], "a", 0)]
     assert time_model.quickest(np.array([1 + 1e-9, 1])) == 1
     for us in (math.inf, math.nan, -1.0, 0.0):
         assert time_model.quickest(np.array([us, us])) == 0
-        assert [place for *_, place in ranked(weights=np.full((5, 3), us))] == [0, 2]
+        assert [index for *_, index in ranked(weights=np.full((5, 3), us))] == [0, 2]
 
 
 @pytest.mark.parametrize(

@@ -199,7 +199,7 @@ class Judge:
         ratio = geometric_mean(own_us) / geometric_mean(best_us)
         reason = f"{_us(own_us)} us, {ratio:.3f} of the best, {_us(best_us)} by {_text(best[0])}"
         reason += f"; without it {_us(without_us)} by {_text(fallbacks[-1])}"
-        ratios = [us / least for us, least in zip(without_us, best_us, strict=True)]
+        ratios = [us / min_us for us, min_us in zip(without_us, best_us, strict=True)]
         if geometric_mean(ratios) <= MARGIN and max(ratios) <= MAX_RATIO:
             return Verdict("dropped", reason)
         cells = {"origin": self.times.origin, "source": self.source}

@@ -617,14 +617,14 @@ _microseconds = operator.itemgetter(0)
 
 
 def quickest(us: Array) -> int:
-    """The first of the least times, of which roundings make none less than another."""
-    least = us.min()
-    return int((~(us > least + abs(least) * MAX_TIE)).argmax())
+    """The first of the shortest times; a difference of a rounding is none."""
+    min_us = us.min()
+    return int((~(us > min_us + abs(min_us) * MAX_TIE)).argmax())
 
 
 def _best_of(v: Variants, us: Array) -> list[tuple[float, str, int]]:
     """As Fold.best."""
-    indices = [(name, span.start + int(us[span].argmin())) for name, span in v.kernel_spans]
+    indices = [(name, span.start + quickest(us[span])) for name, span in v.kernel_spans]
     return sorted([(float(us[index]), name, index) for name, index in indices], key=_microseconds)
 
 
