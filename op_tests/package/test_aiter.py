@@ -503,7 +503,7 @@ OFFICIAL = "m: 8; n: 192; k: 512; seed: 124"
     ("code", "name", "case", "kernels", "untimed"),
     [
         (ENTRY, "amd-mxfp4-mm", OFFICIAL, "", "torch computed, which has no time here: .*clone"),
-        (RAW_SCALES, "amd-mxfp4-mm", OFFICIAL, "mxfp4_stream quant_mxfp4", ""),
+        (RAW_SCALES, "amd-mxfp4-mm", OFFICIAL, r"^mxfp4_\w+ quant_mxfp4$", ""),
         (LAYER, "amd-moe-mxfp4", EXPERTS, "moe_mx_down moe_mx_experts moe_mx_prepare", ""),
     ],
 )
