@@ -1,16 +1,20 @@
 """The build backend: setuptools, and with RFOPS_BUILD_VGPU a wheel that carries the built virtual
-GPU (jit/build/prebuilt.py) and is for this platform only.
+GPU (jit/build/prebuilt.py) and is for this platform only. In an editable install, scripts beside
+the checkout find the package too.
 
 pyproject.toml names this file twice: as the backend, whose hook adds the engine's packages to those
 that the build needs, and as the place of two commands. It is imported alone, without `rfops`.
 """
 
+import base64
+import hashlib
 import os
 import re
 import shutil
 import subprocess
 import sys
 import tomllib
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +26,7 @@ from setuptools.command.build_py import build_py
 
 LEVELS = os.environ.get("RFOPS_BUILD_VGPU", "")
 ENGINE = ("filelock", "msgspec", "ninja", "pyelftools")  # what the engine needs to build
+CHECKOUT = "rfops_checkout.pth"
 
 
 def get_requires_for_build_wheel(config_settings: Mapping[str, Any] | None = None) -> list[str]:
@@ -42,6 +47,30 @@ def engine() -> list[str]:
     if not os.environ.get("CXX") and not shutil.which("g++") and not shutil.which("clang++"):
         needed += project["optional-dependencies"]["clang"]
     return needed
+
+
+def build_editable(
+    wheel_directory: str,
+    config_settings: Mapping[str, Any] | None = None,
+    metadata_directory: str | None = None,
+) -> str:
+    """Setuptools' wheel, with the checkout on the path.
+
+    Setuptools' own finder is asked last. A script beside a checkout that is named rfops would find
+    that folder before, as a namespace without content; a package on the path wins over a namespace.
+    """
+    name: str = build_meta.build_editable(wheel_directory, config_settings, metadata_directory)
+    wheel = Path(wheel_directory, name)
+    with zipfile.ZipFile(wheel) as archive:
+        contents = {info.filename: archive.read(info) for info in archive.infolist()}
+    path = f"{Path.cwd()}\n".encode()
+    digest = base64.urlsafe_b64encode(hashlib.sha256(path).digest()).decode().rstrip("=")
+    (record,) = (entry for entry in contents if entry.endswith(".dist-info/RECORD"))
+    contents[record] += f"{CHECKOUT},sha256={digest},{len(path)}\n".encode()
+    with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as archive:
+        for entry, content in {CHECKOUT: path, **contents}.items():
+            archive.writestr(entry, content)
+    return name
 
 
 class BuildPy(build_py):  # type: ignore[misc]

@@ -3,6 +3,8 @@ written, and that the documents say what the machines do."""
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import importlib.util
 import inspect
 import os
@@ -198,6 +200,30 @@ def test_wheel_with_the_virtual_gpu_runs_without_a_compiler(tmp_path: Path) -> N
 def test_a_plain_wheel_is_for_any_platform(wheel: Path) -> None:
     assert wheel.name.endswith("-py3-none-any.whl")
     assert not [name for name in zipfile.ZipFile(wheel).namelist() if "/prebuilt/" in name]
+
+
+def test_a_script_beside_a_checkout_finds_the_package(tmp_path: Path) -> None:
+    """The checkout is named as the package, and installed as an editable one."""
+    checkout, installed = tmp_path / "rfops", tmp_path / "site"
+    copy_sources(checkout)
+    code = "import backend, sys; print(backend.build_editable(sys.argv[1]))"
+    env = {**os.environ, "PYTHONPATH": "jit/wheel"}
+    build = [sys.executable, "-c", code, str(tmp_path)]
+    options = {"check": True, "capture_output": True, "text": True}
+    output = subprocess.run(build, cwd=checkout, env=env, **options)
+    zipfile.ZipFile(tmp_path / output.stdout.splitlines()[-1]).extractall(installed)
+    (record,) = installed.glob("*.dist-info/RECORD")
+    for name, digest, _ in (line.rsplit(",", 2) for line in record.read_text().splitlines()):
+        found = base64.urlsafe_b64encode(hashlib.sha256((installed / name).read_bytes()).digest())
+        assert f"sha256={found.decode().rstrip('=')}" == digest or name.endswith("RECORD")
+    script = tmp_path / "script.py"
+    script.write_text(
+        f"import importlib.util, site; site.addsitedir({str(installed)!r})\n"
+        "print(importlib.util.find_spec('rfops').origin)\n"
+    )
+    command = [sys.executable, "-S", str(script)]  # without the editable install that runs the test
+    spec = subprocess.run(command, cwd=tmp_path, **options)
+    assert spec.stdout.strip() == str(checkout / "rfops" / "__init__.py")
 
 
 def test_levels_of_a_wheel_are_known_ones() -> None:
