@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from rfops.dispatch.compare import HALF_ULP, assert_within, tolerance
+from support.norms import assert_close_in_norm
 
 
 def test_equal_and_within_pass() -> None:
@@ -51,3 +52,17 @@ def test_tolerance_covers_rounding_and_little_more(dtype: torch.dtype) -> None:
     assert_within(exact.to(dtype), exact, bound)
     with pytest.raises(AssertionError):
         assert_within(exact.to(dtype), exact, bound / 2)
+
+
+@pytest.mark.parametrize("count", [1, 4096])
+def test_norm_allows_rounding_and_little_more(count: int) -> None:
+    """One value may round by the most that bf16 does; of many values none of the mean does."""
+    exact = torch.full((count,), 1 + 2.0**-8 * 0.99, dtype=torch.float64)
+    if count > 1:
+        exact = (
+            exact * torch.rand(count, generator=torch.Generator().manual_seed(0)).add(1).double()
+        )
+    actual = exact.bfloat16()
+    assert_close_in_norm(actual, exact)
+    with pytest.raises(AssertionError):
+        assert_close_in_norm(actual * (1 - 2.0**-7), exact)
