@@ -8,12 +8,13 @@
 //
 // Layout. A workgroup has 16 columns of gate and the same 16 of up of a slot's expert: a shared
 // one, the first choice of an expert, or, if there are fewer experts than choices, one of them. Its
-// kWaves waves interleave along K in spans of kSpan blocks of 128. Loads bring 512 bytes of a row,
-// which the wave reorders to fragments through its own LDS: with 256 bytes HBM opens twice as many
-// rows (estimated, MI355X, 16 tokens, 257 experts of 7168 x 256, x quantised before: 73.0 us with
-// 256 bytes, 67.2 with 512). Weights are MFMA operand A, tokens operand B, zeros for a token that
-// did not choose the expert (quantise_hit_rows.h). The waves' partials are reduced in LDS in the
-// order of the waves. One slot more lists the experts for moe_fp8_stream_down.hip.
+// kWaves waves interleave along K in spans of kSpan blocks of 128. Loads bring 128 kSpan bytes of a
+// row, which the wave reorders to fragments through its own LDS: with 256 bytes HBM opens twice as
+// many rows as with 512 (estimated, MI355X, 16 tokens, 257 experts of 7168 x 256, x quantised
+// before: 73.0 us with 256 bytes, 67.2 with 512), but a CU has more waves. Weights are MFMA operand
+// A, tokens operand B, zeros for a token that did not choose the expert (quantise_hit_rows.h). The
+// waves' partials are reduced in LDS in the order of the waves. One slot more lists the experts for
+// moe_fp8_stream_down.hip.
 //
 // Guarantees: bitwise deterministic; hits are ascending after the shared ones.
 // Requires: N and K multiples of 128; rows 16-byte aligned; at most 16 tokens.
@@ -35,10 +36,10 @@ constexpr u32 kTopK = RFOPS_TOP_K;
 constexpr u32 kWaves = 4, kThreads = kWaves * kWaveSize;
 constexpr u32 kSums = 2;  // gate and up
 
-constexpr u32 kSpan = 4;  // blocks of K, and cache lines of a row, that a wave loads together
+constexpr u32 kSpan = RFOPS_SPAN;  // blocks of K, cache lines of a row, that a load brings
 using Order = WaveOrder<kSpan>;
 using WeightRows = WaveTileLoader<RFOPS_SHUFFLED, kSpan>;
-using XRows = HitRows<Input, kSpan>;
+using XRows = HitRows<Input, kSpan, kSpan>;  // four rows at once: of more, SGPRs spill
 constexpr u32 kLoads = kSpan / WeightRows::kTiles;
 static_assert(kLoads * WeightRows::kTiles == kSpan, "a whole number of loads");
 using OutVec = Input __attribute__((ext_vector_type(4)));

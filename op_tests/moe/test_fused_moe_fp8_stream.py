@@ -140,6 +140,34 @@ def test_what_it_launches(i: int, names: list[str], arch: str) -> None:
         assert 64 * lines == pytest.approx(hit * size, rel=0.35), launch.kernel
 
 
+@pytest.mark.parametrize(
+    ("m", "i", "span"), [(16, 256, 4), (7, 384, 4), (8, 384, 2), (8, 1024, 2), (8, 1152, 4)]
+)
+def test_span_of_up_tile(m: int, i: int, span: int) -> None:
+    """Two blocks a load of experts of half a row on average, neither short nor long, shuffled."""
+    sizes = {"M": m, "D": 4096, "I": i, "E": 128, "K": 8}
+    for layout, expected in (("16x16", span), ("raw", 4)):
+        c = call_on(OP, {**sizes, "w_layout": layout}, CPU)
+        assert stream.up_tile(c).defines["SPAN"] == expected, layout
+
+
+@pytest.mark.parametrize(("m", "d"), [(3, 1280), (16, 640)])
+def test_values_of_two_blocks_a_load(m: int, d: int, arch: str) -> None:
+    """Spans that waves share unevenly, the last of one block; without spills or bank conflicts."""
+    p = random_problem(arch, m, d, 384, 4, 2, BF16, 1)
+    w1, w2 = (shuffle_weight(w).data for w in (p.w1, p.w2))
+    with rfops.vgpu.profile() as profiled:
+        got = run("stream", p.with_(w1=w1, w2=w2), layout="16x16")
+    assert_correct(got, p)
+    for launch in profiled.launches:
+        assert launch.vgpr_spills == launch.sgpr_spills == launch.scratch_bytes_per_lane == 0
+        assert launch.lds_conflict_cycles == 0, launch.kernel
+    with rfops.vgpu.check() as checked:
+        again = run("stream", p.with_(w1=w1, w2=w2), layout="16x16")
+    assert not checked.findings, "\n".join(map(str, checked.findings))
+    assert torch.equal(again, got)
+
+
 @pytest.mark.sweep
 @pytest.mark.parametrize("top_k", [1, 2, 4, 6, 8, 9, 12, 16])
 @pytest.mark.parametrize("m", [1, 17])

@@ -124,7 +124,7 @@ def moe_fp8_stream_up_kernel(
 @compile_ops(
     "moe_fp8_stream_up_tile",
     kernel="moe_fp8_stream_up_tile",
-    variants=lambda _arch: [{"IN": "bf16", "ID": "i32", "TOP_K": 8, "SHUFFLED": 0}],
+    variants=lambda _arch: [{"IN": "bf16", "ID": "i32", "TOP_K": 8, "SHUFFLED": 0, "SPAN": 4}],
 )
 def moe_fp8_stream_up_tile_kernel(
     topk_ids: Tensor,

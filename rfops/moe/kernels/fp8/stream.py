@@ -41,6 +41,12 @@ UP_TILE_THREADS = 256
 UP_STEPS, UP_LINES = 2, 2
 DOWN_STEPS, DOWN_LINES = 3, 1
 RAW_LINES = 2  # of a load of `down` where it quantises h
+# Blocks of K that a wave of up_tile loads together: with fewer a CU has more waves, but HBM opens
+# more rows. Timing mode, shuffled, 16 tokens, 128 experts of 4096 x 768, MI355X and MI300X: 162.7
+# and 239.3 us with four, 138.4 and 197.9 with two; but 8 tokens, 128 of 5120 x 384: 66.0 and 66.3
+# on MI355X, and 64 of 7168 x 2048: 289.7 and 337.2.
+MANY_SPAN, FEW_SPAN = 4, 2
+FEW_SPAN_MAX_I = 1024  # of experts, with half a row on average at least
 FEW_BLOCKS = 2  # of K of `down`: with so few a wave has one in flight
 # Choices of a lane's tokens, which `down` keeps in registers with their weights: with more, three
 # blocks in flight spill.
@@ -139,12 +145,20 @@ def _up(c: Call, defines: Mapping[str, Any]) -> Step:
     )
 
 
+def _up_tile_span(c: Call) -> int:
+    """Blocks of K that a wave of up_tile loads together. Raw weights are of more: with few, the
+    order of their fragments spills scalar registers."""
+    is_short = FEW_BLOCKS * BLOCK < c.I <= FEW_SPAN_MAX_I
+    has_rows = 2 * c.M * c.K >= c.R
+    return FEW_SPAN if c.w_layout != "raw" and is_short and has_rows else MANY_SPAN
+
+
 def up_tile(c: Call) -> Step:
     """The same of x that is not quantised; a slot more lists the experts that have a row."""
-    shuffled = int(c.w_layout != "raw")
+    layout_defines = {"SHUFFLED": int(c.w_layout != "raw"), "SPAN": _up_tile_span(c)}
     return Step(
         moe_fp8_stream_up_tile_kernel,
-        {"IN": IN_TYPES[c.x_dtype], **id_defines(c), "SHUFFLED": shuffled},
+        {"IN": IN_TYPES[c.x_dtype], **id_defines(c), **layout_defines},
         UP_TILE_THREADS,
         (c.I // TILE, _num_slots(c) + 1, 1),
         {"w": "w1", "w_scale": "w1_scale", **_sizes(c, c.I, c.D)},
