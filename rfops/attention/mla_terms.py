@@ -62,9 +62,11 @@ class MlaModel(TimeModel):
         "partials",  # workers that write them
     )
 
-    # `share`: tokens of the fullest worker, in whose range the fewest sequences begin. `two`: where
-    # cuts are anywhere, a worker in whose range one more begins has parts of two sequences, and
-    # `overhead` fewer tokens: if these are one cut at most, it has one part.
+    # A worker has a range of the work, in which each sequence takes its overhead and its tokens
+    # (`extent`). `share`: the most tokens of a range. `two`: a range that begins anywhere may have
+    # parts of one sequence more; a cut is in the middle of a sequence at `last_cut` at most.
+    # `cut_steps`: tiles of a range of several sequences, the most where it begins at that cut: one
+    # of the `tail` after it, those of whole sequences, those of the `head` of the last sequence.
     program = Program(
         """
 rows = num_rows
@@ -77,16 +79,22 @@ splits = active / batch
 sequences = batch / active
 whole_splits = ceil(splits)
 whole_sequences = ceil(sequences)
-begun = overhead * floor(sequences)
-share = ceil(minimum((overhead + length) * sequences - begun, num_tokens) / cut) * cut
+whole = floor(sequences)
+extent = overhead + length
+rest = minimum(extent * (sequences - whole), length)
+share = ceil((whole * length + rest) / cut) * cut
 uneven = ceil(whole_splits - splits) * ceil(whole_sequences - sequences)
-two = uneven * minimum(maximum(share - overhead - cut, 0), 1)
+last_cut = cut * (ceil(length / cut) - 1)
+two = uneven * (ceil(sequences + last_cut / extent) - whole_sequences)
 fine = uneven * minimum(4 * sequences, 1)
-whole_tokens = whole_sequences * tile
-shared_steps = ceil(maximum(share - overhead, 0) / whole_tokens) * whole_sequences + ends
-steps = maximum(ceil(share / whole_tokens) * whole_sequences, two * shared_steps)
-parts = whole_splits + two
+whole_steps = maximum(whole, 1) * ceil(minimum(share, length) / tile)
 items = whole_sequences + two
+between = maximum(items - 2, 0)
+tail = length - last_cut
+head = minimum(maximum(extent * sequences - overhead - tail - extent * between, 0), length)
+cut_steps = 1 + between * ceil(length / tile) + ceil(ceil(head / cut) * cut / tile)
+steps = maximum(whole_steps, uneven * minimum(items - 1, 1) * cut_steps)
+parts = whole_splits + two
 apart = num_tokens * minimum(launched % xcds, 1)
 split = minimum(parts - 1, 1)
 tree = minimum(maximum(parts - max_flat_splits, 0), 1)
@@ -123,9 +131,6 @@ log_fill = log2(active * groups_of_cu)
         return c.H, c.qo_len, c.has("qo_indptr"), c.has("angles"), c.q_dtype, c.kv_dtype
 
     def prepare(self, v: Variants, c: Call) -> None:
-        # Tiles that are not full of a worker with parts of two sequences: at a sequence's end,
-        # and in one of two where cuts are finer than tiles.
-        ends = 1 + 0.5 * (v.cut < v.tile)
         chip, row_bytes = ARCH_SPECS[c.arch], D_QK * c.kv_dtype.itemsize
         hbm, l2 = 1e6 * chip.hbm_tb_s, 1e6 * chip.l2_tb_s
         terms = {
@@ -150,7 +155,6 @@ log_fill = log2(active * groups_of_cu)
         }
         v.derived = {
             "uneven_workers": v.workers * (v.even == 0),
-            "ends": ends,
             "groups_of_cu": v.groups / c.cu_num,
             "xcds": chip.xcds,
             "layer": Layer(terms, {"one": 1.0, "bytes": math.log2(row_bytes)}),
