@@ -10,15 +10,16 @@
 //   reads its operands from LDS and multiplies them,
 //   writes its chunks of step t + 1 to LDS and issues the loads of step t + 1 + kPrefetch (x: 2),
 //
-// and waits at the barrier. The last steps load nothing, because loads that are out of bounds
-// occupy the memory pipe as others do. The loop runs whole rounds of the loading stages, so zeros
-// may be multiplied behind K: LLVM counts loads and allocates registers well only where the loop
-// has one exit. Neighbouring tiles start at different steps of K and wrap around, so that each part
+// and waits at the barrier. The last round loads next to nothing, because loads that are out of
+// bounds occupy the memory pipe as others do. The loop runs whole rounds of the loading stages; the
+// last round has one to kRoundSteps + 1 steps and shares the code of its last step, because LLVM
+// counts loads and allocates registers well only where the loop has one exit and the sums meet
+// after it. Neighbouring tiles start at different steps of K and wrap around, so that each part
 // of x is brought to L2 by one of them before the others need it. w is MFMA operand A, so a lane
 // holds 4 neighbours of a row of out, 8 when it stores (paired_tile_store.h). kSplit workgroups
 // split K; the last to arrive reduces (split_k_reduce.h).
 //
-// Guarantees: bitwise deterministic for a given config, K and position in the output. A scale of
+// Guarantees: bitwise deterministic for a given config, N, K and position in the output. A scale of
 // 255 makes its row or column NaN.
 // Requires: at least one K-step for each split; x, w and their rows 16-byte aligned, preshuffled
 // scales 4-byte aligned; with raw scales K a multiple of 256 and the rows of scales 8-byte aligned;
@@ -127,11 +128,16 @@ __device__ inline TileWork tile_work(u32 m, u32 n, u32 k) {
   return {m_index * kM, n_index * kN, m_index * n_tiles + n_index, split, begin, end};
 }
 
-// Returns the step at which a tile starts: with one for all, the tiles that share x wait for the
-// same part of it; with 8 or 16, parts of x leave L2 before all have read them.
-__device__ inline u32 first_step(const TileWork& work, u32 steps) {
-  constexpr u32 kStarts = 4;
-  return work.n0 / kN % kStarts * steps / kStarts;
+// Returns the step at which a tile starts, one of 4 or 16. With one for all, the tiles that share x
+// wait for the same part of it. With 16 and a medium number of steps, parts of x leave L2 before
+// all tiles have read them; a split, 4 to 11 steps, or many steps with few tiles in flight that
+// share w (many along N) profit from 16 (estimated).
+__device__ inline u32 first_step(const TileWork& work, u32 n, u32 steps) {
+  constexpr u32 kManyTiles = 128;
+  const bool is_short = steps >= 4 && steps < 12, is_long = steps >= 40;
+  const bool is_wide = kSplit > 1 || is_short || (is_long && n > kManyTiles * kN);
+  const u32 starts = is_wide ? 16 : 4;
+  return work.n0 / kN % starts * steps / starts;
 }
 
 // A wave that loads x (kIsX) or w.
@@ -157,18 +163,16 @@ class Wave {
     s_barrier();
 #pragma unroll
     for (u32 i = 0; i < kReads; ++i) read(i, 0, 0);
-    const u32 rounds = (steps - 1) / kRoundSteps;  // before the last one
-    for (u32 i = 0; i < rounds; ++i) run_steps<0, kRoundSteps, kMain>(sums);
-    run_steps<0, kLoadingSteps, kMain>(sums);
-    run_steps<kLoadingSteps, kRoundSteps - 1, kDrain>(sums);
-    step<(kRoundSteps - 1) % kNumStages, kLast>(sums);
+    const u32 rounds = steps > 1 ? (steps - 2) / kRoundSteps : 0;  // before the last one
+    for (u32 i = 0; i < rounds; ++i) run_round(sums);
+    run_last_round(sums, steps - rounds * kRoundSteps);
+    run_last_step(sums, (steps - 1) % 2);
   }
 
  private:
   static constexpr u32 kNumStages = Load::kNumStages;
-  // Steps of the last round that still load.
-  static constexpr u32 kLoadingSteps =
-      kRoundSteps > kNumStages + 1 ? kRoundSteps - kNumStages - 1 : 0;
+  // Steps of the last round that may still load.
+  static constexpr u32 kLoadingSteps = kRoundSteps - kNumStages;
   // Instructions of a step: all, all but loads, and MFMAs with the reads of its own operands.
   enum Phase { kMain, kDrain, kLast };
   static constexpr u32 kWScaleReads = decltype(StepScales::w)::kReads;
@@ -205,13 +209,29 @@ class Wave {
     }
   }
 
-  // Runs steps kBegin to kEnd - 1 of a round.
-  template <u32 kBegin, u32 kEnd, Phase kPhase>
-  __device__ void run_steps(F32x4 (&sums)[kTiles]) {
-    if constexpr (kBegin < kEnd) {
-      step<kBegin % kNumStages, kPhase>(sums);
-      run_steps<kBegin + 1, kEnd, kPhase>(sums);
+  template <u32 kStep = 0>
+  __device__ void run_round(F32x4 (&sums)[kTiles]) {
+    if constexpr (kStep < kRoundSteps) {
+      step<kStep % kNumStages, kMain>(sums);
+      run_round<kStep + 1>(sums);
     }
+  }
+  // Runs all but the last step of the last round, which has `steps` steps, 1 to kRoundSteps + 1.
+  template <u32 kStep = 0>
+  __device__ void run_last_round(F32x4 (&sums)[kTiles], u32 steps) {
+    if constexpr (kStep < kRoundSteps) {
+      if (steps > kStep + 1) {
+        constexpr Phase kPhase = kStep < kLoadingSteps ? kMain : kDrain;
+        step<kStep % kNumStages, kPhase>(sums);
+        run_last_round<kStep + 1>(sums, steps);
+      }
+    }
+  }
+  // Runs the last step, whose operands are in `buffer`.
+  __device__ void run_last_step(F32x4 (&sums)[kTiles], u32 buffer) {
+    if (buffer == 1) scales_[0] = scales_[1];
+    fragment_.high += buffer * sizeof(Stage);
+    step<0, kLast>(sums);
   }
   template <u32 kStageIdx, Phase kPhase>
   __device__ void step(F32x4 (&sums)[kTiles]) {
@@ -286,7 +306,7 @@ mxfp4_deep(const u8* __restrict__ w,        // [N, K/2], rows w_row bytes apart
            u32* __restrict__ counts) {     // [tiles], zeros before and after
   const TileWork work = tile_work(m, n, k);
   const u32 steps = (work.end - work.begin + kStepK - 1) / kStepK;
-  const u32 start_step = first_step(work, steps);
+  const u32 start_step = first_step(work, n, steps);
   F32x4 sums[kTiles] = {};
   if (const u32 number = wave_id(); number < kLoadX) {
     const u32 x_rows = kXShuffled ? (m + 15) / 16 * 16 : m;  // preshuffled rows are padded to 16
