@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
@@ -23,6 +24,7 @@ from rfops.dispatch.heuristic import coarse
 from rfops.dispatch.kernel import Call, Kernel, RunOf
 from rfops.dispatch.op import Op
 from rfops.dispatch.problem import grid
+from rfops.dispatch.time_model import Layer, Variants
 from rfops.quantization.mx_quant import E8M0_BIAS, E8M0_NAN
 from rfops.quantization.mxfp8 import BLOCK, dequant_mxfp8
 
@@ -31,7 +33,7 @@ from .kernels.mxfp8.gemv import MAX_M, Gemv
 from .kernels.mxfp8.mfma import TILE_K, Mfma, row_tiles
 from .kernels.mxfp8.triton import TritonGemm
 from .kernels.variant import TILE
-from .terms import GemmModel
+from .terms import GemmModel, chip_of
 
 __all__ = ["gemm_mxfp8", "gemm_mxfp8_ref"]
 
@@ -47,6 +49,18 @@ class Torch(Kernel):
 
 
 class _Model(GemmModel):
+    units: ClassVar[dict[str, str]] = {
+        **GemmModel.units,
+        "wave": "1: of a wave's own instructions, of all rounds",
+    }
+    terms = tuple(units)
+
+    def layer(self, v: Variants, c: Call) -> Layer:
+        layer = super().layer(v, c)
+        clock_steps = layer.terms["step"]["one"] / (1e3 * chip_of(c).ghz)
+        wave_steps = clock_steps / np.maximum(v.waves, 1)
+        return layer._replace(terms={**layer.terms, "wave": {"rounds": wave_steps * v.busy_clocks}})
+
     def like(self, c: Call) -> Call:
         """With N and K as calls share decisions; M as it is where the GEMV compiles it in."""
         c = c.with_sizes(N=coarse(c.N, TILE), K=coarse(c.K, TILE_K))
