@@ -175,6 +175,8 @@ excluded = maximum(num_tokens - most_tokens, 0)
         down_slots = down_groups / (cus * v.down_resident)
         row_bytes, tile_bytes = up_steps * STEP_BYTES, TILE * down_steps * STEP_BYTES
         up_columns = np.ceil(down_steps * step / v.up_columns)
+        # Of the ring each XCD takes every eighth tile along I: four tiles leave four XCDs idle.
+        dealt_columns = np.ceil(up_columns / chip.xcds) * chip.xcds
         hbm = 1e6 * chip.hbm_tb_s
         # Of an expert's weights. Raw ones are loaded as rows of 128 bytes and pass through LDS to
         # the lanes that multiply them; shuffled ones are loaded as one span, in their order.
@@ -186,7 +188,7 @@ excluded = maximum(num_tokens - most_tokens, 0)
             "operand_idx": height_indices.item(0),  # of TILE among them
             "up": up,
             "down": down,
-            "up_columns_of_row": up_columns,
+            "up_columns_of_row": np.where(v.is_ring > 0, dealt_columns, up_columns),
             "up_slots": cus * v.up_resident,
             # Workgroups of down to a slot: for each tile of rows, or for all.
             "tiled_groups": v.is_tiled * down_slots,
