@@ -147,7 +147,7 @@ def test_a_timeline_needs_events() -> None:
     w, w_scale = rfops.quant_mxfp8(torch.randn(64, 256))
     with rfops.vgpu.timing() as t:
         rfops.gemm_mxfp8(x, w, x_scale, w_scale)
-    with pytest.raises(ValueError, match=r"launch 0, mxfp8_mfma, has no events; time it with"):
+    with pytest.raises(ValueError, match=r"launch 0, mxfp8_\w+, has no events; time it with"):
         timeline.trace(t.launches)
 
 
