@@ -172,18 +172,17 @@ class _Model(GemmModel):
         chip = chip_of(c)
         k_us = c.K / (1e6 * chip.hbm_tb_s)  # of a byte of each element of K
         tiles_n = np.ceil(c.N / v.n)
-        clock_steps = layer.terms["step"]["one"] / (1e3 * chip.ghz)
-        wave_steps = clock_steps / np.exp2(v.log_waves)
+        wave_us = self.wave_us(layer, v, c)
         terms = {
-            "wave": {"rounds": wave_steps * v.busy_clocks},
-            "wave_convert": {"rounds": wave_steps * v.convert_clocks},
-            "stacked": {"stacked": wave_steps * v.busy_clocks},
-            "stacked_convert": {"stacked": wave_steps * v.convert_clocks},
+            "wave": {"rounds": wave_us * v.busy_clocks},
+            "wave_convert": {"rounds": wave_us * v.convert_clocks},
+            "stacked": {"stacked": wave_us * v.busy_clocks},
+            "stacked_convert": {"stacked": wave_us * v.convert_clocks},
             "fabric": {
                 "w_reads": c.B * c.N * k_us,
                 "M": tiles_n * (c.B * c.x_dtype.itemsize * k_us),
             },
-            "sums": {"rounds": wave_steps * v.sums_clocks},
+            "sums": {"rounds": wave_us * v.sums_clocks},
         }
         # Tiles of the same rows of w follow each other by `group`, and tiles are dealt out to XCDs.
         group = tiles_n if c.K <= SCALE_BLOCK else np.minimum(tiles_n, _GROUP_N)

@@ -88,11 +88,10 @@ class Fp4Model(GemmModel):
     def layer(self, v: Variants, c: Call) -> Layer:
         layer = super().layer(v, c)
         chip = chip_of(c)
-        clock_steps = layer.terms["step"]["one"] / (1e3 * chip.ghz)
         x_readers = np.minimum(np.ceil(c.N / v.n), chip.xcds) * (x_bits(c) == 16)
         step_bytes = (x_bits(c) > 4) * v.step_k * (v.derived["w_rows"] + v.m * v.derived["x_bytes"])
         terms = {
-            "wave": {"rounds": clock_steps * v.busy_clocks / np.exp2(v.log_waves)},
+            "wave": {"rounds": self.wave_us(layer, v, c) * v.busy_clocks},
             "fill": {"one": step_bytes * (c.cu_num / (1e6 * chip.hbm_tb_s))},
             "fabric": {"M": x_readers * v.derived["x_bytes"] * (c.K / (1e6 * chip.hbm_tb_s))},
         }

@@ -14,7 +14,6 @@ import random
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
@@ -33,7 +32,7 @@ from .kernels.mxfp8.gemv import MAX_M, Gemv
 from .kernels.mxfp8.mfma import TILE_K, Mfma, row_tiles
 from .kernels.mxfp8.triton import TritonGemm
 from .kernels.variant import TILE
-from .terms import GemmModel, chip_of
+from .terms import GemmModel
 
 __all__ = ["gemm_mxfp8", "gemm_mxfp8_ref"]
 
@@ -51,15 +50,14 @@ class Torch(Kernel):
 class _Model(GemmModel):
     units: ClassVar[dict[str, str]] = {
         **GemmModel.units,
-        "wave": "1: of a wave's own instructions, of all rounds",
+        "wave": "1: of a wave's instructions along K, of all rounds",
     }
     terms = tuple(units)
 
     def layer(self, v: Variants, c: Call) -> Layer:
         layer = super().layer(v, c)
-        clock_steps = layer.terms["step"]["one"] / (1e3 * chip_of(c).ghz)
-        wave_steps = clock_steps / np.maximum(v.waves, 1)
-        return layer._replace(terms={**layer.terms, "wave": {"rounds": wave_steps * v.busy_clocks}})
+        wave = {"rounds": self.wave_us(layer, v, c) * v.busy_clocks}
+        return layer._replace(terms={**layer.terms, "wave": wave})
 
     def like(self, c: Call) -> Call:
         """With N and K as calls share decisions; M as it is where the GEMV compiles it in."""

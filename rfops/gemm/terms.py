@@ -220,6 +220,12 @@ class GemmModel(TimeModel):
         is_excluded: Array = groups > derived["max_groups"]
         return is_excluded
 
+    def wave_us(self, layer: Layer, v: Variants, c: Call) -> Array:
+        """Microseconds, along K, of one wave's share of each clock of all waves in a K-step."""
+        steps = layer.terms["step"]["one"]
+        us: Array = steps / (1e3 * chip_of(c).ghz) / np.exp2(v.log_waves)
+        return us
+
 
 def chip_of(c: Call) -> Arch:
     """The chip whose rates terms are at."""

@@ -15,6 +15,7 @@ import torch
 from elftools.elf.elffile import ELFFile
 
 import rfops
+from rfops.gemm.kernels.mxfp8.mfma import MfmaConfig
 from rfops.jit import compile_ops
 from rfops.jit.paths import CSRC
 from rfops.vgpu import source, timed_text, timeline
@@ -145,9 +146,10 @@ def test_a_timeline_is_capped() -> None:
 def test_a_timeline_needs_events() -> None:
     x, x_scale = rfops.quant_mxfp8(torch.randn(1, 256))
     w, w_scale = rfops.quant_mxfp8(torch.randn(64, 256))
+    config = MfmaConfig(m_tiles=1, n_tiles=1, steps=1, waves=2, split=1)
     with rfops.vgpu.timing() as t:
-        rfops.gemm_mxfp8(x, w, x_scale, w_scale)
-    with pytest.raises(ValueError, match=r"launch 0, mxfp8_\w+, has no events; time it with"):
+        rfops.gemm_mxfp8(x, w, x_scale, w_scale, config=config)
+    with pytest.raises(ValueError, match=r"launch 0, mxfp8_mfma, has no events; time it with"):
         timeline.trace(t.launches)
 
 
