@@ -291,7 +291,7 @@ lines = []
 handler = logging.Handler()
 handler.emit = lambda record: lines.append(record.getMessage())
 logging.getLogger("rfops").addHandler(handler)
-x, x_scale = rfops.quant_mxfp8(torch.ones(2, 32))
+x, x_scale = rfops.quant_mxfp8(torch.ones(20, 32))  # rows: more than gemv takes
 w, w_scale = rfops.quant_mxfp8(torch.ones(4, 32))
 gate = threading.Barrier(16)
 def call(_):
@@ -307,6 +307,8 @@ print(json.dumps({"results": results, "built": built}))
 def test_it_is_quiet(tmp_path: Path, vgpu_path: Path) -> None:
     """By default one line for the virtual GPU and one for each module built, with its time."""
     code = FIRST_CALL.replace("print(", "rfops.gemm_mxfp8(x, w, x_scale, w_scale); print(")
+    code = code.replace("ones(1, 32)", "ones(20, 32)")  # rows: more than gemv takes
+    code = code.replace("* 4]", "* 4] * 20")
     env = {"RFOPS_CACHE_DIR": str(tmp_path), "RFOPS_HIP_LIBRARY": str(vgpu_path)}
     announced = "rfops: CPU tensors run on the virtual GPU (gfx950): right results, not GPU speed"
     lines = []
@@ -324,5 +326,5 @@ def test_a_pool_of_threads_on_a_cold_op_builds_once(tmp_path: Path, vgpu_path: P
     """The public op, in a process that has built nothing, with an empty cache."""
     env = {"RFOPS_CACHE_DIR": str(tmp_path), "RFOPS_HIP_LIBRARY": str(vgpu_path)}
     result = run_forked(THREADS, **env)
-    assert result["results"] == [2 * 4 * 32.0] * 16
+    assert result["results"] == [20 * 4 * 32.0] * 16
     assert len(result["built"]) == 1, result["built"]  # type: ignore[arg-type]
