@@ -197,13 +197,13 @@ std::unique_ptr<CodeObject> load_code_object(const u8* bytes, u64 size, Arch arc
   auto object = std::make_unique<CodeObject>();
   object->arch = arch;
   object->file = extract_code_object(bytes, size, arch, error, reason);
-  if (object->file.empty()) {
-    object.reset();
-  } else if (!build({object->file.data(), object->file.size()}, *object, error, reason)) {
+  const bool is_built = !object->file.empty() &&
+                        build({object->file.data(), object->file.size()}, *object, error, reason);
+  if (!is_built) {
     if (reason == LoadFailure::kNone) reason = LoadFailure::kCorrupt;
     object.reset();
+    error = "code object: " + error;
   }
-  if (!object) error = "code object: " + error;
   if (failure) *failure = reason;
   return object;
 }

@@ -8,12 +8,13 @@
 
 #include <dlfcn.h>
 
-#include <new>
+#include <algorithm>
 
 namespace vgpu {
 namespace {
 
 constexpr u16 kMethodZlib = 0, kMethodZstd = 1;
+constexpr u64 kStepBytes = u64{1} << 20;
 
 struct Header {
   u16 version, method;
@@ -40,12 +41,26 @@ std::optional<Header> read_header(Bytes file) {
   return header;
 }
 
-// The functions of zstd's stable interface that are used here.
+// zstd's stable interface, as far as it is used here.
+struct ZstdOut {
+  void* data;
+  size_t size, position;
+};
+struct ZstdIn {
+  const void* data;
+  size_t size, position;
+};
+constexpr int kZstdWindowLogMax = 100;  // the parameter ZSTD_d_windowLogMax
+constexpr int kLargestWindowLog = 31;   // of 64-bit hosts; beyond 27 zstd wants to be asked
+
 struct Zstd {
-  size_t (*decompress)(void* dst, size_t dst_bytes, const void* src, size_t src_bytes) = nullptr;
   unsigned (*is_error)(size_t code) = nullptr;
   const char* (*error_name)(size_t code) = nullptr;
   unsigned long long (*content_bytes)(const void* src, size_t src_bytes) = nullptr;
+  void* (*create_stream)() = nullptr;
+  size_t (*free_stream)(void* stream) = nullptr;
+  size_t (*set_parameter)(void* stream, int parameter, int value) = nullptr;
+  size_t (*decompress)(void* stream, ZstdOut* out, ZstdIn* in) = nullptr;
   std::string error;
 
   Zstd() {
@@ -55,10 +70,13 @@ struct Zstd {
       error = reason ? reason : "dlopen failed";
       return;
     }
-    find(library, "ZSTD_decompress", decompress);
     find(library, "ZSTD_isError", is_error);
     find(library, "ZSTD_getErrorName", error_name);
     find(library, "ZSTD_getFrameContentSize", content_bytes);
+    find(library, "ZSTD_createDStream", create_stream);
+    find(library, "ZSTD_freeDStream", free_stream);
+    find(library, "ZSTD_DCtx_setParameter", set_parameter);
+    find(library, "ZSTD_decompressStream", decompress);
   }
 
  private:
@@ -96,56 +114,93 @@ std::string check_header(const Header& header, Bytes file, u64 limit) {
   return "";
 }
 
-}  // namespace
+// A frame that is decompressed from front to back.
+class FrameReader {
+ public:
+  FrameReader(const Zstd& library, Bytes frame) : zstd_(library), in_{frame.data, frame.size, 0} {
+    stream_ = library.create_stream();
+    if (!stream_)
+      error_ = "the host has no memory for zstd's state";
+    else
+      library.set_parameter(stream_, kZstdWindowLogMax, kLargestWindowLog);
+  }
+  ~FrameReader() { zstd_.free_stream(stream_); }  // which null is allowed for
+  FrameReader(const FrameReader&) = delete;
+  FrameReader& operator=(const FrameReader&) = delete;
 
-u64 compressed_extent(Bytes head) {
-  const auto header = read_header(head);
-  return header ? header->file_bytes : 0;
+  const std::string& error() const { return error_; }
+
+  // Writes the next `count` bytes, or sets the error.
+  void read(u8* destination, u64 count) {
+    ZstdOut out{destination, count, 0};
+    while (error_.empty() && out.position < count) {
+      const u64 written = out.position, consumed = in_.position;
+      const size_t result = zstd_.decompress(stream_, &out, &in_);
+      num_read_ += out.position - written;
+      if (zstd_.is_error(result)) {
+        error_ = std::string("corrupt: zstd: ") + zstd_.error_name(result);
+      } else if (out.position == written && in_.position == consumed) {
+        error_ = "corrupt: its contents end after " + std::to_string(num_read_) + " bytes";
+      }
+    }
+  }
+
+ private:
+  const Zstd& zstd_;
+  ZstdIn in_;
+  void* stream_;
+  u64 num_read_ = 0;
+  std::string error_;
+};
+
+// Returns why the file cannot be decompressed, or nothing.
+std::string check_file(const std::optional<Header>& header, Bytes file, u64 limit) {
+  if (!header) return "truncated: a header of " + std::to_string(file.size) + " bytes";
+  if (const std::string reason = check_header(*header, file, limit); !reason.empty()) return reason;
+  const Zstd& library = zstd();
+  if (!library.error.empty()) {
+    return "needs zstd's libzstd.so.1 (Debian and Ubuntu: package libzstd1), or code built with "
+           "--no-offload-compress: " +
+           library.error;
+  }
+  // A frame need not have the size; then this is larger than any.
+  const u64 in_frame = library.content_bytes(file.data + header->header_bytes,
+                                             header->file_bytes - header->header_bytes);
+  if (in_frame > limit || in_frame == header->content_bytes) return "";
+  return "corrupt: its header has contents of " + std::to_string(header->content_bytes) +
+         " bytes, its zstd frame " + std::to_string(in_frame);
 }
 
-Decompressed decompress_bundle(Bytes file, u64 limit, std::string& error) {
+}  // namespace
+
+CompressedSizes compressed_sizes(Bytes head) {
+  const auto header = read_header(head);
+  return header ? CompressedSizes{header->file_bytes, header->content_bytes} : CompressedSizes{};
+}
+
+std::vector<u8> decompress_range(Bytes file, u64 limit, u64 offset, u64 count, std::string& error) {
   const std::string prefix = "compressed offload bundle (CCOB): ";
   const auto header = read_header(file);
-  if (!header) {
-    error = prefix + "truncated: a header of " + std::to_string(file.size) + " bytes";
-    return {};
-  }
-  if (const std::string reason = check_header(*header, file, limit); !reason.empty()) {
+  if (const std::string reason = check_file(header, file, limit); !reason.empty()) {
     error = prefix + reason;
     return {};
   }
-  const Zstd& library = zstd();
-  if (!library.error.empty()) {
-    error = prefix +
-            "needs zstd's libzstd.so.1 (Debian and Ubuntu: package libzstd1), or code built "
-            "with --no-offload-compress: " +
-            library.error;
-    return {};
+  FrameReader reader(zstd(),
+                     {file.data + header->header_bytes, header->file_bytes - header->header_bytes});
+  const u64 begin = std::min(offset, header->content_bytes);
+  const u64 end = begin + std::min(count, header->content_bytes - begin);
+  std::vector<u8> skipped(std::min(begin, kStepBytes)), bytes;
+  for (u64 at = 0; at < begin && reader.error().empty(); at += skipped.size()) {
+    reader.read(skipped.data(), std::min(begin - at, kStepBytes));
   }
-  const u8* const frame = file.data + header->header_bytes;
-  const u64 frame_bytes = header->file_bytes - header->header_bytes;
-  // A frame need not have the size; then this is larger than any.
-  const u64 in_frame = library.content_bytes(frame, frame_bytes);
-  if (in_frame <= limit && in_frame != header->content_bytes) {
-    error = prefix + "corrupt: its header has contents of " +
-            std::to_string(header->content_bytes) + " bytes, its zstd frame " +
-            std::to_string(in_frame);
-    return {};
+  // In steps, so that a corrupt size claims no memory beyond the contents.
+  while (bytes.size() < end - begin && reader.error().empty()) {
+    const u64 num_read = bytes.size(), step = std::min(end - begin - num_read, kStepBytes);
+    bytes.resize(num_read + step);
+    reader.read(bytes.data() + num_read, step);
   }
-  // Not zeroed: pages that a corrupt size claims beyond the contents are never touched.
-  Decompressed contents{std::unique_ptr<u8[]>(new (std::nothrow) u8[header->content_bytes]),
-                        header->content_bytes};
-  if (!contents.data) {
-    error = prefix + "the host has no memory for contents of " +
-            std::to_string(header->content_bytes) + " bytes";
-    return {};
-  }
-  const size_t result = library.decompress(contents.data.get(), contents.size, frame, frame_bytes);
-  if (!library.is_error(result) && result == contents.size) return contents;
-  error = prefix + "corrupt: " +
-          (library.is_error(result) ? std::string("zstd: ") + library.error_name(result)
-                                    : std::to_string(result) + " bytes of contents, expected " +
-                                          std::to_string(contents.size));
+  if (reader.error().empty()) return bytes;
+  error = prefix + reader.error();
   return {};
 }
 

@@ -1,8 +1,8 @@
 // Compressed offload bundles ("CCOB"), which ROCm 7's hipcc embeds by default.
 #pragma once
 
-#include <memory>
 #include <string>
+#include <vector>
 
 #include "vgpu/object/elf.h"
 
@@ -11,17 +11,15 @@ namespace vgpu {
 inline constexpr std::string_view kCompressedMagic = "CCOB";
 inline constexpr u64 kCompressedHeaderBytes = 32;  // of the longest header
 
-struct Decompressed {
-  std::unique_ptr<u8[]> data;
-  u64 size = 0;
-  Bytes bytes() const { return {data.get(), size}; }
+// What the header of a file says; 0 if it is invalid.
+struct CompressedSizes {
+  u64 file_bytes = 0, content_bytes = 0;
 };
+CompressedSizes compressed_sizes(Bytes head);
 
-// Returns the length of the file that starts with `head`, from its header; 0 if that is invalid.
-u64 compressed_extent(Bytes head);
-
-// Decompresses a whole file of at most `limit` bytes of contents. On failure returns null data and
-// sets `error`.
-Decompressed decompress_bundle(Bytes file, u64 limit, std::string& error);
+// Decompresses `count` bytes of a whole file's contents from `offset` on, fewer at their end. The
+// contents are at most `limit` bytes: images of all architectures, of which one is wanted, so that
+// what precedes the range is not kept and what follows it is not read. On failure sets `error`.
+std::vector<u8> decompress_range(Bytes file, u64 limit, u64 offset, u64 count, std::string& error);
 
 }  // namespace vgpu

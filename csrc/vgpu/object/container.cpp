@@ -129,7 +129,7 @@ std::vector<u8> copy_bytes(const u8* bytes, u64 size) {
     return copy_readable(bytes, bundle_extent(as_bytes(head)));
   }
   if (starts_with(as_bytes(head), kCompressedMagic)) {
-    const u64 extent = std::max<u64>(compressed_extent(as_bytes(head)), head.size());
+    const u64 extent = std::max<u64>(compressed_sizes(as_bytes(head)).file_bytes, head.size());
     return copy_readable(bytes, std::min(extent, kMaxFileBytes));
   }
   if (head.size() >= 4 && !std::memcmp(head.data(), elf::kMagic, 4)) {
@@ -160,26 +160,47 @@ std::string entry_names(const std::vector<BundleEntry>& entries) {
   return names.empty() ? "no device image" : names;
 }
 
-std::vector<u8> extract_from_bundle(Bytes bundle, Arch arch, std::string& error,
-                                    LoadFailure& failure) {
-  const auto entries = bundle_entries(bundle);
+// Returns the entry that this architecture runs, or sets the error.
+std::optional<BundleEntry> choose_entry(Bytes table, u64 bundle_bytes, Arch arch,
+                                        std::string& error, LoadFailure& failure) {
+  const auto entries = bundle_entries(table);
   for (const BundleEntry& entry : entries) {
     if (!entry_fits(entry.id, arch)) continue;
-    if (!bundle.holds(entry.offset, entry.size)) {
-      error = "truncated offload bundle: the image " + std::string(entry.id.substr(0, 100)) + " (" +
-              std::to_string(entry.size) + " bytes at " + std::to_string(entry.offset) +
-              ") ends beyond the " + std::to_string(bundle.size) + " bytes there are";
-      failure = LoadFailure::kCorrupt;
-      return {};
-    }
-    const u8* const image = bundle.data + entry.offset;
-    return {image, image + entry.size};
+    if (entry.offset <= bundle_bytes && entry.size <= bundle_bytes - entry.offset) return entry;
+    error = "truncated offload bundle: the image " + std::string(entry.id.substr(0, 100)) + " (" +
+            std::to_string(entry.size) + " bytes at " + std::to_string(entry.offset) +
+            ") ends beyond the " + std::to_string(bundle_bytes) + " bytes there are";
+    return std::nullopt;
   }
   error = "offload bundle has no image for " + std::string(arch_name(arch)) +
           ":sramecc+:xnack-, only " + entry_names(entries) +
           "; build with --offload-arch=" + arch_name(arch) + " or set RFOPS_VGPU_ARCH";
   failure = LoadFailure::kWrongArch;
-  return {};
+  return std::nullopt;
+}
+
+std::vector<u8> extract_from_bundle(Bytes bundle, Arch arch, std::string& error,
+                                    LoadFailure& failure) {
+  const auto entry = choose_entry(bundle, bundle.size, arch, error, failure);
+  if (!entry) return {};
+  const u8* const image = bundle.data + entry->offset;
+  return {image, image + entry->size};
+}
+
+std::vector<u8> extract_from_compressed(Bytes file, Arch arch, std::string& error,
+                                        LoadFailure& failure) {
+  const auto read = [&](u64 offset, u64 count) {
+    return decompress_range(file, kMaxContentBytes, offset, count, error);
+  };
+  const std::vector<u8> table = read(0, kBundleTableBytes);
+  if (!error.empty()) return {};
+  if (!starts_with(as_bytes(table), kBundleMagic)) {
+    error = "compressed offload bundle (CCOB): its contents are no offload bundle";
+    return {};
+  }
+  const u64 content_bytes = compressed_sizes(file).content_bytes;
+  const auto entry = choose_entry(as_bytes(table), content_bytes, arch, error, failure);
+  return entry ? read(entry->offset, entry->size) : std::vector<u8>{};
 }
 
 }  // namespace
@@ -188,20 +209,13 @@ std::vector<u8> extract_code_object(const u8* bytes, u64 size, Arch arch, std::s
                                     LoadFailure& failure) {
   std::vector<u8> owned = copy_bytes(bytes, size);
   if (starts_with(as_bytes(owned), kCompressedMagic)) {
-    const Decompressed bundle = decompress_bundle(as_bytes(owned), kMaxContentBytes, error);
-    if (starts_with(bundle.bytes(), kBundleMagic)) {
-      return extract_from_bundle(bundle.bytes(), arch, error, failure);
-    }
-    if (bundle.data) error = "compressed offload bundle (CCOB): its contents are no offload bundle";
-    failure = LoadFailure::kCorrupt;
-    return {};
+    return extract_from_compressed(as_bytes(owned), arch, error, failure);
   }
   if (starts_with(as_bytes(owned), kBundleMagic)) {
     return extract_from_bundle(as_bytes(owned), arch, error, failure);
   }
   if (owned.empty()) {
     error = "code object is empty or its memory is not readable";
-    failure = LoadFailure::kCorrupt;
   }
   return owned;
 }

@@ -72,12 +72,13 @@ def test_compressed_bundles_are_run(
         hip.call("hipModuleUnload", module)
 
 
-def _zstd_frame(head: bytes, num_zeros: int, tail: bytes) -> bytes:
-    """A frame of blocks that are stored (type 0) or one byte repeated (type 1), 128 KiB each."""
+def _zstd_frame(head: bytes, num_zeros: int, tail: bytes, log_window: int = 17) -> bytes:
+    """A frame of blocks that are stored (type 0) or one byte repeated (type 1), 128 KiB each.
+
+    It does not have the size of its contents.
+    """
     block = 128 << 10
-    size = len(head) + num_zeros + len(tail)
-    # Content size of 8 bytes, a window of 128 KiB.
-    frame = [struct.pack("<IBBQ", 0xFD2FB528, 3 << 6, 7 << 3, size)]
+    frame = [struct.pack("<IBB", 0xFD2FB528, 0, (log_window - 10) << 3)]
     for data in (head, None, tail):
         count = num_zeros if data is None else len(data)
         for begin in range(0, count, block):
@@ -88,23 +89,65 @@ def _zstd_frame(head: bytes, num_zeros: int, tail: bytes) -> bytes:
     return b"".join(frame)
 
 
-@pytest.mark.sweep  # 2.2 GB of memory
-def test_compressed_contents_beyond_2_gib_are_run(
-    hip: Hip, code_objects: dict[str, bytes], arch: str
-) -> None:
-    """As librocprim-tests has: the file is small, the images of all architectures are not."""
-    image, name = code_objects[arch], f"hipv4-amdgcn-amd-amdhsa--{arch}".encode()
-    num_zeros = (2 << 30) + (64 << 20)
+def _far_image(image: bytes, arch: str, num_zeros: int, log_window: int = 17) -> bytes:
+    """A compressed bundle of one image behind many zeros; 64 other bytes follow it."""
+    name = f"hipv4-amdgcn-amd-amdhsa--{arch}".encode()
     head = b"__CLANG_OFFLOAD_BUNDLE__" + struct.pack("<Q", 1)
     offset = len(head) + 24 + len(name) + num_zeros
     head += struct.pack("<QQQ", offset, len(image), len(name)) + name
-    frame = _zstd_frame(head, num_zeros, image)
-    sizes = struct.pack("<QQ", 32 + len(frame), offset + len(image))
-    module = hip.load(b"CCOB" + struct.pack("<HH", 3, 1) + sizes + bytes(8) + frame)
+    frame = _zstd_frame(head, num_zeros, image + b"\xa5" * 64, log_window)
+    sizes = struct.pack("<QQ", 32 + len(frame), offset + len(image) + 64)
+    return b"CCOB" + struct.pack("<HH", 3, 1) + sizes + bytes(8) + frame
+
+
+@pytest.mark.parametrize(
+    ("num_zeros", "log_window"),
+    [
+        (0, 17),
+        (200_000, 17),
+        (200_000, 30),  # beyond 2**27 zstd wants to be asked
+        ((2 << 30) + (64 << 20), 17),
+    ],
+)
+def test_an_image_far_behind_in_compressed_contents_is_run(
+    hip: Hip, code_objects: dict[str, bytes], arch: str, num_zeros: int, log_window: int
+) -> None:
+    """As librocprim-tests has: the file is small, the images of all architectures are not."""
+    module = hip.load(_far_image(code_objects[arch], arch, num_zeros, log_window))
     out = poisoned(4)
     status = hip.launch(hip.function(module, "sizes"), pointer(out), block=(64,))
     assert status == SUCCESS and out[0] == 64, hip.error()
     hip.call("hipModuleUnload", module)
+
+
+def test_only_the_image_of_compressed_contents_is_kept(
+    vgpu_path: Path, code_objects: dict[str, bytes], tmp_path: Path
+) -> None:
+    """In a new process: the peak of this one may be larger already."""
+    (tmp_path / "k.co").write_bytes(_far_image(code_objects["gfx950"], "gfx950", 256 << 20))
+    program = (
+        "import ctypes, re, sys; hip = ctypes.CDLL(sys.argv[1]); module = ctypes.c_void_p(); "
+        "peak = lambda: int(re.search(r'VmHWM:\\s*(\\d+)', open('/proc/self/status').read())[1]); "
+        "before = peak(); "
+        "assert not hip.hipModuleLoad(ctypes.byref(module), sys.argv[2].encode()); "
+        "print(peak() - before)"
+    )
+    command = [sys.executable, "-S", "-c", program, str(vgpu_path), str(tmp_path / "k.co")]
+    environment = {**os.environ, "RFOPS_VGPU_ARCH": "gfx950"}
+    output = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    grown = int(output.stdout)  # KiB
+    assert grown < 64 << 10, f"{grown} KiB for an image of {len(code_objects['gfx950'])} bytes"
+
+
+def test_compressed_contents_that_end_early_are_named(
+    hip: Hip, code_objects: dict[str, bytes]
+) -> None:
+    file = _far_image(code_objects["gfx950"], "gfx950", 200_000)
+    frame = _zstd_frame(b"__CLANG_OFFLOAD_BUNDLE__", 0, b"")
+    module = c_void_p()
+    short = file[:8] + struct.pack("<Q", 32 + len(frame)) + file[16:32] + frame
+    assert hip.hipModuleLoadData(byref(module), short) == INVALID_IMAGE
+    assert "its contents end after 24 bytes" in hip.error()
 
 
 @pytest.mark.parametrize(
