@@ -64,10 +64,12 @@ struct Zstd {
   std::string error;
 
   Zstd() {
-    void* const library = dlopen("libzstd.so.1", RTLD_NOW | RTLD_LOCAL);
+    // In a namespace of its own: its functions call each other by symbols, and those of another
+    // zstd, with other structures, may be global in the process (FlyDSL's is).
+    void* const library = dlmopen(LM_ID_NEWLM, "libzstd.so.1", RTLD_NOW | RTLD_LOCAL);
     if (!library) {
       const char* const reason = dlerror();
-      error = reason ? reason : "dlopen failed";
+      error = reason ? reason : "dlmopen failed";
       return;
     }
     find(library, "ZSTD_isError", is_error);

@@ -17,6 +17,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rfops.jit.build import toolchain
+
 ARCHS = ("gfx950", "gfx942")
 SUCCESS, INVALID_VALUE, OUT_OF_MEMORY, INVALID_CONFIGURATION = 0, 1, 2, 9
 INVALID_DIRECTION, INVALID_FUNCTION, INVALID_DEVICE, INVALID_IMAGE = 21, 98, 101, 200
@@ -193,10 +195,20 @@ def bundle(entries: list[tuple[str, bytes]]) -> bytes:
     return (header + table).ljust(start, b"\0") + body
 
 
+def compile_c(source: str, out: Path, *flags: str) -> None:
+    """Compiles C for the host, as rfops compiles its own; `-shared` makes a library."""
+    file = out.with_suffix(".c")
+    file.write_text(source)
+    argv = [*toolchain.host_toolchain().argv, "-x", "c", str(file), "-x", "none", *flags]
+    code, output = toolchain.run([*argv, "-o", str(out)])
+    assert code == 0, output
+
+
 def zstd_compress(data: bytes) -> bytes:
     """A zstd frame. Skips the test where there is no libzstd, which the library needs too."""
     try:
-        zstd = ctypes.CDLL("libzstd.so.1")
+        # Other tests make another zstd global (FlyDSL's): this one calls its own functions.
+        zstd = ctypes.CDLL("libzstd.so.1", os.RTLD_NOW | os.RTLD_DEEPBIND)
     except OSError as error:
         pytest.skip(f"compressed offload bundles need zstd (Debian: libzstd1): {error}")
     zstd.ZSTD_compress.restype = zstd.ZSTD_compressBound.restype = c_size_t

@@ -28,6 +28,7 @@ from support.vgpu.hip import (
     SUCCESS,
     Hip,
     bundle,
+    compile_c,
     compressed,
     pointer,
     poisoned,
@@ -137,6 +138,25 @@ def test_only_the_image_of_compressed_contents_is_kept(
     output = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     grown = int(output.stdout)  # KiB
     assert grown < 64 << 10, f"{grown} KiB for an image of {len(code_objects['gfx950'])} bytes"
+
+
+def test_another_zstd_of_the_process_is_not_called(
+    vgpu_path: Path, code_objects: dict[str, bytes], tmp_path: Path
+) -> None:
+    """FlyDSL makes 1.4.4 global, whose functions ours called with its own structures."""
+    names = ("DCtx_reset", "decompressStream", "freeDCtx", "getFrameHeader_advanced")
+    source = "".join(f"void ZSTD_{name}(void) {{ __builtin_trap(); }}\n" for name in names)
+    other = tmp_path / "libother.so"
+    compile_c(source, other, "-shared", "-fPIC")
+    (tmp_path / "k.co").write_bytes(compressed(_bundled(code_objects)))
+    program = (
+        "import ctypes, sys; ctypes.CDLL(sys.argv[1], ctypes.RTLD_GLOBAL); "
+        "hip = ctypes.CDLL(sys.argv[2]); module = ctypes.c_void_p(); "
+        "sys.exit(hip.hipModuleLoad(ctypes.byref(module), sys.argv[3].encode()))"
+    )
+    paths = [str(path) for path in (other, vgpu_path, tmp_path / "k.co")]
+    result = subprocess.run([sys.executable, "-S", "-c", program, *paths], check=False)
+    assert result.returncode == SUCCESS
 
 
 def test_compressed_contents_that_end_early_are_named(

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from rfops.jit import ConfigError
-from rfops.jit.build import toolchain, vgpu_library
+from rfops.jit.build import vgpu_library
 from support.command import good
+from support.vgpu.hip import compile_c
 
 # As ROCm's library: a name with its major version, and symbols of several versions.
 _THEIRS = (
@@ -42,14 +43,6 @@ StreamDestroy StreamEndCapture StreamGetCaptureInfo StreamGetCaptureInfo_v2 Stre
 StreamIsCapturing StreamQuery StreamSynchronize StreamUpdateCaptureDependencies StreamWaitEvent
 ThreadExchangeStreamCaptureMode
 """
-
-
-def compile_c(source: str, out: Path, *flags: str) -> None:
-    file = out.with_suffix(".c")
-    file.write_text(source)
-    argv = [*toolchain.host_toolchain().argv, "-x", "c", str(file), "-x", "none", *flags]
-    code, output = toolchain.run([*argv, "-o", str(out)])
-    assert code == 0, output
 
 
 @pytest.fixture(name="lib_dir", scope="module")
