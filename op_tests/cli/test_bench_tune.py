@@ -554,6 +554,27 @@ def tune(pairs: Sequence[tuple[Op, Any]], folder: Path, force: bool = False) -> 
     return cli_tune.tune_all(pairs, folder, CPU, 1, force)
 
 
+@pytest.mark.parametrize(
+    ("name", "sizes", "backend"),
+    [
+        ("gemm_a16w16", {"M": 16, "N": 256, "K": 512}, "stream"),
+        ("gemm_mxfp8", {"M": 16, "N": 256, "K": 512}, "mfma"),
+    ],
+)
+def test_tune_leaves_out_variants_only_where_a_model_ranks_them(
+    monkeypatch: pytest.MonkeyPatch, name: str, sizes: dict[str, int], backend: str
+) -> None:
+    op = ops()[name]
+    call = op.call_of("gfx950", 256, **sizes)
+    monkeypatch.setattr(cost, "measure", lambda *_: cost.Cost(1.0, "us"))
+    said: list[str] = []
+    timed = [*cli_tune.trials(op, call, CPU, None, lambda text, _: said.append(text), backend)]
+    kernel = op.kernels[backend]
+    fit = [v for v in kernel.candidates(call) if kernel.unsupported_config_reason(call, v) is None]
+    assert len(fit) > 4 and not said
+    assert len(timed) == (4 if op.time_model else len({kernel.default(call), *fit}))
+
+
 def test_tune_writes_rows_that_routing_takes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@ tables that are shipped."""
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -253,6 +254,8 @@ def test_the_shipped_tables_are_sound(name: str, caplog: pytest.LogCaptureFixtur
     table, own = TABLES[name].load(), name.endswith("_triton")
     said = list(tuned_table.read(paths.CONFIGS / f"{name}.csv", name))  # what others publish, too
     assert said and table.conflicts == ()
+    keys = Counter((row.arch, row.cu_num, row.sizes, row.origin) for row in said)
+    assert not [key for key, count in keys.items() if count > 1], "one row a call and origin"
     for row in table.rows:
         assert (row.origin == "measured") == ("NVIDIA H200" in row.source)
         assert row.origin != "measured" or (dict(row.figures)["us"] > 0 and row.arch == "sm_90")

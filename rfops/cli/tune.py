@@ -37,7 +37,7 @@ from rfops.cli.common import load_ops, loaded, with_ops
 from rfops.cli.executor.driver import Outcome, Run, Task
 from rfops.cli.tuned_file import File
 from rfops.dispatch import cost, routing
-from rfops.dispatch.kernel import Call
+from rfops.dispatch.kernel import Call, Kernel
 from rfops.dispatch.op import Op, ops
 from rfops.dispatch.problem import Problem, call_on, on_device
 from rfops.dispatch.tuned_table import Query
@@ -56,8 +56,8 @@ def add_arguments(parser: argparse.ArgumentParser, op: Op) -> None:
     parser.add_argument(
         "--top",
         type=int,
-        help="variants a kernel; default: 4 if virtual or with --prune, 24 of those that a model "
-        "ranks, else all",
+        help="variants a kernel; default: of those that a model ranks 4 (if virtual or with "
+        "--prune) or 24, and all others",
     )
     parser.add_argument("--force", action="store_true", help="tune again what the file has")
     tuned_kernels = [name for name, kernel in op.kernels.items() if kernel.tuned]
@@ -147,7 +147,7 @@ def trials(
         ):
             continue
         sets = sets or cost.problems(op, c, device)
-        count = top or (4 if device.type == "cpu" else 24 if kernel.is_ranked else None)
+        count = top or _default_top(op, kernel, device)
         variants = (
             v for v in kernel.candidates(c) if kernel.unsupported_config_reason(c, v) is None
         )
@@ -162,6 +162,13 @@ def trials(
             cost_ = measured[settled]
             if cost_ is not None:
                 yield Trial(backend, config, cost_.us, cost_.kind, cost_.spread)
+
+
+def _default_top(op: Op, kernel: Kernel, device: torch.device) -> int | None:
+    """How many variants of a kernel to time; all of those whose order says nothing."""
+    if device.type == "cpu" and (op.time_model is not None or kernel.is_ranked):
+        return 4
+    return 24 if kernel.is_ranked else None
 
 
 def measure(sets: Sequence[Problem], backend: str, config: Any, failed: Failed) -> cost.Cost | None:
