@@ -91,6 +91,10 @@ RFOPS_DEVICE float fminf(float x, float y) { return __builtin_fminf(x, y); }
 RFOPS_DEVICE double fmin(double x, double y) { return __builtin_fmin(x, y); }
 RFOPS_DEVICE float fmaf(float x, float y, float z) { return __builtin_fmaf(x, y, z); }
 RFOPS_DEVICE double fma(double x, double y, double z) { return __builtin_fma(x, y, z); }
+RFOPS_DEVICE int abs(int x) { return __builtin_abs(x); }
+RFOPS_DEVICE long abs(long x) { return __builtin_labs(x); }
+RFOPS_DEVICE float abs(float x) { return __builtin_fabsf(x); }
+RFOPS_DEVICE double abs(double x) { return __builtin_fabs(x); }
 RFOPS_DEVICE float copysignf(float x, float y) { return __builtin_copysignf(x, y); }
 RFOPS_DEVICE float ldexpf(float x, int e) { return __builtin_amdgcn_ldexpf(x, e); }
 

@@ -31,7 +31,7 @@ __global__ void scale(float* out, const float* x, int count) {
   const int i = blockIdx.x * kThreads + threadIdx.x;
   tile[threadIdx.x] = i < count ? x[i] : 0.0f;
   __syncthreads();
-  if (i < count) out[i] = FACTOR * tile[threadIdx.x] + offset + expf(0.0f) - 1.0f;
+  if (i < count) out[i] = FACTOR * tile[threadIdx.x] + abs(-offset) + expf(0.0f) - 1.0f;
   if (threadIdx.x == 0) atomicAdd(&calls, 1);
 }
 
@@ -46,6 +46,7 @@ int num_calls() {
 """
 HEADER = """
 #pragma once
+#include <hip/device_functions.h>
 #include <hip/hip_runtime.h>
 void launch_scale(float* out, const float* x, int count);
 int num_calls();
