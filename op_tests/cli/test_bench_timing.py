@@ -277,6 +277,12 @@ def test_fmoe_one_stage_on_a_persistent_grid_of_the_parts_cus() -> None:
     assert (launch.grid, v["total_tgs"]) == ((80, 1, 1), 78)
 
 
+def test_fmoe_one_stage_takes_mxfp4s_scales_of_sorted_rows() -> None:
+    shape = MOE_SHAPE.replace("float8_e4m3fn", "float4_e2m1fn_x2").replace("per_Token", "per_1x32")
+    _, v = launch_of(moe.one_stage, Tile(32, 256), shape=shape, kernel="fmoe_MXfp4_g1u1")
+    assert v["XQ"] == 384 * 8  # 50 x 2 + 8 x 32 - 2 rows, D 256 in blocks of 32
+
+
 def test_fmoe_one_stage_flat_takes_the_routers_ids() -> None:
     shape = MOE_SHAPE.replace("float8_e4m3fn", "float4_e2m1fn_x2").replace("per_Token", "per_1x32")
     changes = {"shape": shape, "kernel": "fmoe_bf16_pertokenMXfp4_g1u1_flat"}

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rfops.cli.timing.launches import Launch, New, Skip, Tile, ceil_div
+from rfops.cli.timing.launches import Launch, New, Skip, Tile, ceil_div, up
 from rfops.cli.timing.rows import Row
 
 ONE_STAGE = (
@@ -47,12 +47,17 @@ def route(s: Sizes) -> np.ndarray:
     return np.argpartition(-scores, s.topk - 1, 1)[:, : s.topk].astype(np.int32)
 
 
+def max_rows(s: Sizes, block: int) -> int:
+    """As many as sorted rows can be: each expert's last block may have one row."""
+    return s.tokens * s.topk + s.experts * block - s.topk
+
+
 def sort(ids: np.ndarray, s: Sizes, block: int) -> tuple[np.ndarray, np.ndarray, int]:
     """Routed rows by expert, each expert's padded to blocks: (slot << 24 | token) of each, the
     expert of each block, and how many rows are in use. The grid is for as many as could be."""
-    max_rows = s.tokens * s.topk + s.experts * block - s.topk
-    rows = np.full(ceil_div(max_rows, block) * block, s.topk << 24 | s.tokens, np.int32)
-    experts = np.zeros(ceil_div(max_rows, block), np.int32)
+    num_blocks = ceil_div(max_rows(s, block), block)
+    rows = np.full(num_blocks * block, s.topk << 24 | s.tokens, np.int32)
+    experts = np.zeros(num_blocks, np.int32)
     begin = 0
     order = np.argsort(ids, axis=None, kind="stable")
     bounds = np.searchsorted(ids.ravel()[order], np.arange(s.experts + 1))
@@ -84,6 +89,8 @@ def one_stage(row: Row, tile: Tile, new: New) -> Launch:
     bits = 4 if "float4" in row.words.get("qw", "") else 8
     x_size = 2 if any(name_ in row.kernel for name_ in QUANTIZE_X) else 1
     xq, guq, dq = _scales(row, s, bits)
+    if bits == 4:  # of the sorted rows, in the layout of mxfp4_moe_sort
+        xq = up(max_rows(s, tile.m), 32) * up(s.dim // 32, 8)
     gate_up, down = s.dim * s.inter * 2 * bits // 8, s.dim * s.inter * bits // 8
     steps = ceil_div(s.inter, tile.n)
     persistent = tile.persistent * row.cu
