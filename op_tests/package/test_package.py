@@ -75,6 +75,7 @@ def test_wheel_has_every_source(wheel: Path) -> None:
                 "blaslt/*.cpp",
                 "hip_shim/**/*.h",
                 "include/**/*.h",
+                "peers/*",
                 "vgpu/**/*.cpp",
                 "vgpu/**/*.h",
                 "vgpu/timing/*.csv",

@@ -22,6 +22,7 @@ from rfops import vgpu
 from rfops.cli import executor, peers, why
 from rfops.cli.common import load_ops, loaded
 from rfops.cli.executor.driver import Outcome, Run, Task
+from rfops.cli.peers.calls import PeerCall
 from rfops.dispatch import cost, routing
 from rfops.dispatch.declare import DTYPES
 from rfops.dispatch.op import Op, ops
@@ -71,7 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser, op: Op) -> None:
         "--peers",
         type=Path,
         metavar="DIR",
-        help="a checkout of aiter: time its prebuilt kernels too, the quickest tile and split",
+        help="a checkout of aiter, for fused_moe of vLLM: time all launches of its call too",
     )
     parser.add_argument("--csv", type=Path, help="write all figures there")
     parser.add_argument("--plot", type=Path, help="draw times and floors there (needs matplotlib)")
@@ -154,7 +155,7 @@ def bench(
     extra_kernels: Iterable[str] = (),
     checkout: Path | None = None,
 ) -> tuple[Row, list[str]]:
-    """A row, and what was wrong; with aiter's quickest kernel of a checkout."""
+    """A row, and what was wrong; with the quickest call of another project's checkout."""
     sets = cost.problems(op, call_on(op, shape, device), device)
     c = sets[0].call
     kernel, rule, config = op.decide(c, None, None)
@@ -175,8 +176,9 @@ def bench(
         figures, row["source"] = published
         row["published"] = ", ".join(f"{name} {value:g}" for name, value in figures.items())
         row["published us"] = figures.get("us", "")
-    peer_time = peers.best(op.name, c, checkout) if checkout else cost.peer(sets)
-    if peer_time:
+    if checkout:
+        row |= _peer_figures(peers.best(sets[0], checkout))
+    elif peer_time := cost.peer(sets):
         row["peer"], row["peer us"] = peer_time
     wrong = []
     for name in ("", *extra_kernels):
@@ -189,6 +191,8 @@ def bench(
             wrong.append(f"{op.name} {row['shape']}: {backend} is WRONG: {error}")
         else:
             row |= {f"{name} us": measured.us} if name else _figures(measured, roofline)
+            if checkout and not name:
+                row["launch times"] = _launches_text(measured.launches)
     return row, wrong
 
 
@@ -217,6 +221,37 @@ def _figures(measured: cost.Cost, roofline: cost.Roofline) -> Row:
         }
         row["share"] = roofline.us / measured.us if roofline.us else ""
     return row
+
+
+def _peer_figures(call: PeerCall | None) -> Row:
+    if call is None:
+        return {}
+    figures: Row = {"peer": call.name, "peer us": call.us}
+    figures["peer launch times"] = _launches_text(call.launches)
+    return figures | {"peer lacks": "; ".join(call.uncounted)}
+
+
+def _launches_text(launches: Iterable[tuple[str, float]]) -> str:
+    return "; ".join(f"{us:.3g} us {name}" for name, us in launches)
+
+
+def launch_lines(row: Row) -> list[str]:
+    """Each launch of the op's call and of the peer's, their sums, the ratio, and what the peer's
+    sum lacks."""
+    if not row.get("peer launch times"):
+        return []
+    lines = [
+        f"  {who:8}{launch}"
+        for who, name in (("this", "launch times"), ("peer", "peer launch times"))
+        for launch in filter(None, str(row.get(name, "")).split("; "))
+    ]
+    us, peer_us = row.get("us"), row["peer us"]
+    if us:
+        total = f"this {us:.3g} us, peer {peer_us:.3g} us, peer over this {peer_us / us:.3g}"
+        lines.append(f"  {'total':8}{total}")
+    if row["peer lacks"]:
+        lines.append(f"  {'lacking':8}of the peer, not counted: {row['peer lacks']}")
+    return lines
 
 
 # ---------------------------------------------------------------- the run
@@ -287,7 +322,7 @@ class _Table:
     def __call__(self, row: Row, errors: list[str]) -> None:
         self.rows.append(row)
         cells = (_cell(row, name).ljust(width) for name, width in self.widths.items())
-        print("  ".join(cells).rstrip(), flush=True)
+        print("\n".join(["  ".join(cells).rstrip(), *launch_lines(row)]), flush=True)
         for error in errors:
             print(f"rfops: {error}", file=sys.stderr)
         self.wrong += errors

@@ -86,7 +86,7 @@ def compile_command(words: list[str]) -> int:
         print(_version())
         return 0
     try:
-        _build(parsed(words))
+        build(parsed(words))
     except CompilerFailed as error:
         print(error.output, end="", file=sys.stderr)
         return 1
@@ -204,7 +204,8 @@ def is_linked(command: Command) -> bool:
 # ---------------------------------------------------------------- building
 
 
-def _build(command: Command) -> None:
+def build(command: Command) -> None:
+    """Do what a command line asks for. Raises CannotBuild, ValueError, OSError."""
     for source in command.sources:
         if not source.is_file():
             raise FileNotFoundError(f"{source}: no such file")

@@ -34,6 +34,7 @@ class Cost:
     high: float = 0.0
     gpu: str = ""  # the GPU's name; of an estimate, the GPU model
     counters: Mapping[str, float] = field(default_factory=dict)
+    launches: tuple[tuple[str, float], ...] = ()  # of an estimate: each kernel and its us
 
     @property
     def spread(self) -> float:
@@ -100,7 +101,8 @@ def measure(sets: Sequence[Problem], backend: str, config: Any = None, route: bo
         sum(launch.figures[name] for launch in timed.launches) for name in ("us", "low", "high")
     )
     counters = _counters(records, floor(sets[0].op, sets[0].call))
-    return Cost(us, "estimated", low, high, timed.launches[0].part, counters)
+    by_kernel = tuple((launch.kernel, launch.us) for launch in timed.launches)
+    return Cost(us, "estimated", low, high, timed.launches[0].part, counters, by_kernel)
 
 
 def peer(sets: Sequence[Problem]) -> tuple[str, float] | None:

@@ -1,25 +1,34 @@
-"""`rfops bench OP --peers CHECKOUT`: aiter's prebuilt kernels of a checkout of the user's, timed on
-the virtual GPU beside what the op chooses: of all its tiles and splits the quickest.
+"""aiter's prebuilt kernels of a checkout of the user's: tiles and splits that take a call, each
+with the launches before it.
 
-A peer's time is its one launch and the clearing of the output where it adds to it; quantising x,
-and sorting tokens by experts, are launches of its own that are not counted."""
+Experts: the sort of tokens by experts, which clears the output, then the quantisation of x and the
+sort of its scales where the kernel does not quantise; `flat` kernels do all of it themselves."""
 
 from __future__ import annotations
 
 import csv
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from rfops.cli.timing import predict
+import numpy as np
+import torch
+
+from rfops.cli.timing import moe, predict
 from rfops.cli.timing.launches import Skip, ceil_div
 from rfops.cli.timing.rows import PARTS, Row, sizes_of
 from rfops.dispatch.kernel import Call
 from rfops.jit.errors import HipError
+from rfops.jit.launch import hip
+
+from .calls import Counted, Launches, Missing, PeerCall, time_launches
+from .sources import Source, library
 
 SPLITS = (1, 2, 3, 4, 6, 8)
 MAX_WAVES_OF_SPLIT = 4  # workgroups a CU beyond which a split brings nothing
 Line = Mapping[str, str]  # of a table of kernels
+_CSRC = "csrc", "csrc/include"
 
 
 class Family(NamedTuple):
@@ -30,6 +39,7 @@ class Family(NamedTuple):
     shape: Callable[[Call], str]
     takes: Callable[[Call, Line], bool]  # whether a kernel is for the call
     splits: Callable[[Call, Line], Sequence[int]]  # values of Row.split_k
+    begin: Callable[[Path, Row, Line, float], PeerCall]  # before a kernel that wants clearing
 
 
 def _gemm_shape(c: Call) -> str:
@@ -76,6 +86,70 @@ def _covers(c: Call, line: Line) -> bool:
     return int(c.I) % int(line["subGU_n"]) == 0 and "tkw1" not in line["knl_name"]
 
 
+# ---------------------------------------------------------------- launches before a kernel
+
+SORT = Source("aiter_sort.cpp", "csrc/py_itfs_cu/moe_sorting_opus_kernels.cu", _CSRC)
+QUANT = Source("aiter_quant.cpp", "csrc/kernels/quant_kernels.cu", _CSRC, ("rocprim/rocprim.hpp",))
+
+
+def _clear(_checkout: Path, _row: Row, _line: Line, cleared_us: float) -> PeerCall:
+    return PeerCall("", (("clearing", cleared_us),) if cleared_us else ())
+
+
+def _experts_begin(checkout: Path, row: Row, line: Line, cleared_us: float) -> PeerCall:
+    if int(line.get("flat") or 0):
+        return PeerCall("", ())
+    block, sizes, counted = int(line["subGU_m"]), moe.Sizes.of(row), Counted()
+    try:
+        counted.add(_sort(checkout, row.gpu, sizes, block))
+    except Missing as error:
+        counted.add((("clearing", cleared_us),))
+        counted.uncounted.append(f"moe_sorting: {error}")
+    if not any(name in row.kernel for name in moe.QUANTIZE_X):
+        is_mxfp4 = "float4" in row.words.get("qw", "")
+        with counted.launch("quantisation of x"):
+            counted.add(_quantise(checkout, row.gpu, sizes, block, is_mxfp4))
+    return counted.call("")
+
+
+@functools.cache
+def _sort(checkout: Path, arch: str, s: moe.Sizes, block: int) -> Launches:
+    """Raises Missing."""
+    built = library(SORT, checkout, arch)
+    hip.runtime(torch.device("cpu")).select_arch(arch)
+    ids = moe.route(s)
+    rows, experts, _ = moe.sort(ids, s, block)
+    shape = s.tokens, s.topk, s.experts
+    with predict.memory() as new:
+        weights = new(np.full(ids.size, 1 / s.topk, np.float32))
+        results = [new(rows.nbytes), new(rows.nbytes), new(experts.nbytes), new(8)]
+        workspace = new(max(built.size("peer_sort_workspace", *shape), 1))
+        addresses = [new(ids), weights, *results, new(s.tokens * s.dim * 2), workspace]
+        start = functools.partial(built, "peer_sort", *addresses, *shape, block, s.dim)
+        return time_launches("moe_sorting", start)
+
+
+@functools.cache
+def _quantise(checkout: Path, arch: str, s: moe.Sizes, block: int, is_mxfp4: bool) -> Launches:
+    """Raises Missing."""
+    built = library(QUANT, checkout, arch)
+    hip.runtime(torch.device("cpu")).select_arch(arch)
+    name = "peer_quant_mxfp4" if is_mxfp4 else "peer_quant_fp8"
+    rows, _, num_used = moe.sort(moe.route(s), s, block)
+    num_scales = s.tokens * s.dim // 32 * 4
+    with predict.memory() as new:
+        q, x, scales = new(s.tokens * s.dim), new(s.tokens * s.dim * 2), new(num_scales)
+        start = functools.partial(built, name, q, x, scales, s.tokens, s.dim)
+        launches = time_launches("quantisation of x", start)
+        if is_mxfp4:
+            counts = new(np.array([num_used, s.tokens], np.int32))
+            arguments = new((rows.size + 31) * (s.dim // 32 + 7)), scales, new(rows), counts
+            sizes = s.tokens, s.dim, rows.size
+            start = functools.partial(built, "peer_sort_scales", *arguments, *sizes)
+            launches += time_launches("sort of scales", start)
+        return launches
+
+
 FAMILIES: Mapping[str, Family] = {
     "gemm_a8w8_blockscale": Family(
         "gemm_a8w8_blockscale_bpreshuffle",
@@ -83,6 +157,7 @@ FAMILIES: Mapping[str, Family] = {
         _gemm_shape,
         _whole_tiles,
         _split_blocks,
+        _clear,
     ),
     "gemm_afp4wfp4": Family(
         "gemm_a4w4_blockscale",
@@ -90,6 +165,7 @@ FAMILIES: Mapping[str, Family] = {
         _gemm_shape,
         _has_layout,
         _split_powers,
+        _clear,
     ),
     "fused_moe_fp8": Family(
         "fmoe_one_stage",
@@ -100,6 +176,7 @@ FAMILIES: Mapping[str, Family] = {
         _experts_shape("q=per_1x128"),
         _covers,
         _no_split,
+        _experts_begin,
     ),
     "fused_moe_mxfp4": Family(
         "fmoe_one_stage",
@@ -107,39 +184,33 @@ FAMILIES: Mapping[str, Family] = {
         _experts_shape("q=per_1x32 qw=float4"),
         _covers,
         _no_split,
+        _experts_begin,
     ),
 }
 
 
-def check(op: str, checkout: Path, device: str) -> None:
-    """Raises ValueError for an op without peers, a folder that is no checkout, and a GPU."""
-    if op not in FAMILIES:
-        raise ValueError(f"--peers: aiter's kernels are known for {', '.join(FAMILIES)}; not {op}")
-    if device != "cpu":
-        raise ValueError("--peers: they are timed on the virtual GPU: --device cpu")
+def check(checkout: Path) -> None:
+    """Raises ValueError for a folder that is no checkout."""
     if not (checkout / "hsa").is_dir():
         raise ValueError(f"--peers {checkout}: expected a checkout of aiter, with a folder hsa")
 
 
-def best(op: str, c: Call, checkout: Path) -> tuple[str, float] | None:
-    """The quickest of aiter's kernels for a call, `aiter TILE split N`, and its estimated
-    microseconds; None where it has none. Raises OSError for a checkout that lacks its tables."""
-    times = [(us, name) for name, us in timed(op, c, checkout)]
-    return min(times)[::-1] if times else None
-
-
-def timed(op: str, c: Call, checkout: Path) -> Iterator[tuple[str, float]]:
-    """Each kernel and split that takes the call."""
+def calls(op: str, c: Call, checkout: Path) -> Iterator[PeerCall]:
+    """By each kernel and split that takes the call. Raises OSError for a checkout that lacks its
+    tables."""
     family = FAMILIES[op]
-    for row, name in rows(family, c, checkout):
+    for row, line, name in rows(family, c, checkout):
         try:
-            yield name, float(predict.predict(checkout, row)["us"])
+            estimate = predict.predict(checkout, row)
         except (Skip, HipError):
             continue  # it is for other shapes, or its code object is not in the checkout
+        cleared_us = float(estimate["cleared_us"])
+        own = PeerCall(name, ((row.kernel, float(estimate["us"]) - cleared_us),))
+        yield own.with_launches(family.begin(checkout, row, line, cleared_us))
 
 
-def rows(family: Family, c: Call, checkout: Path) -> Iterator[tuple[Row, str]]:
-    """What predict runs, and what it is called."""
+def rows(family: Family, c: Call, checkout: Path) -> Iterator[tuple[Row, Line, str]]:
+    """What predict runs, its line in the table, and what it is called."""
     arch, shape = c.arch, family.shape(c)
     if (arch, c.cu_num) not in PARTS:
         return
@@ -157,7 +228,7 @@ def rows(family: Family, c: Call, checkout: Path) -> Iterator[tuple[Row, str]]:
                 kernel, (sizes, words) = line["knl_name"], sizes_of(shape)
                 of_chip = family.op, arch, c.cu_num
                 row = Row(*of_chip, kernel, co, shape, split, float("inf"), "", sizes, words)
-                yield row, _name(line, family, split)
+                yield row, line, _name(line, family, split)
 
 
 def _name(line: Line, family: Family, split: int) -> str:
