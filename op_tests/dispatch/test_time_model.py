@@ -252,6 +252,15 @@ def test_what_is_timed_has_the_best_of_each_kernel_and_nothing_excluded(name: st
                 assert all(us[config] < np.inf for config in mine)
 
 
+@pytest.mark.parametrize("count", [1, 8])
+def test_no_more_variants_are_timed_than_are_asked_for(count: int) -> None:
+    """But the best of each kernel, which are more than a small count."""
+    op, model = model_of(NAME)
+    for given in tune_model.calls(op, 6, seed=11):
+        variants = tune_model.pool(op, op.call_of("gfx950", **given), count, random.Random(0))
+        assert len(variants) <= max(count, 2 * len(model.kernels)), (given, len(variants))
+
+
 def test_on_a_gpu_variants_are_measured_with_cold_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
     """By what `rfops tune` measures rows with: a time, and why another variant has none."""
     op, _ = model_of(NAME)
