@@ -67,6 +67,9 @@ def test_a_quadratic_form_is_found_again() -> None:
     assert np.abs(np.einsum("vi,ij,vj->v", logs, found, logs) - left).max() < 0.01
     assert (found == np.triu(found)).all() and low[0] == high[0] == 1
     assert (low <= logs.min(0)).all() and (high >= logs.max(0)).all()
+    forms = [model_fit.quadratic(logs, left, np.ones(4000), ridge)[0] for ridge in (1.0, 1e3, 1e9)]
+    sizes = [np.linalg.norm(np.einsum("vi,ij,vj->v", logs, form, logs)) for form in forms]
+    assert sizes[0] > sizes[1] > 100 * sizes[2], sizes  # drawn to none
 
 
 @pytest.mark.parametrize("name", CALLS)

@@ -79,6 +79,7 @@ class Fp4Model(GemmModel):
         "reduction": "1: of the parts that a tile's last workgroup adds, at 64 bytes a clock",
     }
     terms = tuple(units)
+    ridge = 20.0  # of 1 to 80 the best for three quarters of the shuffles, two of the ops
     # Estimated, 15 calls near rows: rows held 1.050 times the choices' time, those up to this ratio
     # 1.001 (of nine limits the best for the same calls).
     max_row_ratio = 1.02
