@@ -67,6 +67,9 @@ def test_a_quadratic_form_is_found_again() -> None:
     assert np.abs(np.einsum("vi,ij,vj->v", logs, found, logs) - left).max() < 0.01
     assert (found == np.triu(found)).all() and low[0] == high[0] == 1
     assert (low <= logs.min(0)).all() and (high >= logs.max(0)).all()
+    forms = [model_fit.quadratic(logs, left, np.ones(4000), ridge)[0] for ridge in (1.0, 1e3, 1e9)]
+    sizes = [np.linalg.norm(np.einsum("vi,ij,vj->v", logs, form, logs)) for form in forms]
+    assert sizes[0] > sizes[1] > 100 * sizes[2], sizes  # drawn to none
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -250,6 +253,15 @@ def test_what_is_timed_has_the_best_of_each_kernel_and_nothing_excluded(name: st
                 mine = [config for name, config in taken if name == kernel.name]
                 assert min(us, key=lambda config: us[config]) in mine
                 assert all(us[config] < np.inf for config in mine)
+
+
+@pytest.mark.parametrize("count", [1, 8])
+def test_no_more_variants_are_timed_than_are_asked_for(count: int) -> None:
+    """But the best of each kernel, which are more than a small count."""
+    op, model = model_of(NAME)
+    for given in tune_model.calls(op, 6, seed=11):
+        variants = tune_model.pool(op, op.call_of("gfx950", **given), count, random.Random(0))
+        assert len(variants) <= max(count, 2 * len(model.kernels)), (given, len(variants))
 
 
 def test_on_a_gpu_variants_are_measured_with_cold_inputs(monkeypatch: pytest.MonkeyPatch) -> None:

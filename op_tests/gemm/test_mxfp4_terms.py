@@ -68,6 +68,17 @@ def test_x_of_16_bits_is_read_by_each_xcd(name: str, waves: int, readers: int) -
     assert fabric == pytest.approx(readers * 567 * 7168 * 2 / (1e6 * CHIP.hbm_tb_s))
 
 
+@pytest.mark.parametrize("name", ["gemm_afp4wfp4", "gemm_a8wfp4", "gemm_a16wfp4"])
+def test_the_last_workgroup_of_a_tile_adds_its_parts(name: str) -> None:
+    """Four of 32 x 128 fp32, and seven of 16 x 64."""
+    bytes_per_us = 64 * 1e3 * CHIP.ghz
+    tiles = terms_of(name, "tiles", TilesConfig(2, 1, 2, 8, split=4))
+    assert tiles["reduction"] == pytest.approx(4 * 32 * 128 * 4 / bytes_per_us)
+    stream = terms_of(name, "stream", StreamConfig(1, 4, 1, 2, split=7), {**SIZES, "M": 9})
+    assert stream["reduction"] == pytest.approx(7 * 16 * 64 * 4 / bytes_per_us)
+    assert terms_of(name, "tiles", TilesConfig(2, 1, 2, 8))["reduction"] == 0
+
+
 @pytest.mark.parametrize("term", ["wave", "fill", "fabric"])
 def test_x_of_4_bits_has_none_of_these(term: str) -> None:
     assert terms_of("gemm_afp4wfp4", "tiles", TilesConfig(2, 1, 2, 8))[term] == 0

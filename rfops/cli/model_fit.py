@@ -27,7 +27,6 @@ Array = npt.NDArray[np.float64]
 Family = tuple[str, str]  # a kernel and a family of its variants
 Fitted = dict[Family, Constants]
 
-_RIDGE = 1.0
 _CORRECTED = 2.5  # times that are above the best by more have no part in the correction
 _STEPS = 4  # of reweighting, from the relative error to that of logarithms
 FOLDS = 5
@@ -130,7 +129,7 @@ def fit(model: TimeModel, samples: Sequence[Sample], is_corrected: bool = True) 
             predicted[in_family] = terms[in_family] @ by_family[name]
         is_near = of_kernel & (weights > _CORRECTED**-2)
         residuals = np.log2(us[is_near] / np.maximum(predicted[is_near], _TINY))
-        correction = quadratic(logs[is_near], residuals, weights[is_near])
+        correction = quadratic(logs[is_near], residuals, weights[is_near], model.ridge)
         for name, constants in by_family.items():
             fitted[kernel, name.partition("\n")[2]] = model.nominal()._replace(linear=constants)
         nominal = model.nominal()._replace(linear=overall)
@@ -185,7 +184,9 @@ def non_negative(rows: Array, values: Array) -> Array:
     return x
 
 
-def quadratic(logs: Array, residuals: Array, weights: Array) -> tuple[Array, Array, Array]:
+def quadratic(
+    logs: Array, residuals: Array, weights: Array, ridge: float = 1.0
+) -> tuple[Array, Array, Array]:
     """[logs, logs] of the quadratic form that has `left` with the least error, and the bounds of
     logs. The first log is 1 always; the others are standardised first, so that the ridge is the
     same for all."""
@@ -195,9 +196,9 @@ def quadratic(logs: Array, residuals: Array, weights: Array) -> tuple[Array, Arr
     pairs = np.triu_indices(size)
     products = ((logs - center) / spread)[:, pairs[0]] * ((logs - center) / spread)[:, pairs[1]]
     weighted = products * weights[:, None]
-    ridge = _RIDGE * np.eye(products.shape[1])
+    gram = weighted.T @ products + ridge * np.eye(products.shape[1])
     form = np.zeros((size, size))
-    form[pairs] = np.linalg.solve(weighted.T @ products + ridge, weighted.T @ residuals)
+    form[pairs] = np.linalg.solve(gram, weighted.T @ residuals)
     # In logs as they are: (x - center) / spread = change @ x, as x[0] is 1.
     change = np.diag(1 / spread)
     change[1:, 0] = -center[1:] / spread[1:]

@@ -82,9 +82,8 @@ def pool(op: Op, c: Call, count: int, rng: random.Random) -> list[tuple[str, Any
         best += heuristic[:_OF_KERNEL]
     ranked_configs.sort(key=lambda entry: entry[0])
     max_us = _NEAR_RATIO * ranked_configs[0][0] if ranked_configs else 0.0
-    candidates = [entry for entry in ranked_configs if entry[0] <= max_us][
-        : int(count * (1 - _SPREAD)) - len(best)
-    ]
+    num_near = max(int(count * (1 - _SPREAD)) - len(best), 0)
+    candidates = [entry for entry in ranked_configs if entry[0] <= max_us][:num_near]
     selected = dict.fromkeys(
         (name, config) for _, name, config in sorted([*candidates, *best], key=_us)
     )

@@ -352,6 +352,8 @@ class TimeModel:
     changing_logs: ClassVar[tuple[str, ...]] = ()
     # How much a fit draws the constants of a family to its kernel's: as so large a share of times.
     family_prior: ClassVar[float] = 0.03
+    # How much it draws the correction to none: as so many times at the best of their calls.
+    ridge: ClassVar[float] = 1.0
     # Sets rows named as the factors, log_<name> of the changing logs, and `excluded` or none.
     program: ClassVar[Program | None] = None
     # A tuned row also holds for sizes near its own while the predicted time of its variant, over

@@ -28,7 +28,7 @@ from rfops.quantization.mxfp8 import BLOCK, FP8, dequant_mxfp8
 from rfops.quantization.shuffle import TILE_ROWS, padded_scale, unshuffle_scale, unshuffle_weight
 
 from . import layers
-from .terms import GemmModel, chip_of
+from .terms import L1_BYTES, GemmModel, chip_of
 
 RAW = "raw"
 STEP_K = 256  # elements of K in a step of the kernels that prepare operands
@@ -76,8 +76,10 @@ class Fp4Model(GemmModel):
         "wave": "1: of a wave's instructions along K, of all rounds",
         "fill": "1: of a workgroup's first K-step, at a CU's share of HBM's rate, x not of 4 bits",
         "fabric": "1: of x of 16 bits, from each XCD that has a tile of its rows, at HBM's rate",
+        "reduction": "1: of the parts that a tile's last workgroup adds, at 64 bytes a clock",
     }
     terms = tuple(units)
+    ridge = 20.0  # of 1 to 80 the best for three quarters of the shuffles, two of the ops
     # Estimated, 15 calls near rows: rows held 1.050 times the choices' time, those up to this ratio
     # 1.001 (of nine limits the best for the same calls).
     max_row_ratio = 1.02
@@ -90,10 +92,12 @@ class Fp4Model(GemmModel):
         chip = chip_of(c)
         x_readers = np.minimum(np.ceil(c.N / v.n), chip.xcds) * (x_bits(c) == 16)
         step_bytes = (x_bits(c) > 4) * v.step_k * (v.derived["w_rows"] + v.m * v.derived["x_bytes"])
+        part_bytes = 4 * v.derived["parts"] * v.m * v.n
         terms = {
             "wave": {"rounds": self.wave_us(layer, v, c) * v.busy_clocks},
             "fill": {"one": step_bytes * (c.cu_num / (1e6 * chip.hbm_tb_s))},
             "fabric": {"M": x_readers * v.derived["x_bytes"] * (c.K / (1e6 * chip.hbm_tb_s))},
+            "reduction": {"one": part_bytes / (L1_BYTES * 1e3 * chip.ghz)},
         }
         return layer._replace(terms={**layer.terms, **terms})
 

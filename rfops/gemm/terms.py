@@ -15,7 +15,7 @@ from rfops.jit.arch import ARCH_SPECS, Arch
 
 _LEAST_ROWS = 16  # of x that a tile reads: a matrix instruction's
 _FEW_ROWS = 64  # up to which kernels have variants for each number of tiles
-_L1_BYTES = 64  # a clock
+L1_BYTES = 64  # a clock
 _TWO = np.array(2.0)  # numpy takes an array in half the time of a number
 _SPLIT_TILES, _GROUPS = 1.2, 5  # tiles, and workgroups, of a CU up to which splits of K were timed
 
@@ -127,7 +127,7 @@ class GemmModel(TimeModel):
             "step_split": v.step_k * v.split,
             "x_bytes": np.minimum(v.max_x_bytes, x_bytes),
             "w_rows": v.n * w_bytes,
-            "l1": 1 / (_L1_BYTES * clocks) / v.split,
+            "l1": 1 / (L1_BYTES * clocks) / v.split,
             "lds": v.lds_bytes / (64 * clocks),
             "dispatch": v.waves / (chip.xcds * clocks),
             "busy": v.busy_clocks / (chip.simds * clocks),
