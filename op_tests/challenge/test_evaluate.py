@@ -275,6 +275,16 @@ def test_too_much_memory(tmp_path: Path) -> None:
     assert "MiB of memory, limit 2048 MiB" in str(record.error)
 
 
+@pytest.mark.sweep  # 6 s
+def test_memory_that_forks_share_counts_once(tmp_path: Path) -> None:
+    """A GiB in four processes."""
+    code = "shared = bytearray(b'x') * (1 << 30)\n" + FORKS.format(
+        child="time.sleep(60)", parent="return data[4]"
+    )
+    record = judged(tmp_path, code, limits=Limits(memory=2 << 30))
+    assert "left 3 processes running" in f"{record.named} {record.error}", record
+
+
 def test_after_a_crash_the_other_cases_run(tmp_path: Path) -> None:
     file = tmp_path / "entry.py"
     crash = "    if data[4].shape[0] == 96:\n        import os; os.abort()\n    a, b,"

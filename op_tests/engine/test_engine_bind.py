@@ -301,6 +301,7 @@ class FakeRocm:
             "current_stream": lambda _=None: SimpleNamespace(cuda_stream=self.stream.value or 0),
         }
         monkeypatch.setattr(torch.version, "hip", "7.0")
+        monkeypatch.delattr(torch._C, "_cuda_getCurrentRawStream", False)  # of a build for CUDA
         for name, fake in fakes.items():
             monkeypatch.setattr(torch.cuda, name, fake)
         monkeypatch.setattr(hip, "_gpu_arch", hip._gpu_arch.__wrapped__)

@@ -293,6 +293,7 @@ def gpus(null: NullHip, monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNames
     }
     with monkeypatch.context() as patch:
         patch.setattr(torch.version, "hip", "7.0")
+        patch.delattr(torch._C, "_cuda_getCurrentRawStream", False)  # of a build for CUDA
         for fake, value in fakes.items():
             patch.setattr(torch.cuda, fake, value)
         patch.setattr(hip, "_gpu_arch", hip._gpu_arch.__wrapped__)

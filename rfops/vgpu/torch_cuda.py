@@ -242,6 +242,14 @@ def _in_thread(run: Callable[[Any], None], thread: Any) -> None:
         run(thread)
 
 
+def _instead_of(replaced: Any, value: Any) -> Any:
+    """`torch._dynamo` knows some functions by what their decorator wraps."""
+    wrapped = getattr(replaced, "__wrapped__", None)
+    if wrapped is not None and isinstance(value, types.FunctionType):
+        value.__wrapped__ = wrapped  # type: ignore[attr-defined]
+    return value
+
+
 def activate(torch_module: Any) -> None:
     """For the rest of the process."""
     global active_arch
@@ -250,7 +258,7 @@ def activate(torch_module: Any) -> None:
     for module in (torch_module.cuda, *map(vars(torch_module.cuda).get, _SUBMODULES)):
         for name, value in functions.items():
             if module is torch_module.cuda or name in vars(module):
-                setattr(module, name, value)
+                setattr(module, name, _instead_of(vars(module).get(name), value))
     for name, value in names.accelerator_functions().items():
         setattr(torch_module.accelerator, name, value)
     for name in ("rangePushA", "rangePop", "rangeStartA", "rangeEnd", "markA"):

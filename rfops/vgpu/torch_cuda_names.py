@@ -350,6 +350,8 @@ _UNSUPPORTED = (
     "memory_snapshot",
     "check_error",
     "caching_allocator_enable",
+    "export_dot",
+    "export_graph_data",
 )
 _CLASSES = ("CUDAGraph", "graph", "MemPool", "GreenContext", "CUDAPluggableAllocator")
 
