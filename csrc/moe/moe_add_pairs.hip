@@ -10,6 +10,7 @@
 // Guarantees: bitwise deterministic.
 // Requires: rows 16-byte aligned; N a multiple of 8.
 #include "moe/topk_weights.h"
+#include "rfops/chip/sync.h"
 #include "rfops/chip/types.h"
 
 namespace {
@@ -33,14 +34,31 @@ moe_add_pairs(Input* __restrict__ out,          // [M, N]
               u32 m, u32 n, u32 routed) {
   const u32 token = workgroup_id_x(), column = (workgroup_id_y() * kThreads + thread_id()) * kVec;
   if (column >= n) return;
+  // All loads before the first wait: those of rows do not need the ids.
+  Id token_ids[kTopK];
+  f32 token_weights[kTopK];
+#pragma unroll
+  for (u32 j = 0; j < kTopK; ++j) {
+    token_ids[j] = ids[u64{token} * kTopK + j];
+    token_weights[j] = weights[u64{token} * kTopK + j];
+  }
   InputVec row[kTopK + kNumShared];
 #pragma unroll
   for (u32 j = 0; j < kTopK + kNumShared; ++j) {
     const u64 row_idx = j < kTopK ? u64{token} * kTopK + j : u64{m} * j + token;
     row[j] = *reinterpret_cast<const InputVec*>(rows + row_idx * n + column);
   }
-  const TopKAssignments<kTopK> assignments(weights + u64{token} * kTopK, ids + u64{token} * kTopK,
-                                           routed);
+  sched_barrier();
+  TopKAssignments<kTopK> assignments(token_weights, token_ids, routed);
+  // Masks instead of branches, into which the compiler would move loads.
+#pragma unroll
+  for (u32 j = 0; j < kTopK; ++j) {
+    const u32 mask = assignments.has_row[j] ? ~0u : 0;
+    const u32 weight = __builtin_bit_cast(u32, assignments.weight[j]) & mask;
+    row[j] = __builtin_bit_cast(InputVec, __builtin_bit_cast(U32x4, row[j]) & mask);
+    assignments.weight[j] = __builtin_bit_cast(f32, weight);
+    assignments.has_row[j] = true;
+  }
   *reinterpret_cast<InputVec*>(out + u64{token} * n + column) =
       sum_of_rows<kTopK, kNumShared>(row, assignments);
 }
