@@ -54,6 +54,7 @@ constexpr u32 kWavesM = RFOPS_WAVES_M, kWavesN = RFOPS_WAVES_N;
 constexpr u32 kLoadX = RFOPS_LOAD_X;    // waves that load x
 constexpr u32 kPrefetch = RFOPS_AHEAD;  // K-steps of w in flight
 constexpr u32 kSplit = RFOPS_SPLIT;     // split-K: workgroups per output tile
+constexpr u32 kStarts = RFOPS_STARTS;   // steps that tiles start at, where 4 are few (first_step)
 constexpr u32 kGroupM = RFOPS_GROUP_M;  // tiles along M per raster group (tile_map.h)
 constexpr bool kTail = RFOPS_TAIL;      // K ends within a K-step
 constexpr u32 kWaves = kWavesM * kWavesN, kThreads = kWaves * kWaveSize;
@@ -128,15 +129,16 @@ __device__ inline TileWork tile_work(u32 m, u32 n, u32 k) {
   return {m_index * kM, n_index * kN, m_index * n_tiles + n_index, split, begin, end};
 }
 
-// Returns the step at which a tile starts, one of 4 or 16. With one for all, the tiles that share x
-// wait for the same part of it. With 16 and a medium number of steps, parts of x leave L2 before
-// all tiles have read them; a split, 4 to 11 steps, or many steps with few tiles in flight that
-// share w (many along N) profit from 16 (estimated).
+// Returns the step at which a tile starts, one of 4 or kStarts. With one for all, the tiles that
+// share x wait for the same part of it. With 16 and a medium number of steps, parts of x leave L2
+// before all tiles have read them; a split, 4 to 11 steps, or many steps with few tiles in flight
+// that share w (many along N) take kStarts: mostly 16 are as quick as 4, else up to 20 % slower or
+// quicker (estimated).
 __device__ inline u32 first_step(const TileWork& work, u32 n, u32 steps) {
   constexpr u32 kManyTiles = 128;
   const bool is_short = steps >= 4 && steps < 12, is_long = steps >= 40;
   const bool is_wide = kSplit > 1 || is_short || (is_long && n > kManyTiles * kN);
-  const u32 starts = is_wide ? 16 : 4;
+  const u32 starts = is_wide ? kStarts : 4;
   return work.n0 / kN % starts * steps / starts;
 }
 

@@ -12,15 +12,17 @@
 //
 // A barrier precedes the second half. Workgroups are persistent: each computes one tile after the
 // other, `groups` apart, and the last steps of a tile load the first steps of the next. w is MFMA
-// operand A, so a lane holds 4 neighbours of a row of out. kSplit workgroups split K; the last to
-// arrive reduces (split_k_reduce.h).
+// operand A, so a lane holds 4 neighbours of a row of out.
+// kSplit workgroups split K; the last to arrive reduces (split_k_reduce.h).
 //
 // Guarantees: bitwise deterministic for a given config and K. A scale of 255 makes its row or
 // column NaN.
-// Requires: x, w and their rows 16-byte aligned, scales 4-byte aligned; the rows of a workgroup
-// span less than 2 GiB (what lies before them may be larger).
+// Requires: at most as many workgroups as tiles and splits; x, w and their rows 16-byte aligned,
+// scales 4-byte aligned; the rows of a workgroup span less than 2 GiB (what lies before them may be
+// larger).
 #include "gemm/bias.h"
 #include "gemm/mxfp4_tile_scheduler.h"
+#include "gemm/paired_tile_store.h"
 #include "rfops/chip/static_for.h"
 #include "rfops/chip/sync.h"
 #include "rfops/group/split_k_reduce.h"
@@ -243,20 +245,30 @@ class Wave {
   Operands operands_[2];
 };
 
+// Stores a tile through LDS, in whole lines, or the last one of a workgroup directly, 16-bit
+// elements: that begins sooner, and no loads wait for it.
 __device__ inline void store_sums(F32x4 (&sums)[kTiles], Out* out, u32 m, u32 n,
-                                  const TileWork& work, const Wave& wave,
-                                  const BiasRow<Bias>& bias) {
+                                  const TileWork& work, const Wave& wave, const BiasRow<Bias>& bias,
+                                  bool is_last) {
   const u32 n0 = work.n0 + wave.n;
   const u32 lane = lane_id();
   RFOPS_LDS F32x4* const biases = (RFOPS_LDS F32x4*)memory.bias[wave_id()];
   if (!__is_same(Bias, void) && lane < kN / 2 / 4) biases[lane] = bias.load(n0 + lane * 4);
-  LdsBytes* const lds = (LdsBytes*)memory.store[wave_id()];
-  const Store store(out, work.m0 + wave.m, m, kM / 2, n, n0, lds);
-  store.template store<kMTiles>([&](u32 i, u32 j) {
+  const auto value = [&](u32 i, u32 j) {
     F32x4& sum = sums[Order::index_of(i, j)];
     force_agpr(sum);  // keeps the compiler from reading all AGPRs at once
     return __is_same(Bias, void) ? sum : sum + biases[j * 4 + lane / kTileRows];
-  });
+  };
+  if (sizeof(Out) == 2 && is_last) {
+    u32 row = wave.m, column = n0;
+    force_vgpr(row);  // otherwise the compiler computes addresses before the mainloop
+    force_vgpr(column);
+    PairedTileStore<Out>(out, work.m0, m, kM, n)
+        .template store<kMTiles, kNTiles>(row, column, value);
+  } else {
+    LdsBytes* const lds = (LdsBytes*)memory.store[wave_id()];
+    Store(out, work.m0 + wave.m, m, kM / 2, n, n0, lds).template store<kMTiles>(value);
+  }
 }
 
 }  // namespace
@@ -281,7 +293,7 @@ extern "C" __global__ void
   Item item = Item::make(args, number);
   Wave wave(args);
   wave.start(item);
-  for (; number < items; number += groups) {
+  do {  // not `for`: the compiler would move the loads of start() behind its barrier, to the loop
     const TileWork work = item.work;
     F32x4 sums[kTiles];
     wave.run_mainloop(sums, item, args, number + groups);
@@ -290,6 +302,9 @@ extern "C" __global__ void
       SplitKReducer<kSplit, kTiles * kThreads, kThreads> tile(workspace, counts, work.tile);
       is_whole = tile.reduce(sums, work.split);
     }
-    if (is_whole) store_sums(sums, out, m, n, work, wave, BiasRow<Bias>(bias, n));
-  }
+    number += groups;
+    if (is_whole) {
+      store_sums(sums, out, m, n, work, wave, BiasRow<Bias>(bias, n), number >= items);
+    }
+  } while (number < items);
 }

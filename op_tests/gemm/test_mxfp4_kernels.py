@@ -49,6 +49,8 @@ VARIANTS = [
     Variant("deep", DeepConfig(256, 128, 8), (260, 130, 512)),
     Variant("deep", DeepConfig(32, 128, 4, 4), (40, 130, 1280)),
     Variant("deep", DeepConfig(32, 128), (300, 270, 256)),
+    Variant("deep", DeepConfig(64, 64, 4, 2, 2, starts=4), (70, 330, 2560)),
+    Variant("deep", DeepConfig(64, 64, starts=12), (70, 330, 1280)),
     Variant("loop", LoopConfig(256, 256), (300, 270, 768)),
     Variant("loop", LoopConfig(256, 128), (257, 140, 288)),
     Variant("loop", LoopConfig(256, 128, 2), (70, 332, 1120)),
@@ -58,7 +60,7 @@ VARIANTS = [
 NAMES = ["gemm_a16wfp4", "gemm_afp4wfp4"]
 PREPARED = ("deep", "loop")  # whose x is quantised before
 # The quick tests share these and their builds: each kernel, with and without parts of K.
-QUICK = [VARIANTS[i] for i in (1, 7, 2, 9, 12, 22)]
+QUICK = [VARIANTS[i] for i in (1, 7, 2, 9, 12, 24)]
 CASES = [*QUICK, *(pytest.param(v, marks=pytest.mark.sweep) for v in VARIANTS if v not in QUICK)]
 QUICK_MIXED = [v for v in QUICK if v.kernel not in PREPARED]  # of gemm_a8wfp4
 MIXED = [
@@ -463,6 +465,7 @@ def test_other_layouts_are_refused(variant: Variant, name: str) -> None:
         (DeepConfig, (32, 32), "too small for 4 waves"),
         (DeepConfig, (256, 256, 8), "would spill"),
         (DeepConfig, (64, 64, 4, 2, 17), "split must be 1 to 16, got 17"),
+        (DeepConfig, (64, 64, 4, 2, 1, 5), "starts must be 4, 8, 12 or 16, got 5"),
         (LoopConfig, (64, 256), "m x n must be one of .* got 64 x 256"),
         (TilesConfig, (8, 4, 3, 4), "would spill"),
         (LoopConfig, (256, 256, 2), "no split"),

@@ -28,6 +28,7 @@ PAIR = 32  # rows whose scales are one dword
 ROW_BYTES = STEP_K // 2
 MAX_ROWS = 256  # of an operand in a workgroup
 GROUP_M = 8
+STARTS = 4, 8, 12, 16
 
 
 @dataclass(frozen=True)
@@ -37,8 +38,9 @@ class DeepConfig(RowsConfig):
     waves: int = 4  # of a workgroup
     ahead: int = 2  # K-steps on their way
     split: int = 1  # workgroups along K
+    starts: int = 16  # K-steps that tiles of a split, or of few K-steps, start at
 
-    ALLOWED: ClassVar[Allowed] = {"split": up_to(MAX_SPLIT)}
+    ALLOWED: ClassVar[Allowed] = {"split": up_to(MAX_SPLIT), "starts": STARTS}
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -89,6 +91,7 @@ _BUILT: dict[str, int | str] = {
     "LOAD_X": 2,
     "AHEAD": 2,
     "SPLIT": 1,
+    "STARTS": 16,
     "GROUP_M": GROUP_M,
     "OUT": "bf16",
     "BIAS": "void",
