@@ -20,6 +20,7 @@
 #include "moe/mx_mfma.h"
 #include "moe/mx_row_loader.h"
 #include "moe/mx_silu_requant.h"
+#include "moe/mx_tile_slices.h"
 #include "moe/mx_weight_ring.h"
 #include "rfops/chip/arch.h"
 #include "rfops/chip/sync.h"
@@ -36,16 +37,17 @@ using Half = RFOPS_HALF;  // bf16 or f16
 using Format = Mxfp4<RFOPS_BUMP>;
 constexpr u32 kTopK = RFOPS_TOP_K;  // assignments per token
 constexpr bool kTiledH = RFOPS_TILED_H;
-constexpr u32 kMTiles = 9;                     // row tiles of 16 of an expert, limited by LDS
-constexpr u32 kNumStages = 3, kRowStages = 3;  // K-steps of weights and of rows in LDS
-constexpr u32 kConsumerWaves = 8, kNWaves = 4, kMWaves = kConsumerWaves / kNWaves;
+constexpr u32 kNWaves = RFOPS_N_WAVES;          // 3 or 4 waves along the columns
+constexpr u32 kMTiles = kNWaves == 3 ? 10 : 9;  // row tiles of 16 of an expert, limited by LDS
+constexpr u32 kNumStages = 3, kRowStages = 3;   // K-steps of weights and of rows in LDS
+constexpr u32 kMWaves = 2, kConsumerWaves = kNWaves * kMWaves;
 constexpr u32 kThreads = (kConsumerWaves + 2) * kWaveSize;
 constexpr u32 kTiles = 4, kWaveColumns = kTiles / 2 * kTileRows, kColumns = kNWaves * kWaveColumns;
 constexpr u32 kRows = kMTiles * kTileRows;
 constexpr u32 kMaxRowTiles = (kMTiles + kMWaves - 1) / kMWaves;  // per wave
 
 using Experts = ExpertTileScheduler<kRows, 1, kTileRows, kTiledH ? kTileRows : 1>;
-using TileSlices = TileSliceScheduler<Experts, kNWaves, kTileRows>;
+using TileSlices = TileShareScheduler<Experts, kNWaves, kTileRows>;
 using Rows = RowChunkLoader<Format, kRows, 1, 1, true>;
 using Scales = LaneScales<Rows::Scales>;
 using Weights = WeightLoader<Format, true, true, false, kTiles>;
@@ -282,7 +284,8 @@ moe_mx_gate_up(u32* __restrict__ counts,  // [routed]
   // The padding columns of h are computed too, from out-of-range weights, which are zeros.
   const u32 columns = out_steps * Format::kStepK;
   const u32 n_tiles = (columns + kColumns - 1) / kColumns;
-  const Experts scheduler(experts, (n_tiles + kXcds - 1) / kXcds, m, m * (kTopK + experts - routed),
+  const Experts scheduler(experts, TileSlices::scheduled_n_tiles(n_tiles), m,
+                          m * (kTopK + experts - routed),
                           RowsOfExpert<1>(counts, nullptr, m, routed, experts));
   if constexpr (kTiledH) {
     if (workgroup_id_x() == 0 && wave_id() == 0) {
@@ -291,7 +294,7 @@ moe_mx_gate_up(u32* __restrict__ counts,  // [routed]
   } else {
     publish_offsets<1>(scheduler, counts, offsets, routed, experts);
   }
-  const TileSlices slices(scheduler, groups);
+  const TileSlices slices(scheduler, n_tiles, routed, groups);
   const Weights weights(k);
   const Ring ring(((RFOPS_LDS Lds*)&lds)->ring);
   const GateUpArgs args = {x, x_scale, w, w_scale, lists, m, routed, n, w_row, w_scale_row, steps};

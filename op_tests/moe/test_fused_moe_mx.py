@@ -429,7 +429,7 @@ def test_tiles_of_few_columns(m_tiles: int, up_n: int, i: int) -> None:
 
 
 @pytest.mark.thin(11)
-@pytest.mark.parametrize("columns", [16, 0])
+@pytest.mark.parametrize(("columns", "n_waves"), [(16, 4), (0, 4), (16, 3)])
 @pytest.mark.parametrize(
     "shape",
     [
@@ -438,17 +438,20 @@ def test_tiles_of_few_columns(m_tiles: int, up_n: int, i: int) -> None:
         (330, 1024, 256, 4, 2, 1),
         (170, 512, 512, 3, 2, 2),
         (40, 768, 2048, 2, 1, 0),
+        (100, 256, 1024, 40, 4, 0),
     ],
 )
-def test_weights_of_many_rows_once(shape: Any, columns: int) -> None:
+def test_weights_of_many_rows_once(shape: Any, columns: int, n_waves: int) -> None:
     """Gate and up by weights in LDS: the bits of registers, without spills; one step of K and more,
-    nine tiles of rows of a part, rows beyond it, parts of tiles."""
+    nine or ten tiles of rows of a part, rows beyond it, parts of tiles; XCDs that share out columns
+    of h, which four waves have enough of from 1024 on, or tiles; with 40 experts several slices of
+    a workgroup, in order and in reverse."""
     problem = random_problem(MXFP4, *shape)
     problem.topk_ids[1, 0] = -1
     exact, problem = problem.exact, problem.shuffled()
     config = MxMoeConfig(4, 4, 1, 4, 1, 2, columns)
     with rfops.vgpu.check() as checked, rfops.vgpu.profile() as p:
-        got = problem.run("hip", replace(config, ring=1))
+        got = problem.run("hip", replace(config, ring=1, up_n=n_waves))
     assert not checked.findings, "\n".join(map(str, checked.findings))
     launch = p.launches[1]
     assert launch.kernel == "moe_mx_gate_up"

@@ -158,7 +158,7 @@ def test_refusals_of_layouts() -> None:
         (lambda: MxMoeConfig(4, 4, 1, 4, 1, ring=2), "ring must be 0 or 1, got 2"),
         (
             lambda: MxMoeConfig(4, 8, 1, 4, 1, ring=1),
-            "up_n, up_k and ahead must be 4, 1 and 1 with ring=1",
+            "up_n, up_k and ahead must be 3 or 4, 1 and 1 with ring=1",
         ),
         (lambda: MxMoeConfig(4, 8, 1, 4, 1, ahead=3), r"n_waves \* k_waves must be at most 4 here"),
         (lambda: MxMoeConfig(9, 4, 1, 4, 1, ahead=3), "prefetch must be 3 with m_tiles=9"),
@@ -228,3 +228,13 @@ def test_wide_rows(fmt: Format, config: MxMoeConfig) -> None:
     problem = random_problem(fmt, m, 7168 if fmt is MXFP4 else 6144, 512, 5, 4).shuffled()
     exact = random_problem(fmt, m, problem.x.shape[1], 512, 5, 4).exact
     assert_near(problem.run("hip", config), exact)
+
+
+def test_defines_of_all_variants() -> None:
+    """Of those too that launch no ExpertTiles, as `rfops why` prints them."""
+    c, kernel = (
+        call_of(random_problem(MXFP4, 3, 1024, 256, 3, 2).shuffled()),
+        OPS["mxfp4"].kernels["hip"],
+    )
+    for config in kernel.space(c):
+        assert kernel.defines(c, config)["STAGE"] == 1, config

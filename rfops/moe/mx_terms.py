@@ -19,6 +19,7 @@ from .terms import all_row_tiles, coarse_tokens
 
 STEP_BYTES = 128  # of K per K-step
 TILE = 16  # rows of an operand
+L2_BYTES = 4 << 20  # of an XCD
 _MANY_TOKENS = 1 << 40  # more than any call has
 
 
@@ -72,7 +73,7 @@ class MxExpertsModel(TimeModel):
         "up_cu": "1: of what the fullest CU loads for gate and up, at 64 bytes per clock",
         "up_rows": "us per K-step, 16 rows and 64 columns of gate and up of a CU, on average",
         "ahead_round": "us per K-step of a round, with three K-steps in flight",
-        "ring_round": "us per K-step of a round of the ring's workgroups",
+        "ring_cu": "1: of what a CU loads for the ring, the last round cut, at 64 bytes per clock",
         "ring_tile": "us per round of the ring's workgroups",
         "down_round": "us per K-step of a round of down's workgroups",
         "down_tile": "us per round of down's workgroups",
@@ -86,6 +87,7 @@ class MxExpertsModel(TimeModel):
         "deep_step": "us per K-step of an expert's tile of DeepDown",
         "deep_tile": "us per expert's tile of DeepDown",
         "h": "1: of h, read by each of their workgroups, at L2's rate",
+        "far_h": "1: of h beyond L2, read by each workgroup of StagedDown, at HBM's rate",
         "lds": "us per 1,000 rows whose sums a workgroup adds in LDS",
     }
     terms = tuple(units)
@@ -97,6 +99,8 @@ class MxExpertsModel(TimeModel):
         "sum": 3.0,
         "y": 1.0,
         "h": 1.0,
+        "ring_cu": 1.0,
+        "far_h": 1.0,
         "lds": 1.0,
     }
     logs = (
@@ -110,9 +114,11 @@ class MxExpertsModel(TimeModel):
         *("up_rows", "down_rows"),  # tiles of rows
         *("up_rounds", "down_rounds"),  # of workgroups
         *("up_cu", "up_cu_rows"),  # tiles of the fullest CU, operands of x in them
+        *("ring_cu", "ring_cu_rows"),  # the same, where the tiles of the last round are cut
         *("wave_tiles", "round_tiles"),  # of RegisterDown, of the others in one kernel
         "wave_refills",  # whether a wave of RegisterDown has several experts
         "round_rows",  # thousands of rows of h that each round reads
+        "far_rows",  # rows of h that do not fit in L2
     )
 
     # Excluded are variants whose sums do not fit in LDS, or whose h is beyond offsets.
@@ -127,6 +133,8 @@ up_tiles = up_groups / up_slots
 up_rounds = ceil(up_tiles)
 up_cu = ceil(up_groups / cus)
 up_cu_rows = up_cu * num_operands / up_rows
+ring_cu = maximum(up_tiles, 1)
+ring_cu_rows = ring_cu * num_operands / up_rows
 down_rows = take(tiles, down)
 down_rounds = ceil(down_rows * tiled_groups + summed_groups)
 wave_experts = ceil(down_rows / tiles_at_once)
@@ -134,6 +142,7 @@ wave_tiles = wave_experts * down_rounds
 wave_refills = minimum(wave_experts - 1, 1)
 round_tiles = down_rows * down_rounds
 round_rows = down_rounds * thousand_rows
+far_rows = maximum(num_rows - near_rows, 0)
 log_M = log_tokens
 log_experts = log_hit
 log_rows = log_rows_of_expert
@@ -173,10 +182,9 @@ excluded = maximum(num_tokens - most_tokens, 0)
         is_summed, by_tile = 1 - v.is_tiled, 1 - v.is_ring
         down_groups = np.ceil(c.D / v.down_columns)
         down_slots = down_groups / (cus * v.down_resident)
-        row_bytes, tile_bytes = up_steps * STEP_BYTES, TILE * down_steps * STEP_BYTES
+        row_bytes, h_row_bytes = up_steps * STEP_BYTES, down_steps * STEP_BYTES
+        tile_bytes = TILE * h_row_bytes
         up_columns = np.ceil(down_steps * step / v.up_columns)
-        # Of the ring each XCD takes every eighth tile along I: four tiles leave four XCDs idle.
-        dealt_columns = np.ceil(up_columns / chip.xcds) * chip.xcds
         hbm = 1e6 * chip.hbm_tb_s
         # Of an expert's weights. Raw ones are loaded as rows of 128 bytes and pass through LDS to
         # the lanes that multiply them; shuffled ones are loaded as one span, in their order.
@@ -188,13 +196,14 @@ excluded = maximum(num_tokens - most_tokens, 0)
             "operand_idx": height_indices.item(0),  # of TILE among them
             "up": up,
             "down": down,
-            "up_columns_of_row": np.where(v.is_ring > 0, dealt_columns, up_columns),
+            "up_columns_of_row": up_columns,
             "up_slots": cus * v.up_resident,
             # Workgroups of down to a slot: for each tile of rows, or for all.
             "tiled_groups": v.is_tiled * down_slots,
             "summed_groups": is_summed * down_slots,
             "down_slots": down_slots,
             "cus": cus,
+            "near_rows": L2_BYTES / h_row_bytes,
             "most_tokens": self._most_tokens(v, c, is_summed),
         }
         terms = {
@@ -219,8 +228,8 @@ excluded = maximum(num_tokens - most_tokens, 0)
             "up_tile": {"up_rounds": by_tile},
             "up_reduce": {"up_rounds": v.up_k_waves - 1},
             "up_load": {
-                "up_rows": up_columns * up_bytes / l2,
-                "operands": up_columns * (TILE * row_bytes / l2),
+                "up_rows": by_tile * up_columns * up_bytes / l2,
+                "operands": by_tile * up_columns * (TILE * row_bytes / l2),
             },
             "up_cu": {
                 "up_cu": up_bytes * by_tile / l1,
@@ -228,7 +237,10 @@ excluded = maximum(num_tokens - most_tokens, 0)
             },
             "up_rows": {"operands": math.ceil(c.I / 32) * up_steps / cus},
             "ahead_round": {"up_rounds": up_steps * v.is_prefetched / v.up_k_waves},
-            "ring_round": {"up_rounds": up_steps * v.is_ring / v.up_k_waves},
+            "ring_cu": {
+                "ring_cu": up_bytes * v.is_ring / l1,
+                "ring_cu_rows": v.is_ring * (TILE * row_bytes / l1),
+            },
             "ring_tile": {"up_rounds": v.is_ring},
             "down_round": {"down_rounds": v.is_tiled * down_steps},
             "down_tile": {"down_rounds": v.is_tiled},
@@ -244,7 +256,8 @@ excluded = maximum(num_tokens - most_tokens, 0)
             "staged_tile": {"round_tiles": v.is_staged},
             "deep_step": {"round_tiles": down_steps * v.is_deep},
             "deep_tile": {"round_tiles": v.is_deep},
-            "h": {"all_rows": is_summed * down_groups * (down_steps * STEP_BYTES / l2)},
+            "h": {"all_rows": is_summed * down_groups * (h_row_bytes / l2)},
+            "far_h": {"far_rows": v.is_staged * down_groups * (h_row_bytes / hbm)},
             "lds": {"round_rows": is_summed},
         }
         logs = {

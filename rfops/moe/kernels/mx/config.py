@@ -48,8 +48,22 @@ class RingGateUp:
     """Gate and up by csrc/moe/moe_mx_gate_up.hip, for experts with many rows: consumer waves share
     weights in a ring in LDS, which two producer waves fill."""
 
-    m_tiles: ClassVar[int] = 9
-    waves: ClassVar[int] = 10
+    n_waves: int = 4  # waves along the columns
+
+    # By n_waves: tiles of 16 rows of an expert, per workgroup, what fits in LDS.
+    M_TILES: ClassVar[dict[int, int]] = {3: 10, 4: 9}
+
+    def __post_init__(self) -> None:
+        _must_be(self, "n_waves", self.M_TILES, "3 or 4")
+
+    @property
+    def m_tiles(self) -> int:
+        return self.M_TILES[self.n_waves]
+
+    @property
+    def waves(self) -> int:
+        """Consumers, two for the rows of each of n_waves, and two producers."""
+        return 2 * self.n_waves + 2
 
 
 @dataclass(frozen=True)
@@ -131,20 +145,20 @@ class MxMoeConfig:
 
     @property
     def expert_tiles(self) -> ExpertTiles:
-        """Gate and up, if they are by ExpertTiles."""
+        """Gate and up, if they are by ExpertTiles. Raises ValueError."""
         return ExpertTiles(self.m_tiles, self.up_n, self.up_k, self.per_cu, self.ahead)
 
     @property
     def gate_up(self) -> GateUp:
         """How gate and up are computed. Raises ValueError for fields that exclude each other."""
         _must_be(self, "ring", (0, 1), "0 or 1")
-        tiles = self.expert_tiles
         if not self.ring:
-            return tiles
-        fixed = self.up_n, self.up_k, self.ahead
-        if fixed != (4, 1, 1):
-            raise ValueError(f"up_n, up_k and ahead must be 4, 1 and 1 with ring=1, got {fixed}")
-        return RingGateUp()
+            return self.expert_tiles
+        given = self.up_n, self.up_k, self.ahead
+        if self.up_n not in RingGateUp.M_TILES or given[1:] != (1, 1):
+            allowed = "3 or 4, 1 and 1 with ring=1"
+            raise ValueError(f"up_n, up_k and ahead must be {allowed}, got {given}")
+        return RingGateUp(self.up_n)
 
     @property
     def down(self) -> Down:

@@ -75,7 +75,7 @@ def _variants() -> tuple[MxMoeConfig, ...]:
     narrow = [one for one in tiled if one.per_cu == 2]
     high = [one for one in narrow if one.m_tiles > 1 and one.up_k == 1]
     prefetched = [MxMoeConfig(m, n, 1, 8, 1, 2, 32, ahead=PREFETCHED) for m, n in _PREFETCHED_UP]
-    ring = MxMoeConfig(4, 4, 1, 2, 1, 2, 32, ring=1, slots=4)
+    rings = [MxMoeConfig(4, n, 1, 2, 1, 2, 32, ring=1, slots=4) for n in RingGateUp.M_TILES]
     configs = list(tiled)
     for columns, waves, rows in itertools.product((16, 32), RegisterDown.MAX_TILES, (1, 2, 4)):
         overrides = {"columns": columns, "down_n": waves, "rows": rows}
@@ -84,7 +84,7 @@ def _variants() -> tuple[MxMoeConfig, ...]:
         for waves in all_waves:
             overrides = {"columns": 32, "down_n": waves, "rows": rows, "slots": 4}
             few_rows = rows * waves <= _FEW_ROW_TILES
-            ups = (*narrow, *prefetched) if few_rows else (*high, *prefetched, ring)
+            ups = (*narrow, *prefetched) if few_rows else (*high, *prefetched, *rings)
             configs += [replace(one, **overrides) for one in ups]
     return tuple(configs)
 
@@ -191,14 +191,13 @@ class HipMxMoe(TimedKernel):
 
     def traits(self, config: MxMoeConfig, c: Call) -> tuple[float, ...]:
         gate_up, down = config.gate_up, config.down
-        is_ring = isinstance(gate_up, RingGateUp)
         columns = config.up_n * steps.TILES * TILE // 2
         common = Traits(
             up_rows=gate_up.m_tiles * TILE,
             up_columns=columns,
             up_k_waves=config.up_k,
-            up_resident=1 if is_ring else self._resident(config.expert_tiles),
-            is_ring=is_ring,
+            up_resident=1 if isinstance(gate_up, RingGateUp) else self._resident(gate_up),
+            is_ring=isinstance(gate_up, RingGateUp),
             is_prefetched=config.ahead > 1,
         )
         if isinstance(down, ExpertTiles):
@@ -237,7 +236,9 @@ class HipMxMoe(TimedKernel):
 
     def defines(self, c: Call, config: MxMoeConfig) -> Mapping[str, Any]:
         product = gate_up_product(c, config)
-        return steps.experts_defines(c, self.fmt, config, product, config.expert_tiles)
+        launched = [one for one in (config.gate_up, config.down) if isinstance(one, ExpertTiles)]
+        tiles = launched[0] if launched else ExpertTiles(4, 4, 1, config.per_cu)
+        return steps.experts_defines(c, self.fmt, config, product, tiles)
 
     def variant(self, c: Call, config: MxMoeConfig) -> RunOf:
         return lambda *sizes: self.launches(

@@ -77,7 +77,10 @@ EXPERTS: dict[str, int | str] = {
 moe_mx_experts_kernel = compile_ops(
     "moe_mx_experts", kernel="moe_mx_experts", variants=lambda _arch: [EXPERTS]
 )(_experts_arguments)
-RING = {name: EXPERTS[name] for name in ("HALF", "BUMP", "OUT_CHUNK", "TOP_K", "TILED_H")}
+RING = {
+    **{name: EXPERTS[name] for name in ("HALF", "BUMP", "OUT_CHUNK", "TOP_K", "TILED_H")},
+    "N_WAVES": 4,
+}
 moe_mx_gate_up_kernel = compile_ops(
     "moe_mx_gate_up", kernel="moe_mx_gate_up", variants=lambda _arch: [RING]
 )(_experts_arguments)

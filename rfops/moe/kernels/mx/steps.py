@@ -24,7 +24,6 @@ from .config import (
     ExpertTiles,
     MxMoeConfig,
     RegisterDown,
-    RingGateUp,
     StagedDown,
 )
 
@@ -142,13 +141,19 @@ def gate_up(c: Call, fmt: Format, config: MxMoeConfig) -> Step:
     tensors = {"x": "x_q", "w": "w1", "w_scale": "w1_scale", "out": "h_q", "out_scale": "h_scale"}
     if isinstance(tiles, ExpertTiles):
         return _expert_tiles(c, fmt, config, product, tiles, tensors)
-    all_defines = experts_defines(c, fmt, config, product, config.expert_tiles)
-    defines = {name: all_defines[name] for name in kernels.RING}
-    groups = _groups(c, fmt, product, RingGateUp.m_tiles, config.up_n, per_cu=1)
+    defines = {
+        "HALF": IN_TYPES[c.x_dtype],
+        "BUMP": fmt.bumps[c.rounding],
+        "OUT_CHUNK": down_product(c, config).chunk(fmt),
+        "TOP_K": c.K,
+        "TILED_H": int(config.columns > 0),
+        "N_WAVES": tiles.n_waves,
+    }
+    groups = _groups(c, fmt, product, tiles.m_tiles, tiles.n_waves, per_cu=1)
     return Step(
         kernels.moe_mx_gate_up_kernel,
         defines,
-        RingGateUp.waves * WAVE,
+        tiles.waves * WAVE,
         groups,
         {**_sizes(c, fmt, config, product), **tensors, "groups": groups},
     )
