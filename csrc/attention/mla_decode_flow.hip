@@ -28,6 +28,7 @@ constexpr bool kQueryFp8 = RFOPS_Q_FP8;
 constexpr bool kPaged = RFOPS_PAGED;     // pages of more than one token
 constexpr bool kRope = RFOPS_ROPE;       // rotate keys by their position in the sequence
 constexpr bool kRagged = RFOPS_RAGGED;   // sequences have some number of queries each
+constexpr bool kEven = RFOPS_EVEN;       // sequences of equal lengths have equally many workers
 constexpr u32 kMinTokens = RFOPS_LEAST;  // tokens of a worker at least
 constexpr u32 kMaxSpins = RFOPS_TURNS;   // that a part waits for others, at most
 // Granule of split boundaries in tokens, also the fixed overhead per sequence: equal sequences with
@@ -458,9 +459,8 @@ extern "C" __global__ void
   }
   SequenceChunk chunk(seqs, 0, 0);
   const u32 total = batch <= kWaveSize ? chunk.next : seqs.total(seqs.tokens());
-  // As many workers as have kMinTokens each, at least one per sequence.
-  const u32 fit = (total - kCut * batch) / kMinTokens;
-  const WorkPartition partition(total, workers, fit < batch ? batch : fit);
+  const WorkPartition partition =
+      partition_for_flow<kCut, kMinTokens, kEven>(chunk, batch, total, workers);
   const u32 worker = worker_of(id, partition.active, batch, workers);
   if (worker == kNoWorker) return;
   const u32 range_begin = partition.begin(worker), range_end = partition.begin(worker + 1);

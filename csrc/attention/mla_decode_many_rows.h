@@ -8,6 +8,7 @@
 //     kRagged       sequences differ in their number of queries
 //     kPFp8         P and V are FP8
 //     kMinTokens    least number of tokens per worker
+//     kEven         sequences of equal lengths have equally many workers
 //     kMaxSpins     limit of the spin-wait for other workgroups
 //
 // A workgroup walks its KV splits, computes attention for each, and stores the output or a partial.
@@ -184,6 +185,20 @@ __device__ inline void store_empty(const Target& target) {
   }
 }
 
+// Partitions the work over as many workers as have kMinTokens each; if kEven and lengths are
+// equal, over fewer, such that each sequence has as many.
+__device__ inline WorkPartition partition_of(const SequenceTable& seqs, u32 workers) {
+  const u32 sum = seqs.tokens(), total = seqs.total(sum), fit = sum / kMinTokens;
+  if constexpr (kEven) {
+    const u32 most = fit < workers ? fit : workers;
+    if (seqs.count <= most) {
+      return partition_by_lengths<kTokens>(SequenceChunk(seqs, 0, 0), seqs.count, total, workers,
+                                           most, fit);
+    }
+  }
+  return WorkPartition(total, workers, fit);
+}
+
 }  // namespace
 
 // Grid: one workgroup per worker and 128 query rows, all workers of the first 128 rows first; if
@@ -276,8 +291,7 @@ extern "C" __global__ void
                   });
         });
   } else {
-    const u32 sum = seqs.tokens();
-    const WorkPartition partition(seqs.total(sum), workers, sum / kMinTokens);
+    const WorkPartition partition = partition_of(seqs, workers);
     if (id >= partition.active) return;
     const u32 worker = xcd_remap(id, partition.active);  // those of a sequence share an L2
     const u32 num_partials = (columns + kColumns - 1) / kColumns * workers * 2;

@@ -24,7 +24,7 @@ namespace {
 using namespace rfops;
 
 constexpr bool kFp8 = RFOPS_KV_FP8, kRope = RFOPS_ROPE, kPFp8 = false;
-constexpr bool kPaged = RFOPS_PAGED, kRagged = RFOPS_RAGGED;
+constexpr bool kPaged = RFOPS_PAGED, kRagged = RFOPS_RAGGED, kEven = RFOPS_EVEN;
 constexpr u32 kMinTokens = RFOPS_LEAST, kMaxSpins = RFOPS_TURNS;
 static_assert(!(kFp8 && kRope), "keys of FP8 are not rotated");
 

@@ -21,7 +21,8 @@ namespace {
 
 using namespace rfops;
 
-constexpr bool kPaged = RFOPS_PAGED, kRagged = RFOPS_RAGGED, kPFp8 = true;
+constexpr bool kPaged = RFOPS_PAGED, kRagged = RFOPS_RAGGED;
+constexpr bool kEven = RFOPS_EVEN, kPFp8 = true;
 constexpr u32 kMinTokens = RFOPS_LEAST, kMaxSpins = RFOPS_TURNS;
 using StageLayout = Fp8StageLayout;
 using Stages = Fp8Stages<kPaged>;

@@ -44,6 +44,49 @@ static_assert(is_bijective(17, 1, 256) && is_bijective(34, 2, 256) && is_bijecti
 
 }  // namespace details
 
+// Returns whether each of the first 64 sequences begins about where the first of its `splits`
+// workers does: lengths are equal, or nearly. Ranges that are one longer than others come first;
+// those of equal lengths are at most a quarter of the workers ahead.
+template <u32 kGranule>
+__device__ inline bool has_own_workers(const SequenceChunk& chunk, u32 batch,
+                                       const WorkPartition& partition, u32 splits) {
+  const u32 seq = lane_id(), begin = partition.begin(seq * splits), quarter = partition.active / 4;
+  const u32 ahead = partition.remainder < quarter ? partition.remainder : quarter;
+  const bool is_near = chunk.start <= begin + kGranule && begin <= chunk.zero + ahead;
+  return __builtin_amdgcn_ballot_w64(seq < batch && !is_near) == 0;
+}
+
+// Partitions `total` over as many workers as each sequence can have equally many of, at most
+// `most`, or over `otherwise` where lengths differ, because a worker would then have parts of two
+// sequences all the same, and the other workers nothing.
+template <u32 kGranule>
+__device__ inline WorkPartition partition_by_lengths(const SequenceChunk& chunk, u32 batch,
+                                                     u32 total, u32 workers, u32 most,
+                                                     u32 otherwise) {
+  const u32 quotient = div_u16(most, batch), splits = quotient > 1 ? quotient : 1;
+  const WorkPartition partition(total, workers, splits * batch);
+  return has_own_workers<kGranule>(chunk, batch, partition, splits)
+             ? partition
+             : WorkPartition(total, workers, otherwise);
+}
+
+// Partitions over as many workers as have kMinTokens each, at least one per sequence. Where that is
+// one, or if kEven, each sequence of equal lengths has as many. Of other lengths ranges are down to
+// kCut, what a sequence costs: no worker then has parts of three sequences, which take longer than
+// their tokens.
+template <u32 kCut, u32 kMinTokens, bool kEven>
+__device__ inline WorkPartition partition_for_flow(const SequenceChunk& chunk, u32 batch, u32 total,
+                                                   u32 workers) {
+  const u32 fit = (total - kCut * batch) / kMinTokens;
+  if constexpr (kEven || kMinTokens > kCut) {
+    if (batch <= workers && (kEven || fit <= batch)) {
+      const u32 most = fit < workers ? fit : workers;
+      return partition_by_lengths<kCut>(chunk, batch, total, workers, most, total / kCut);
+    }
+  }
+  return WorkPartition(total, workers, fit < batch ? batch : fit);
+}
+
 // Tokens `begin` to `end` of a sequence; `zero` is the position of its first token in the work.
 struct KvSplit {
   u32 sequence, zero, begin, end, length;

@@ -86,30 +86,77 @@ def test_shared_out(arch: str, lens: list[int], workers: int, least: int, fp8: b
     assert torch.allclose(got[1], alone[1], rtol=2e-5)
 
 
+# Lengths, workers, and those that take part where lengths are equal.
 EVEN: list[tuple[list[int], int, int]] = [
     ([300] * 3, 8, 6),
-    ([100] * 5, 4, 4),
-    ([64] * 7, 40, 7),
+    ([300] * 5, 4, 4),  # more sequences than workers
+    ([130, 129, 128, 130], 7, 4),  # nearly equal
+    ([256] * 70, 150, 140),  # more than a wave looks at
 ]
+UNEVEN: list[tuple[list[int], int]] = [
+    ([50, 1800, 300], 8),
+    ([0, 1900, 0, 300], 7),
+    ([130] * 64 + [1900] * 2, 75),
+]
+KINDS: dict[str, tuple[type[FlowConfig], int, int]] = {
+    "flow": (FlowConfig, MIN_TOKENS, 4),
+    "shared": (SharedConfig, MIN_TOKENS_SHARED, 40),
+}
+
+
+def is_same(found: tuple[torch.Tensor, ...], others: tuple[torch.Tensor, ...]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(found, others, strict=True))
 
 
 @pytest.mark.thin(2)
 @pytest.mark.parametrize(("lens", "workers", "taken"), EVEN, ids=lambda v: str(v)[:16])
-@pytest.mark.parametrize("name", ["flow", "shared"])
+@pytest.mark.parametrize("name", KINDS)
 def test_sequences_in_as_many_parts(
     arch: str, name: str, lens: list[int], workers: int, taken: int
 ) -> None:
-    """Of `even` fewer workers may take part; more sequences than workers are shared out as ever."""
-    kind, least, heads = (
-        (FlowConfig, MIN_TOKENS, 4) if name == "flow" else (SharedConfig, MIN_TOKENS_SHARED, 40)
-    )
-    config = kind(workers, least, 1)
-    if name == "flow":
-        assert config.workers_of(len(lens), sum(lens)) == taken
+    """Of equal lengths `even` takes fewer workers, bit for bit as a launch of so many does."""
+    kind, least, heads = KINDS[name]
     p = problem(lens, heads, arch=arch)
-    assert_correct(run(name, p, config), p)
-    whole = kind(workers * 100, least, 1)  # no more parts than there are `least` tokens for
-    assert whole.workers_of(1, 10 * least) == 10 and whole.workers_of(3, 10 * least) == 9
+    with rfops.vgpu.check() as c:
+        found = run(name, p, kind(workers, least, 1))
+    assert_correct(found, p)
+    assert not c.findings, "\n".join(str(finding) for finding in c.findings)
+    assert is_same(found, run(name, p, kind(taken, least)))
+
+
+@pytest.mark.thin(2)
+@pytest.mark.parametrize(("lens", "workers"), UNEVEN, ids=lambda v: str(v)[:16])
+@pytest.mark.parametrize("name", KINDS)
+def test_lengths_that_differ_take_all_workers(
+    arch: str, name: str, lens: list[int], workers: int
+) -> None:
+    """Of others it shares tokens out as without, bit for bit."""
+    kind, least, heads = KINDS[name]
+    p = problem(lens, heads, arch=arch)
+    with rfops.vgpu.check() as c:
+        found = run(name, p, kind(workers, least, 1))
+    assert_correct(found, p)
+    assert not c.findings, "\n".join(str(finding) for finding in c.findings)
+    assert is_same(found, run(name, p, kind(workers, least)))
+
+
+def test_one_worker_per_sequence_is_for_equal_lengths(arch: str) -> None:
+    """Where `least` is above the mean length; others take all workers."""
+    equal, other = problem([200] * 3, 4, arch=arch), problem([100, 400, 100], 4, arch=arch)
+    whole, cut = FlowConfig(8, 4 * MIN_TOKENS), FlowConfig(8, MIN_TOKENS)
+    assert is_same(run("flow", equal, whole), run("flow", equal, FlowConfig(3, MIN_TOKENS)))
+    assert not is_same(run("flow", equal, whole), run("flow", equal, cut))
+    assert is_same(run("flow", other, whole), run("flow", other, cut))
+
+
+def test_ranges_of_lengths_that_differ(arch: str) -> None:
+    """Of few tokens they are as long as a sequence costs, which are `CUT` tokens and its own."""
+    lens = [100, 400, 100]
+    p, ranges = problem(lens, 4, arch=arch), (sum(lens) + CUT * len(lens)) // CUT
+    found = run("flow", p, FlowConfig(40, MIN_TOKENS, 1))
+    assert_correct(found, p)
+    assert is_same(found, run("flow", p, FlowConfig(ranges, MIN_TOKENS, 1)))
+    assert not is_same(found, run("flow", p, FlowConfig(ranges - 1, MIN_TOKENS, 1)))
 
 
 # Tiles of no wave, of one, of all, one more; queries that see no token of a part; another q.

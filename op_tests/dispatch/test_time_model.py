@@ -552,7 +552,6 @@ def test_mla_s_workers_take_whole_sequences_where_these_are_nearly_as_many(batch
     c = op.call_of("gfx950", B=batch, H=16, S=186 * batch, **values)
     config = op.kernels["flow"].default(c)
     assert config.even or config.least >= 186, config
-    assert config.workers_of(batch, 186 * batch) in (batch, 256), config
 
 
 def test_why_says_the_terms_of_the_choice_and_of_the_next() -> None:

@@ -38,7 +38,9 @@ class FlowConfig:
 
     workers: int  # workgroups that share the tokens of all sequences, of each 16 columns
     least: int  # tokens of a worker at least, where there are fewer than for all
-    even: int = 0  # 1: all sequences are cut into as many parts, by fewer workers where need be
+    # 1: sequences of equal lengths are cut into as many parts, by fewer workers where need be. The
+    # kernel sees lengths, a decision does not; of others it shares the tokens out as without.
+    even: int = 0
 
     def __post_init__(self) -> None:
         check_config_ints(self)
@@ -49,13 +51,6 @@ class FlowConfig:
         if self.even not in (0, 1):
             raise ValueError(f"{self}: even is 0 or 1")
 
-    def workers_of(self, batch: int, tokens: int) -> int:
-        """Return the number of workgroups per 16 query rows for `batch` sequences of `tokens`
-        tokens in all."""
-        if not self.even or not 0 < batch <= self.workers:
-            return self.workers
-        return max(min(self.workers, tokens // self.least) // batch, 1) * batch
-
 
 def _defines(
     kv: torch.dtype,
@@ -64,6 +59,7 @@ def _defines(
     page: int = 1,
     rope: bool = False,
     ragged: bool = False,
+    even: bool = False,
 ) -> dict[str, int]:
     flags = {
         "KV_FP8": kv != _BF16,
@@ -71,6 +67,7 @@ def _defines(
         "PAGED": page > 1,
         "ROPE": rope,
         "RAGGED": ragged,
+        "EVEN": even and not ragged,
     }
     return {
         **{name: int(flag) for name, flag in flags.items()},
@@ -80,8 +77,8 @@ def _defines(
 
 
 def _variants(arch: str) -> list[dict[str, int]]:
-    kinds = itertools.product((_BF16, fp8_of(arch)), (MIN_TOKENS, SHORT_MIN_TOKENS))
-    return [_defines(kv, _BF16, min_tokens) for kv, min_tokens in kinds]
+    kinds = itertools.product((_BF16, fp8_of(arch)), (MIN_TOKENS, SHORT_MIN_TOKENS), (False, True))
+    return [_defines(kv, _BF16, min_tokens, even=even) for kv, min_tokens, even in kinds]
 
 
 def arguments(
@@ -192,9 +189,8 @@ class Flow(TimedKernel):
         if self.unsupported_arch_reason(c):
             return None
         workers = self.workers(self.groups(c), c.cu_num, ARCH_SPECS[c.arch].xcds)
-        # As many parts of each sequence may be had by fewer workers, which are missed where
-        # lengths differ more than in the calls that the model is fitted to: one of four at most.
-        return self._variants(workers, 0 < c.B <= workers and workers % c.B <= workers // 4)
+        # As many parts of each sequence take fewer workers: of four one less, at most.
+        return self._variants(workers, 1 < c.B <= workers and workers % c.B <= workers // 4)
 
     def has_few_tokens(self, c: Call) -> bool:
         """Whether a call has so few tokens that the kernel is not among its choices."""
@@ -245,7 +241,7 @@ class Flow(TimedKernel):
 
     def defines(self, c: Call, config: FlowConfig) -> Mapping[str, Any]:
         forms = c.has("angles"), c.has("qo_indptr")
-        return _defines(c.kv_dtype, c.q_dtype, config.least, c.page, *forms)
+        return _defines(c.kv_dtype, c.q_dtype, config.least, c.page, *forms, even=bool(config.even))
 
     def variant(self, c: Call, config: FlowConfig) -> RunOf:
         bound = self.source.bind(c.device, self.defines(c, config), c.arch)
@@ -254,8 +250,8 @@ class Flow(TimedKernel):
         launch = bound.prepare((256, 1, 1), (*self.arguments, *angles, *SPLIT))
 
         def run_of(*sizes: int) -> Run:
-            batch, rows, heads, entries, _pages, page, _ends, width = sizes
-            workers = config.workers_of(batch, entries * page)
+            batch, rows, heads, _entries, _pages, page, _ends, width = sizes
+            workers = config.workers
             columns = rows if is_ragged else c.qo_len * heads
             groups = 1 if is_ragged else ceil(columns, self.columns)
             shift = page.bit_length() - 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -30,18 +31,20 @@ class SharedFp8Config(FlowConfig):
 
 
 def _variants(arch: str) -> list[dict[str, int]]:
-    return [_defines(kv, _BF16, MIN_TOKENS) for kv in (_BF16, fp8_of(arch))]
+    kinds = itertools.product((_BF16, fp8_of(arch)), (False, True))
+    return [_defines(kv, _BF16, MIN_TOKENS, even=even) for kv, even in kinds]
 
 
 def _fp8_defines(defines: Mapping[str, int]) -> dict[str, int]:
     """Return the defines of mla_decode_shared_fp8.hip, which has q and the cache in FP8 and no
     RoPE."""
-    return {name: defines[name] for name in ("PAGED", "RAGGED", "LEAST", "TURNS")}
+    return {name: defines[name] for name in ("PAGED", "RAGGED", "EVEN", "LEAST", "TURNS")}
 
 
 def _fp8_variants(arch: str) -> list[dict[str, int]]:
     fp8 = fp8_of(arch)
-    return [_fp8_defines(_defines(fp8, fp8, MIN_TOKENS))] * (arch in SharedFp8Kernel.archs)
+    kinds = (False, True) if arch in SharedFp8Kernel.archs else ()
+    return [_fp8_defines(_defines(fp8, fp8, MIN_TOKENS, even=even)) for even in kinds]
 
 
 _bind = compile_ops("mla_decode_shared", kernel="mla_decode_shared", variants=_variants)

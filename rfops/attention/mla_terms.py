@@ -57,7 +57,6 @@ class MlaModel(TimeModel):
     factors = (
         *("rows", "tokens"),
         *("steps", "share", "items"),  # of the fullest worker: tiles, tokens, sequences
-        "apart",  # tokens, where workgroups that load the same ones are on several dies
         *("split", "two", "fine", "parts", "tree"),
         "partials",  # workers that write them
     )
@@ -73,8 +72,7 @@ rows = num_rows
 tokens = num_tokens
 filled = maximum(maximum(floor(num_tokens / least), single * batch), 1)
 whole_workers = maximum(floor(minimum(workers, filled) / batch), 1) * batch
-launched = minimum(workers, maximum(whole_workers, uneven_workers))
-active = minimum(launched, filled)
+active = minimum(minimum(workers, maximum(whole_workers, uneven_workers)), filled)
 splits = active / batch
 sequences = batch / active
 whole_splits = ceil(splits)
@@ -95,7 +93,6 @@ head = minimum(maximum(extent * sequences - overhead - tail - extent * between, 
 cut_steps = 1 + between * ceil(length / tile) + ceil(ceil(head / cut) * cut / tile)
 steps = maximum(whole_steps, uneven * minimum(items - 1, 1) * cut_steps)
 parts = whole_splits + two
-apart = num_tokens * minimum(launched % xcds, 1)
 split = minimum(parts - 1, 1)
 tree = minimum(maximum(parts - max_flat_splits, 0), 1)
 partials = split * active
@@ -133,6 +130,7 @@ log_fill = log2(active * groups_of_cu)
     def prepare(self, v: Variants, c: Call) -> None:
         chip, row_bytes = ARCH_SPECS[c.arch], D_QK * c.kv_dtype.itemsize
         hbm, l2 = 1e6 * chip.hbm_tb_s, 1e6 * chip.l2_tb_s
+        is_apart = (v.groups > 1) * (v.workers % chip.xcds > 0)
         terms = {
             "launch": {"one": 1.0},
             "step": {"steps": 1.0},
@@ -144,7 +142,7 @@ log_fill = log2(active * groups_of_cu)
             },
             "l2": {"tokens": v.groups * (row_bytes / l2)},
             # What a worker reads, by its neighbours in other groups.
-            "apart": {"apart": 4 * v.groups * (row_bytes / l2) * (v.groups > 1)},
+            "apart": {"tokens": 4 * v.groups * (row_bytes / l2) * is_apart},
             "split": {"split": 1.0},
             "two": {"two": 1.0},
             "fine": {"fine": 1.0 * (v.least < _COARSE_CUT)},
@@ -156,7 +154,6 @@ log_fill = log2(active * groups_of_cu)
         v.derived = {
             "uneven_workers": v.workers * (v.even == 0),
             "groups_of_cu": v.groups / c.cu_num,
-            "xcds": chip.xcds,
             "layer": Layer(terms, {"one": 1.0, "bytes": math.log2(row_bytes)}),
         }
 
