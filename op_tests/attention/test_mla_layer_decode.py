@@ -133,6 +133,7 @@ def test_keys_are_turned_as_torch_turns_them(
     sizes = {"B": 3, "L": rows, "A": rows, "V": heads * 128}
     c = OP.call_of(arch, start=rows - 1, **sizes)
     lengths = torch.tensor(lens, dtype=torch.int32)
+    config = kernel.default(attention_call(c, 1))  # pages of 64 may have another
 
     def seen(turn: bool) -> torch.Tensor:
         kv = cache.clone()
@@ -143,7 +144,7 @@ def test_keys_are_turned_as_torch_turns_them(
         of = attention_call(c, page)
         of.tensors = {**of.tensors, "angles": of.tensors["angles"] if turn else None}
         out = torch.full((3, heads, 512), math.nan, dtype=BF16)
-        launch = kernel.variant(of, kernel.default(of))(*of.sizes.values())
+        launch = kernel.variant(of, config)(*of.sizes.values())
         given = (angles,) if turn else ()
         launch(out, q, kv, lengths, table, lengths, None, None, None, None, *given)
         return out
