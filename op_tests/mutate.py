@@ -47,7 +47,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 GROUPS = {
-    "kernels": r"csrc/(?!vgpu|launcher|bench|blaslt|hip_shim)[\w/]+\.(hip|h)",
+    "kernels": r"csrc/(?!vgpu|launcher|bench|blaslt|hip_shim|peers)[\w/]+\.(hip|h)",
     "ops": r"rfops/(gemm|moe|attention|quantization)/[\w/]+\.py",
     "engine": r"(jit|rfops/dispatch)/[\w/]+\.py|csrc/launcher/\w+\.(h|cpp)",
 }
