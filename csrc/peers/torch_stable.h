@@ -70,7 +70,7 @@ class Tensor {
   const T* const_data_ptr() const {
     return static_cast<const T*>(data_);
   }
-  void own(void* data) {
+  void take_ownership(void* data) {
     owned_.reset(data, [](void* address) { (void)hipFree(address); });
     data_ = data;
   }
@@ -86,7 +86,7 @@ inline Tensor new_empty(const Tensor&, std::initializer_list<int64_t> sizes, Sca
   Tensor result(nullptr, type, sizes);
   void* data = nullptr;
   if (result.numel() && hipMalloc(&data, result.numel() * result.element_size()) == hipSuccess)
-    result.own(data);
+    result.take_ownership(data);
   return result;
 }
 

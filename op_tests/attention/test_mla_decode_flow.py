@@ -108,6 +108,17 @@ def is_same(found: tuple[torch.Tensor, ...], others: tuple[torch.Tensor, ...]) -
     return all(torch.equal(a, b) for a, b in zip(found, others, strict=True))
 
 
+def check_even(arch: str, name: str, lens: list[int], workers: int, as_by: int) -> None:
+    """`even` is right, and has the bits of a launch of `as_by` workers without it."""
+    kind, least, heads = KINDS[name]
+    p = problem(lens, heads, arch=arch)
+    with rfops.vgpu.check() as c:
+        found = run(name, p, kind(workers, least, 1))
+    assert_correct(found, p)
+    assert not c.findings, "\n".join(str(finding) for finding in c.findings)
+    assert is_same(found, run(name, p, kind(as_by, least)))
+
+
 @pytest.mark.thin(2)
 @pytest.mark.parametrize(("lens", "workers", "taken"), EVEN, ids=lambda v: str(v)[:16])
 @pytest.mark.parametrize("name", KINDS)
@@ -115,13 +126,7 @@ def test_sequences_in_as_many_parts(
     arch: str, name: str, lens: list[int], workers: int, taken: int
 ) -> None:
     """Of equal lengths `even` takes fewer workers, bit for bit as a launch of so many does."""
-    kind, least, heads = KINDS[name]
-    p = problem(lens, heads, arch=arch)
-    with rfops.vgpu.check() as c:
-        found = run(name, p, kind(workers, least, 1))
-    assert_correct(found, p)
-    assert not c.findings, "\n".join(str(finding) for finding in c.findings)
-    assert is_same(found, run(name, p, kind(taken, least)))
+    check_even(arch, name, lens, workers, as_by=taken)
 
 
 @pytest.mark.thin(2)
@@ -131,13 +136,7 @@ def test_lengths_that_differ_take_all_workers(
     arch: str, name: str, lens: list[int], workers: int
 ) -> None:
     """Of others it shares tokens out as without, bit for bit."""
-    kind, least, heads = KINDS[name]
-    p = problem(lens, heads, arch=arch)
-    with rfops.vgpu.check() as c:
-        found = run(name, p, kind(workers, least, 1))
-    assert_correct(found, p)
-    assert not c.findings, "\n".join(str(finding) for finding in c.findings)
-    assert is_same(found, run(name, p, kind(workers, least)))
+    check_even(arch, name, lens, workers, as_by=workers)
 
 
 def test_one_worker_per_sequence_is_for_equal_lengths(arch: str) -> None:

@@ -192,8 +192,9 @@ std::vector<u8> decompress_range(Bytes file, u64 limit, u64 offset, u64 count, s
   const u64 begin = std::min(offset, header->content_bytes);
   const u64 end = begin + std::min(count, header->content_bytes - begin);
   std::vector<u8> skipped(std::min(begin, kStepBytes)), bytes;
-  for (u64 at = 0; at < begin && reader.error().empty(); at += skipped.size()) {
-    reader.read(skipped.data(), std::min(begin - at, kStepBytes));
+  for (u64 num_skipped = 0; num_skipped < begin && reader.error().empty();
+       num_skipped += skipped.size()) {
+    reader.read(skipped.data(), std::min(begin - num_skipped, kStepBytes));
   }
   // In steps, so that a corrupt size claims no memory beyond the contents.
   while (bytes.size() < end - begin && reader.error().empty()) {
