@@ -190,10 +190,10 @@ __device__ inline void store_empty(const Target& target) {
 __device__ inline WorkPartition partition_of(const SequenceTable& seqs, u32 workers) {
   const u32 sum = seqs.tokens(), total = seqs.total(sum), fit = sum / kMinTokens;
   if constexpr (kEven) {
-    const u32 most = fit < workers ? fit : workers;
-    if (seqs.count <= most) {
+    const u32 max_workers = fit < workers ? fit : workers;
+    if (seqs.count <= max_workers) {
       return partition_by_lengths<kTokens>(SequenceChunk(seqs, 0, 0), seqs.count, total, workers,
-                                           most, fit);
+                                           max_workers, fit);
     }
   }
   return WorkPartition(total, workers, fit);

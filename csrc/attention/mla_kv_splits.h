@@ -51,19 +51,19 @@ template <u32 kGranule>
 __device__ inline bool has_own_workers(const SequenceChunk& chunk, u32 batch,
                                        const WorkPartition& partition, u32 splits) {
   const u32 seq = lane_id(), begin = partition.begin(seq * splits), quarter = partition.active / 4;
-  const u32 ahead = partition.remainder < quarter ? partition.remainder : quarter;
-  const bool is_near = chunk.start <= begin + kGranule && begin <= chunk.zero + ahead;
+  const u32 max_shift = partition.remainder < quarter ? partition.remainder : quarter;
+  const bool is_near = chunk.start <= begin + kGranule && begin <= chunk.zero + max_shift;
   return __builtin_amdgcn_ballot_w64(seq < batch && !is_near) == 0;
 }
 
 // Partitions `total` over as many workers as each sequence can have equally many of, at most
-// `most`, or over `otherwise` where lengths differ, because a worker would then have parts of two
-// sequences all the same, and the other workers nothing.
+// `max_workers`, or over `otherwise` where lengths differ, because a worker would then have parts
+// of two sequences all the same, and the other workers nothing.
 template <u32 kGranule>
 __device__ inline WorkPartition partition_by_lengths(const SequenceChunk& chunk, u32 batch,
-                                                     u32 total, u32 workers, u32 most,
+                                                     u32 total, u32 workers, u32 max_workers,
                                                      u32 otherwise) {
-  const u32 quotient = div_u16(most, batch), splits = quotient > 1 ? quotient : 1;
+  const u32 quotient = div_u16(max_workers, batch), splits = quotient > 1 ? quotient : 1;
   const WorkPartition partition(total, workers, splits * batch);
   return has_own_workers<kGranule>(chunk, batch, partition, splits)
              ? partition
@@ -80,8 +80,8 @@ __device__ inline WorkPartition partition_for_flow(const SequenceChunk& chunk, u
   const u32 fit = (total - kCut * batch) / kMinTokens;
   if constexpr (kEven || kMinTokens > kCut) {
     if (batch <= workers && (kEven || fit <= batch)) {
-      const u32 most = fit < workers ? fit : workers;
-      return partition_by_lengths<kCut>(chunk, batch, total, workers, most, total / kCut);
+      const u32 max_workers = fit < workers ? fit : workers;
+      return partition_by_lengths<kCut>(chunk, batch, total, workers, max_workers, total / kCut);
     }
   }
   return WorkPartition(total, workers, fit < batch ? batch : fit);
