@@ -27,7 +27,7 @@ END_SECONDS = 10.0  # from the last answer to the process's end
 GRACE_SECONDS = 2.0  # from a hang-up of its own to its end
 MOST_FINDINGS = 64 << 20  # bytes
 _MAX_TEXT, _MAX_LINES = 1000, 12  # of an entry's words
-OVERWRITTEN = "its process wrote over the evaluator's replies"
+OVERWRITTEN = "its process, or a fork of it, wrote over the evaluator's replies"
 TWICE = "two processes answered: it forked and both went on"
 
 
