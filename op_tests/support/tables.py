@@ -43,3 +43,9 @@ def overlay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
         return file
 
     return write
+
+
+def lines(file: Path) -> list[dict[str, str]]:
+    """The rows of a table that a command has written."""
+    with file.open(newline="") as stream:
+        return list(csv.DictReader(stream))
