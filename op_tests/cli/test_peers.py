@@ -332,3 +332,13 @@ def test_lines_of_launches() -> None:
         "  lacking of the peer, not counted: quant: gone",
     ]
     assert bench.launch_lines({"us": 15.0}) == []
+
+
+def test_a_call_that_no_kernel_of_the_peer_takes(
+    checkout: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its tiles have 128 columns."""
+    assert cli.main(["bench", OP, "--shape", "8", "72", "128", "--peers", str(checkout)]) == 0
+    out = capsys.readouterr().out
+    assert "lacking of the peer, not counted: a kernel that takes this call" in out
+    assert "peer over this" not in out

@@ -225,7 +225,7 @@ def _figures(measured: cost.Cost, roofline: cost.Roofline) -> Row:
 
 def _peer_figures(call: PeerCall | None) -> Row:
     if call is None:
-        return {}
+        return {"peer lacks": "a kernel that takes this call"}
     figures: Row = {"peer": call.name, "peer us": call.us}
     figures["peer launch times"] = _launches_text(call.launches)
     return figures | {"peer lacks": "; ".join(call.uncounted)}
@@ -237,9 +237,10 @@ def _launches_text(launches: Iterable[tuple[str, float]]) -> str:
 
 def launch_lines(row: Row) -> list[str]:
     """Each launch of the op's call and of the peer's, their sums, the ratio, and what the peer's
-    sum lacks."""
+    sum lacks, or that no kernel of the peer takes the call."""
+    lacking = f"  {'lacking':8}of the peer, not counted: {row.get('peer lacks')}"
     if not row.get("peer launch times"):
-        return []
+        return [lacking] if row.get("peer lacks") else []
     lines = [
         f"  {who:8}{launch}"
         for who, name in (("this", "launch times"), ("peer", "peer launch times"))
@@ -249,9 +250,7 @@ def launch_lines(row: Row) -> list[str]:
     if us:
         total = f"this {us:.3g} us, peer {peer_us:.3g} us, peer over this {peer_us / us:.3g}"
         lines.append(f"  {'total':8}{total}")
-    if row["peer lacks"]:
-        lines.append(f"  {'lacking':8}of the peer, not counted: {row['peer lacks']}")
-    return lines
+    return [*lines, lacking] if row["peer lacks"] else lines
 
 
 # ---------------------------------------------------------------- the run
