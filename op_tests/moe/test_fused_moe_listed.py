@@ -13,6 +13,8 @@ import rfops.vgpu
 from rfops.cli import tune
 from rfops.dispatch.problem import call_on
 from rfops.moe import fused_moe, fused_moe_fp8
+from rfops.moe.kernels.bf16.hip import XCDS
+from rfops.moe.kernels.listed import STRIP, WAVES
 from rfops.quantization.shuffle import shuffle_weight
 from support import moe_fp8_problems, moe_problems
 from support.tables import Write
@@ -184,6 +186,25 @@ def test_up_quantises_x(
 def test_which_calls_take_it(op: Any, m: int, experts: int, kernel: str, arch: str) -> None:
     c = call_on(op, {"M": m, "D": 2048, "I": 384, "E": experts, "K": 8}, CPU)
     assert op.route(c).backend == kernel, c
+
+
+@pytest.mark.parametrize("op", [fused_moe.OP, fused_moe_fp8.OP], ids=["16-bit", "fp8"])
+@pytest.mark.parametrize(
+    ("m", "d", "i", "e"), [(192, 5120, 384, 160), (512, 7168, 256, 384), (384, 2048, 768, 128)]
+)
+def test_xcds_get_as_many_columns(op: Any, m: int, d: int, i: int, e: int, arch: str) -> None:
+    """Workgroup n of `down` is of XCD n % 8. A last workgroup of fewer columns for each expert
+    would be of the same XCDs each time."""
+    c = call_on(op, {"M": m, "D": d, "I": i, "E": e, "K": 8}, CPU)
+    step = op.kernels["listed"].down(c, "h")
+    assert isinstance(step.grid, tuple)
+    groups, slots, _ = step.grid
+    all_strips = d // (WAVES * STRIP)
+    strips = min(int(step.arguments["strips"]), all_strips)
+    columns = [0] * XCDS
+    for n in range(groups * slots):
+        columns[n % XCDS] += min(strips, all_strips - n % groups * strips)
+    assert max(columns) <= 1.01 * sum(columns) / XCDS, columns
 
 
 def test_a_tuner_tries_it_and_a_row_may_name_it(arch: str, overlay: Write) -> None:
