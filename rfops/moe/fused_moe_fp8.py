@@ -9,7 +9,7 @@ silu(g) * u is rounded to x's dtype before it is quantised, as where the two pro
 | kernel | what it takes |
 |---|---|
 | stream (kernels/fp8/stream.py) | up to 32 tokens; first up to 16 of short experts |
-| listed (kernels/listed.py) | up to 512 tokens; first where experts have few rows |
+| listed (kernels/listed.py) | up to 512 tokens; beside `hip` by predicted time |
 | hip (kernels/fp8/hip.py) | gfx942 (e4m3fnuz) and gfx950 (e4m3), up to 512 experts |
 | triton (kernels/fp8/triton.py) | AMD's, and NVIDIA's with FP8 |
 | torch | whatever is left, expert by expert |
@@ -111,7 +111,10 @@ class Torch(Kernel):
         return lambda *_sizes: run
 
 
-STREAMED_I = 2048  # of experts that `stream` takes first
+# Of experts that `stream` takes first. Its time over that of `listed` in timing mode, raw and
+# shuffled, 1 to 12 tokens, where `down` of `listed` does not quantise h: 4096 x 1792, MI355X 0.93
+# to 1.03, MI300X 0.89 to 0.97; 6144 x 2048 and 7168 x 2048, 1.05 to 1.25 and 0.99 to 1.16.
+STREAMED_I, STREAMED_D = 2048, 4096
 _LISTED = HipFp8Listed()
 
 
@@ -159,18 +162,17 @@ class _Fp8Moe(Moe):
 
     def order(self, c: Call) -> Sequence[str]:
         """`stream` first up to 16 tokens of experts so short that it has two launches; then
-        `listed` for experts of few rows. Timing mode, up to 16 tokens, MI355X and MI300X: `stream`
-        took 0.86 to 0.98 of `listed`'s time with I of 256, `listed` 0.86 to 0.96 of `stream`'s
-        with I of 384 to 1536, where its `down` quantises h."""
-        names = moved(super().order(c), HipFp8Listed.name, _LISTED.is_quickest(c))
+        `listed` and `hip` by their predicted times. Timing mode, up to 16 tokens, MI355X and
+        MI300X: `stream` took 0.86 to 0.98 of `listed`'s time with I of 256, `listed` 0.86 to 0.96
+        of `stream`'s with I of 384 to 1536, where its `down` quantises h."""
         if c.I <= FEW_BLOCKS * BLOCK:
             max_tokens = TILE
-        elif _LISTED.raw_blocks(c):
+        elif _LISTED.raw_blocks(c) or c.D > STREAMED_D:
             max_tokens = 0
         else:
             # MI300X, 4 tokens of 4096 x 1536: 165.5 us, by `listed` 163.8; 1 token: 54.0, 58.8.
             max_tokens = 3 if c.arch == "gfx942" else TILE
-        return moved(names, HipFp8Stream.name, c.M <= max_tokens and c.I <= STREAMED_I)
+        return moved(super().order(c), HipFp8Stream.name, c.M <= max_tokens and c.I <= STREAMED_I)
 
     def draw(self, rng: random.Random) -> dict[str, Any]:
         return layers.draw(rng, BLOCK)

@@ -19,6 +19,11 @@ from .layers import chosen_experts
 
 COLUMNS = 256  # rows of weights of a tile, in the first launch of gate and of up half each
 STEP_BYTES = 128  # of K of a step
+OPERAND_ROWS = 16  # of a matrix instruction
+FEW_ROWS = 10  # of an expert on average: few have more than 16
+# Rows of an expert on average up to which a pass of `listed` over an expert's weights has so many
+# tiles of 16 rows.
+PASS_TILES, MANY_PASS_TILES = ((FEW_ROWS, 1), (20, 2)), 4
 _EXACT_M = 16  # up to which M counts exactly
 _TAIL = 4.0  # standard deviations of an expert's rows beyond which no expert is
 
@@ -28,6 +33,7 @@ class Traits(NamedTuple):
 
     rows: float  # of a tile at most
     max_tokens: float = math.inf  # that it takes
+    is_listed: float = 0.0  # workgroups have few columns and all rows of an expert
 
 
 class ExpertsModel(TimeModel):
@@ -48,6 +54,9 @@ class ExpertsModel(TimeModel):
         "memory": "1: of the chosen experts' weights once, at HBM's rate",
         "l2": "1: of what all tiles load, at L2's rate",
         "tokens": "1: of x, h and experts' results, written and read, at HBM's rate",
+        "listed_rows": "us a K-step, 256 columns and 16 rows of `listed`, beyond an expert's first",
+        "listed_tiles": "us the same, rows of a pass that no token has too",
+        "listed_steps": "us a K-step of a workgroup of down of `listed`",
     }
     terms = tuple(units)
     logs = ("one", "M", "D", "I", "experts", "rows", "up_tiles", "down_tiles")
@@ -57,6 +66,7 @@ class ExpertsModel(TimeModel):
         *("up", "down"),  # rounds of tiles
         *("up_granules", "down_granules"),  # the same, each granule of a tile's rows for itself
         *("tiles", "granules"),  # of rows
+        *("operands", "listed_tiles"),  # of 16 rows; of passes of `listed`, with the empty ones
     )
 
     def like(self, c: Call) -> Call:
@@ -69,7 +79,7 @@ class ExpertsModel(TimeModel):
         return ()
 
     def prepare(self, v: Variants, c: Call) -> None:
-        heights = [*map(int, v.rows), self.granule]
+        heights = [*map(int, v.rows), self.granule, OPERAND_ROWS]
         v.derived = {"heights": heights, "cus": np.array(float(c.cu_num))}
 
     def layer_key(self, c: Call) -> Any:
@@ -83,6 +93,7 @@ class ExpertsModel(TimeModel):
         up_steps = math.ceil(c.D * size / STEP_BYTES)
         down_steps = math.ceil(c.I * size / STEP_BYTES)
         steps = up_columns * up_steps + down_columns * down_steps
+        listed_steps = v.is_listed * (steps / cus)
         terms = {
             "launch": {"one": 1.0},
             "up": {"up": up_steps},
@@ -98,6 +109,11 @@ class ExpertsModel(TimeModel):
             "tokens": {
                 "M": (c.D * (4 + 2 * size) + 2 * all_rows * (c.I * size + 2 * c.D)) / hbm,
             },
+            **{
+                name: {factor: listed_steps, "experts": -listed_steps}
+                for name, factor in (("listed_rows", "operands"), ("listed_tiles",) * 2)
+            },
+            "listed_steps": {"one": v.is_listed * down_steps},
         }
         logs = {"one": 1.0, "D": math.log2(c.D), "I": math.log2(c.I)}
         derived = {"up": np.array(float(up_columns)), "down": np.array(float(down_columns))}
@@ -109,13 +125,19 @@ class ExpertsModel(TimeModel):
         """Excluded are variants for fewer tokens."""
         num_shared, all_rows = c.E - c.R, c.M * (c.K + c.E - c.R)
         hit = chosen_experts(c.M, c.K, c.R) + num_shared
-        m, experts, up, down, up_granules, down_granules, tiles, granules = factors
+        m, experts, up, down, up_granules, down_granules, tiles, granules, *listed = factors
         log_m, log_experts, log_rows, log_up, log_down = logs
         m.fill(c.M)
         experts.fill(hit)
-        *num_tiles, num_granules = all_row_tiles(c.M, c.K, c.R, num_shared, v.derived["heights"])
+        heights, tiles_of_pass = v.derived["heights"], pass_tiles(c)
+        *num_tiles, num_granules, num_operands, num_passes = all_row_tiles(
+            c.M, c.K, c.R, num_shared, (*heights, OPERAND_ROWS * tiles_of_pass)
+        )
+        operands, listed_tiles = listed
         tiles[:] = num_tiles
         granules.fill(num_granules)
+        operands.fill(num_operands)
+        listed_tiles.fill(num_passes * tiles_of_pass)
         granules_per_tile = granules / tiles
         for columns, rounds, rounds_of_granules, log in (
             (layer.derived["up"], up, up_granules, log_up),
@@ -140,6 +162,12 @@ class Bf16Model(ExpertsModel):
 
     def __init__(self, _name: str) -> None:
         super().__init__("fused_moe")
+
+
+def pass_tiles(c: Call) -> int:
+    """Tiles of 16 rows that a pass of `listed` over an expert's weights has."""
+    rows = c.M * c.K / max(c.R, 1)  # none is routed where all experts are shared
+    return next((tiles for most, tiles in PASS_TILES if rows <= most), MANY_PASS_TILES)
 
 
 def coarse_tokens(c: Call) -> Call:

@@ -19,13 +19,14 @@ from torch import Tensor
 
 from rfops.dispatch.declare import fp8_of
 from rfops.dispatch.guards import MAX_BYTES
-from rfops.dispatch.heuristic import ceil
+from rfops.dispatch.heuristic import Columns, ceil
 from rfops.dispatch.kernel import Call, Run
 from rfops.dispatch.steps import Step, run_steps
 from rfops.dispatch.strided import matrix_strides
 from rfops.jit import compile_ops, u32
 
 from .. import router
+from ..terms import FEW_ROWS, MANY_PASS_TILES, Traits, pass_tiles
 from .bf16.hip import IN_TYPES, XCDS, HipMoeFixed, chosen, id_defines, num_rows
 from .fp8.hip import quantise, quantized
 from .fp8.stream import TILE, hits, up_tile
@@ -34,10 +35,8 @@ from .pairs import sum_of_pairs
 MAX_TOKENS = 512
 THREADS, WAVES = 256, 4  # of a workgroup; a thread finds the experts of each 256th token
 LINE, FEW_LINES = 128, 4  # bytes of K; lines up to which a load has two
-FEW_ROWS = 10  # of an expert on average: few have more than 16
-# Rows of an expert on average up to which a pass has so many tiles, and a load so many lines.
-TILES = (FEW_ROWS, 1, 4), (20, 2, 4)
-MANY_TILES = 4, 2
+PASS_LINES, MANY_PASS_LINES = 4, 2  # that a load of weights brings, where passes have many tiles
+_ONE = Columns([None])  # it has no variants
 # Rows of an expert on average up to which `up` quantises x of shuffled weights, whose loads leave
 # registers for it. Timing mode, MI355X: 2 rows, 7168 x 256: 133.2 us instead of 133.6 and a launch
 # of 3.6; 4 rows, 2048 x 768: 68.2, 66.8 and 3.3; 9.6 rows, 5120 x 384: 116.5, 106.4 and 3.9.
@@ -92,6 +91,20 @@ class HipListed(HipMoeFixed):
     def is_fp8(self) -> bool:
         return self.weight_bits == 8
 
+    def space(self, c: Call) -> Columns[Any] | None:
+        elements = LINE * 8 // self.weight_bits
+        fits = c.D % elements == c.I % elements == 0
+        return _ONE if fits and not self.unsupported_arch_reason(c) else None
+
+    def full_space(self, c: Call) -> Columns[Any] | None:  # type: ignore[override]
+        return self.space(c)
+
+    def family(self, _config: Any, _c: Call) -> str:
+        return ""
+
+    def traits(self, _config: Any, _c: Call) -> tuple[float, ...]:
+        return Traits(rows=TILE * MANY_PASS_TILES, max_tokens=MAX_TOKENS, is_listed=1.0)
+
     def unsupported_reason(self, c: Call) -> str | None:
         if c.M > MAX_TOKENS:
             return f"{c.M} tokens: it takes up to {MAX_TOKENS}"
@@ -142,8 +155,8 @@ class HipListed(HipMoeFixed):
     def tiles(self, c: Call) -> tuple[int, int]:
         """Tiles of 16 rows that a pass over an expert's weights has, and cache lines of a row that
         a load of weights brings: many rows leave registers for few lines."""
-        rows = c.M * c.K / max(c.R, 1)  # none is routed where all experts are shared
-        return next(((t, lines) for most, t, lines in TILES if rows <= most), MANY_TILES)
+        tiles = pass_tiles(c)
+        return tiles, MANY_PASS_LINES if tiles == MANY_PASS_TILES else PASS_LINES
 
     def raw_blocks(self, c: Call) -> int:
         """Blocks of K of h that `down` quantises; 0: it does not."""
@@ -250,20 +263,12 @@ class HipFp8Listed(HipListed):
 
     more_modules: ClassVar[tuple[str, ...]] = (*HipListed.more_modules, "moe_fp8_stream_up_tile")
     weight_bits = 8
-    # Of an expert on average, up to which it comes before `hip`. Its time over that of `hip` in
-    # timing mode, least and largest of three shapes each with raw and shuffled weights: MI355X, 19
-    # to 24 rows 0.72 to 1.01, 25 to 32 rows 0.75 to 1.17; MI300X 0.82 to 0.97 and 0.81 to 1.03.
-    max_rows: ClassVar[Mapping[str, int]] = {"gfx942": 32, "gfx950": 24}
     # Tiles of 16 rows by 128 of h, that leave a CU two workgroups on gfx942, three on gfx950.
     max_h_tiles: ClassVar[Mapping[str, int]] = {"gfx942": 7, "gfx950": 12}
     # Strips of a wave of `down` of several tiles. Timing mode, two and four: 256 tokens, 128
     # experts of 2048 x 384: MI355X 72.7 us, 70.2, MI300X 96.9, 102.0; 128 tokens, 64 of
     # 4096 x 384: MI355X 71.0, 69.1, MI300X 100.2, 98.7.
     min_tall_strips: ClassVar[Mapping[str, int]] = {"gfx942": 2, "gfx950": 4}
-
-    def is_quickest(self, c: Call) -> bool:
-        """Whether experts have so few rows that it comes before `hip`."""
-        return bool(c.M * c.K <= self.max_rows.get(c.arch, 0) * c.R)
 
     def products(self, c: Call) -> list[Step]:
         quantises_h = self.raw_blocks(c) > 0
