@@ -31,8 +31,8 @@ constexpr bool kRagged = RFOPS_RAGGED;   // sequences have some number of querie
 constexpr bool kEven = RFOPS_EVEN;       // sequences of equal lengths have equally many workers
 constexpr u32 kMinTokens = RFOPS_LEAST;  // tokens of a worker at least
 constexpr u32 kMaxSpins = RFOPS_TURNS;   // that a part waits for others, at most
-// Granule of split boundaries in tokens, also the fixed overhead per sequence: equal sequences with
-// equally many workers are then cut into equal splits.
+// Granule of split boundaries in tokens, also the fixed overhead per sequence (but of SingleParts):
+// equal sequences with equally many workers are then cut into equal splits.
 constexpr u32 kCut = kMinTokens < 64 ? kMinTokens : 64;
 static_assert(kCut % 32 == 0);
 static_assert(!(kFp8 && kRope), "of FP8 the two halves of a pair are in two lanes");
@@ -46,6 +46,7 @@ using Tiles = StagedTiles<kFp8, kPaged, kRope>;
 constexpr u32 kSlicesPerPass = 2;
 #endif
 constexpr u32 kWaves = kMlaWaves, kThreads = kWaves * kWaveSize;
+constexpr u32 kTile = kWaves * Row::kTokens;                          // tokens of a step
 constexpr bool kSharesQuery = Tiles::kPrefetchesPages && !kQueryFp8;  // waves do, by LDS
 
 constexpr u32 kLds = kWaves * Tiles::kLds;
@@ -460,7 +461,8 @@ extern "C" __global__ void
   SequenceChunk chunk(seqs, 0, 0);
   const u32 total = batch <= kWaveSize ? chunk.next : seqs.total(seqs.tokens());
   const WorkPartition partition =
-      partition_for_flow<kCut, kMinTokens, kEven>(chunk, batch, total, workers);
+      partition_for_flow<kCut, kMinTokens, kEven, kTile, CombineAll::kMaxSplits>(seqs, chunk, total,
+                                                                                 workers);
   const u32 worker = worker_of(id, partition.active, batch, workers);
   if (worker == kNoWorker) return;
   const u32 range_begin = partition.begin(worker), range_end = partition.begin(worker + 1);

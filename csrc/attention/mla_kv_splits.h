@@ -56,6 +56,12 @@ __device__ inline bool has_own_workers(const SequenceChunk& chunk, u32 batch,
   return __builtin_amdgcn_ballot_w64(seq < batch && !is_near) == 0;
 }
 
+// Returns how many of at most `max_workers` workers each sequence can have, at least one.
+__device__ inline u32 max_splits(u32 max_workers, u32 batch) {
+  const u32 quotient = div_u16(max_workers, batch);
+  return quotient > 1 ? quotient : 1;
+}
+
 // Partitions `total` over as many workers as each sequence can have equally many of, at most
 // `max_workers`, or over `otherwise` where lengths differ, because a worker would then have parts
 // of two sequences all the same, and the other workers nothing.
@@ -63,28 +69,90 @@ template <u32 kGranule>
 __device__ inline WorkPartition partition_by_lengths(const SequenceChunk& chunk, u32 batch,
                                                      u32 total, u32 workers, u32 max_workers,
                                                      u32 otherwise) {
-  const u32 quotient = div_u16(max_workers, batch), splits = quotient > 1 ? quotient : 1;
+  const u32 splits = max_splits(max_workers, batch);
   const WorkPartition partition(total, workers, splits * batch);
   return has_own_workers<kGranule>(chunk, batch, partition, splits)
              ? partition
              : WorkPartition(total, workers, otherwise);
 }
 
+// Ranges of few tokens, each with a part of one sequence alone: a sequence then costs a range
+// beside its tokens, and no range has the end of one and the begin of the next.
+struct SingleParts {
+  u32 range;        // tokens, or 0 where that takes longer ranges than are worth it
+  bool is_limited;  // ranges are longer so that no sequence has more than kMaxParts parts
+
+  // Of at most `workers` ranges. `tokens` is without what sequences cost; 64 sequences are looked
+  // at. A tree of parts takes more time than ranges up to kMaxRange do.
+  template <u32 kCut, u32 kMaxRange, u32 kMaxParts>
+  __device__ static SingleParts make(const SequenceChunk& chunk, u32 batch, u32 tokens,
+                                     u32 workers) {
+    u32 range = kCut;
+    if (tokens > (workers - batch) * kCut || batch >= workers) {
+      if (batch >= workers || tokens > (workers - batch) * kMaxRange) return {0, false};
+      range = div_u16(tokens + workers - batch - 1, workers - batch);
+    }
+    if (__builtin_amdgcn_ballot_w64(chunk.length > range * kMaxParts) == 0) return {range, false};
+    const u32 longest = static_cast<u32>(max_of_wave(static_cast<i32>(chunk.length)));
+    const u32 long_range = longest / (kMaxParts - 1) + 1;  // for one less, as one begins anywhere
+    return long_range > kMaxRange ? SingleParts{range, false} : SingleParts{long_range, true};
+  }
+  // Partitions `tokens` over at most `workers`, and makes a range what a sequence costs.
+  __device__ WorkPartition partition(SequenceTable& seqs, SequenceChunk& chunk, u32 tokens,
+                                     u32 workers) const {
+    const u32 batch = seqs.count, more = range - seqs.cost.leading;
+    seqs.cost.leading = range;
+    if (lane_id() < batch) chunk.start += more * lane_id();
+    chunk.zero = chunk.start + range;
+    chunk.next += more * (batch < kWaveSize ? batch : kWaveSize);
+    // None is shorter: then it might be within a granule, and have no part of its sequence.
+    const u32 ranges = div_u16(tokens + range * batch + range - 1, range);
+    return WorkPartition(ranges * range, workers, ranges);
+  }
+};
+
+// Returns whether the first 64 sequences have about the tokens of the first one.
+template <u32 kCut>
+__device__ inline bool are_alike(const SequenceChunk& chunk, u32 batch) {
+  constexpr u32 kMost = kCut / 4;
+  const bool differs = chunk.length - readlane(chunk.length, 0) + kMost > 2 * kMost;
+  return __builtin_amdgcn_ballot_w64(lane_id() < batch && differs) == 0;
+}
+
 // Partitions over as many workers as have kMinTokens each, at least one per sequence. Where that is
 // one, or if kEven, each sequence of equal lengths has as many. Of other lengths ranges are down to
-// kCut, what a sequence costs: no worker then has parts of three sequences, which take longer than
-// their tokens.
-template <u32 kCut, u32 kMinTokens, bool kEven>
-__device__ inline WorkPartition partition_for_flow(const SequenceChunk& chunk, u32 batch, u32 total,
-                                                   u32 workers) {
-  const u32 fit = (total - kCut * batch) / kMinTokens;
-  if constexpr (kEven || kMinTokens > kCut) {
-    if (batch <= workers && (kEven || fit <= batch)) {
-      const u32 max_workers = fit < workers ? fit : workers;
+// kCut, of which no worker has parts of three sequences; if kEven or kMinTokens are kCut, ranges of
+// few tokens are SingleParts, because a second part takes as long as the first.
+template <u32 kCut, u32 kMinTokens, bool kEven, u32 kTile, u32 kMaxParts>
+__device__ inline WorkPartition partition_for_flow(SequenceTable& seqs, SequenceChunk& chunk,
+                                                   u32 total, u32 workers) {
+  constexpr u32 kMaxRange = 2 * kCut < kTile ? kTile : 2 * kCut;
+  constexpr bool kIsCut = kMinTokens == kCut;
+  const u32 batch = seqs.count, tokens = total - kCut * batch, fit = tokens / kMinTokens;
+  const u32 max_workers = fit < workers ? fit : workers;
+  u32 requested = fit < batch ? batch : fit;
+  if constexpr (!kIsCut && !kEven) {
+    if (batch <= workers && fit <= batch) {
       return partition_by_lengths<kCut>(chunk, batch, total, workers, max_workers, total / kCut);
     }
+    return WorkPartition(total, workers, requested);
   }
-  return WorkPartition(total, workers, fit < batch ? batch : fit);
+  if (batch > workers || (!kEven && tokens > (workers - batch) * kMaxRange))
+    return WorkPartition(total, workers, requested);
+  const u32 splits = kEven ? max_splits(max_workers, batch) : 1;
+  if constexpr (kEven) requested = splits * batch;
+  const WorkPartition equal(total, workers, requested);
+  const bool is_equal =
+      kEven ? has_own_workers<kCut>(chunk, batch, equal, splits) : are_alike<kCut>(chunk, batch);
+  const u32 flat_workers = kMaxParts * batch;
+  const bool has_tree = kIsCut && equal.active > flat_workers &&
+                        tokens <= (flat_workers - batch) * kMaxRange &&
+                        u64{tokens} * equal.active > u64{total} * flat_workers;
+  if (is_equal && !has_tree) return equal;
+  const auto single = SingleParts::make<kCut, kMaxRange, kMaxParts>(chunk, batch, tokens, workers);
+  if (is_equal && !single.is_limited) return equal;
+  if (single.range == 0) return WorkPartition(total, workers, total / kCut);
+  return single.partition(seqs, chunk, tokens, workers);
 }
 
 // Tokens `begin` to `end` of a sequence; `zero` is the position of its first token in the work.

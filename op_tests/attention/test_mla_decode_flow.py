@@ -40,7 +40,8 @@ def arch(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
 
 
 def shares(lens: list[int], workers: int, least: int) -> list[list[tuple[int, int, int]]]:
-    """What split_schedule.h says: for each worker its sequences, with first and last token."""
+    """What work_partition.h says of many tokens, or equal lengths: for each worker its sequences,
+    with first and last token."""
     cut = min(CUT, least)  # also what a sequence costs, before its tokens
     starts = list(itertools.accumulate((n + cut for n in lens), initial=0))
     total = starts.pop()
@@ -141,7 +142,7 @@ def test_lengths_that_differ_take_all_workers(
 
 def test_one_worker_per_sequence_is_for_equal_lengths(arch: str) -> None:
     """Where `least` is above the mean length; others take all workers."""
-    equal, other = problem([200] * 3, 4, arch=arch), problem([100, 400, 100], 4, arch=arch)
+    equal, other = problem([200] * 3, 4, arch=arch), problem([100, 500, 100], 4, arch=arch)
     whole, cut = FlowConfig(8, 4 * MIN_TOKENS), FlowConfig(8, MIN_TOKENS)
     assert is_same(run("flow", equal, whole), run("flow", equal, FlowConfig(3, MIN_TOKENS)))
     assert not is_same(run("flow", equal, whole), run("flow", equal, cut))
@@ -151,11 +152,38 @@ def test_one_worker_per_sequence_is_for_equal_lengths(arch: str) -> None:
 def test_ranges_of_lengths_that_differ(arch: str) -> None:
     """Of few tokens they are as long as a sequence costs, which are `CUT` tokens and its own."""
     lens = [100, 400, 100]
-    p, ranges = problem(lens, 4, arch=arch), (sum(lens) + CUT * len(lens)) // CUT
+    p, ranges = problem(lens, 4, arch=arch), -(-(sum(lens) + CUT * len(lens)) // CUT)
     found = run("flow", p, FlowConfig(40, MIN_TOKENS, 1))
     assert_correct(found, p)
     assert is_same(found, run("flow", p, FlowConfig(ranges, MIN_TOKENS, 1)))
     assert not is_same(found, run("flow", p, FlowConfig(ranges - 1, MIN_TOKENS, 1)))
+
+
+# Whether the cache is FP8, lengths, workers; workers that have the same ranges, and some that have
+# others.
+SINGLE: dict[str, tuple[bool, list[int], int, int, int]] = {
+    "shortest": (False, [90, 9, 0, 200], 16, 14, 13),  # 299 tokens in ranges of 32
+    "longer": (False, [90, 9, 0, 200], 12, 12, 11),  # of 38, as 8 workers take 299
+    "empty ones": (False, [100, 0, 400, 90], 40, 23, 22),
+    "many sequences": (False, [40, 3] * 33, 130, 111, 110),  # 1,419 tokens, 45 and 44 workers
+    "long sequence": (False, [20, 1300], 44, 40, 33),  # of 42: 31 parts, one more where one begins
+    "equal": (False, [1900], 59, 50, 31),
+    "fp8": (True, [20, 2100], 80, 50, 34),  # of 68, not of 67 that 34 workers fill
+}
+
+
+@pytest.mark.thin(4)
+@pytest.mark.parametrize("name", SINGLE)
+def test_ranges_of_few_tokens(arch: str, name: str) -> None:
+    """A sequence costs a range, so that none has parts of two, and a long one has 32 at most."""
+    fp8, lens, workers, same, other = SINGLE[name]
+    p = problem(lens, 4, arch=arch, fp8=fp8)
+    with rfops.vgpu.check() as c:
+        found = run("flow", p, FlowConfig(workers, SHORT_MIN_TOKENS))
+    assert_correct(found, p, 4e-3)
+    assert not c.findings, "\n".join(str(finding) for finding in c.findings)
+    assert is_same(found, run("flow", p, FlowConfig(same, SHORT_MIN_TOKENS)))
+    assert not is_same(found, run("flow", p, FlowConfig(other, SHORT_MIN_TOKENS)))
 
 
 # Tiles of no wave, of one, of all, one more; queries that see no token of a part; another q.

@@ -227,6 +227,7 @@ class Flow(TimedKernel):
             self.overhead(c.arch, config),
             *self.tokens(c, config),
             self.max_flat_splits,
+            self.max_single(c, config),
             4 * self.words,
         )
 
@@ -238,6 +239,12 @@ class Flow(TimedKernel):
         """Return the tokens to a multiple of which splits are cut, and the tokens of a tile: 32
         bytes of a column of the cache per wave, four waves."""
         return min(CUT, config.least), 128 // c.kv_dtype.itemsize
+
+    def max_single(self, c: Call, config: FlowConfig) -> int:
+        """Return how many tokens a range with a part of one sequence has at most: kMaxRange of
+        csrc/attention/mla_kv_splits.h."""
+        cut, tile = self.tokens(c, config)
+        return max(2 * cut, tile)
 
     def defines(self, c: Call, config: FlowConfig) -> Mapping[str, Any]:
         forms = c.has("angles"), c.has("qo_indptr")

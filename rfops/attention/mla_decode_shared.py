@@ -97,6 +97,9 @@ class SharedKernel(Flow):
     def tokens(self, c: Call, config: FlowConfig) -> tuple[int, int]:
         return self.stage_tokens[c.arch], self.stage_tokens[c.arch]
 
+    def max_single(self, c: Call, config: FlowConfig) -> int:
+        return 0  # ranges stay as they are
+
 
 class SharedFp8Kernel(SharedKernel):
     name, module = "shared_fp8", "mla_decode_shared_fp8"

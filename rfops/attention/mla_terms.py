@@ -31,6 +31,7 @@ class Traits(NamedTuple):
     tile: float  # tokens that a workgroup multiplies at a time
     # Splits of a sequence that its workgroups combine in one step; with more they form a tree.
     max_flat_splits: float
+    max_single: float  # tokens of a range that has a part of one sequence alone, at most
     part_bytes: float  # of a query row of a part, in memory
 
 
@@ -62,40 +63,49 @@ class MlaModel(TimeModel):
     )
 
     # A worker has a range of the work, in which each sequence takes its overhead and its tokens
-    # (`extent`). `share`: the most tokens of a range. `two`: a range that begins anywhere may have
-    # parts of one sequence more; a cut is in the middle of a sequence at `last_cut` at most.
-    # `cut_steps`: tiles of a range of several sequences, the most where it begins at that cut: one
-    # of the `tail` after it, those of whole sequences, those of the `head` of the last sequence.
+    # (`extent`). `is_single`: ranges, of `spread` tokens at least, are so long that no tree adds up
+    # parts, and have a part of one sequence alone, as its overhead is a range. `share`: the most
+    # tokens of a range. `two`: a range that begins anywhere may have parts of one sequence more; a
+    # cut is in the middle of a sequence at `last_cut` at most. `cut_steps`: tiles of a range of
+    # several sequences, the most where it begins at that cut: one of the `tail` after it, those of
+    # whole sequences, those of the `head` of the last sequence.
     program = Program(
         """
 rows = num_rows
 tokens = num_tokens
 filled = maximum(maximum(floor(num_tokens / least), single * batch), 1)
 whole_workers = maximum(floor(minimum(workers, filled) / batch), 1) * batch
-active = minimum(minimum(workers, maximum(whole_workers, uneven_workers)), filled)
+usual = minimum(minimum(workers, maximum(whole_workers, uneven_workers)), filled)
+spread = maximum(ceil(num_tokens / maximum(workers - batch, 0.001)), cut)
+flat_range = floor(length / (max_flat_splits - 1)) + 1
+has_tree = minimum(ceil(maximum(length * usual - max_flat_splits * batch * (length + overhead), \
+0)), 1) * minimum(ceil(maximum(length - max_flat_splits * spread, 0)), 1)
+is_single = with_single * has_tree * minimum(maximum(max_single + 1 - maximum(flat_range, spread), \
+0), 1)
+active = usual + is_single * (ceil(num_tokens / flat_range) + batch - usual)
+extent = length + overhead + is_single * (flat_range - overhead)
 splits = active / batch
 sequences = batch / active
 whole_splits = ceil(splits)
 whole_sequences = ceil(sequences)
 whole = floor(sequences)
-extent = overhead + length
 rest = minimum(extent * (sequences - whole), length)
 share = ceil((whole * length + rest) / cut) * cut
 uneven = ceil(whole_splits - splits) * ceil(whole_sequences - sequences)
 last_cut = cut * (ceil(length / cut) - 1)
 two = uneven * (ceil(sequences + last_cut / extent) - whole_sequences)
-fine = uneven * minimum(4 * sequences, 1)
+fine = uneven * minimum(4 * sequences, 1) * (1 - is_single)
 whole_steps = maximum(whole, 1) * ceil(minimum(share, length) / tile)
 items = whole_sequences + two
 between = maximum(items - 2, 0)
 tail = length - last_cut
-head = minimum(maximum(extent * sequences - overhead - tail - extent * between, 0), length)
+head = minimum(maximum(extent * sequences - (extent - length) - tail - extent * between, 0), length)
 cut_steps = 1 + between * ceil(length / tile) + ceil(ceil(head / cut) * cut / tile)
 steps = maximum(whole_steps, uneven * minimum(items - 1, 1) * cut_steps)
-parts = whole_splits + two
+parts = ceil(splits - is_single) + two
 split = minimum(parts - 1, 1)
 tree = minimum(maximum(parts - max_flat_splits, 0), 1)
-partials = split * active
+partials = split * (active - is_single * batch)
 log_B = log_batch
 log_length = log_length_
 log_rows = log_rows_
@@ -153,6 +163,7 @@ log_fill = log2(active * groups_of_cu)
         }
         v.derived = {
             "uneven_workers": v.workers * (v.even == 0),
+            "with_single": 1.0 * (v.least == v.cut),
             "groups_of_cu": v.groups / c.cu_num,
             "layer": Layer(terms, {"one": 1.0, "bytes": math.log2(row_bytes)}),
         }
