@@ -10,14 +10,15 @@
 //   reads its operands from LDS and multiplies them,
 //   writes its chunks of step t + 1 to LDS and issues the loads of step t + 1 + kPrefetch (x: 2),
 //
-// and waits at the barrier. The last round loads next to nothing, because loads that are out of
-// bounds occupy the memory pipe as others do. The loop runs whole rounds of the loading stages; the
-// last round has one to kRoundSteps + 1 steps and shares the code of its last step, because LLVM
-// counts loads and allocates registers well only where the loop has one exit and the sums meet
-// after it. Neighbouring tiles start at different steps of K and wrap around, so that each part
-// of x is brought to L2 by one of them before the others need it. w is MFMA operand A, so a lane
-// holds 4 neighbours of a row of out, 8 when it stores (paired_tile_store.h). kSplit workgroups
-// split K; the last to arrive reduces (split_k_reduce.h).
+// and waits at the barrier. Raw scales are loaded for four K-steps at a time (mxfp4_loader.h). The
+// last round loads next to nothing, because loads that are out of bounds occupy the memory pipe as
+// others do. The loop runs whole rounds of the loading stages and of raw scales; before it is part
+// of a round, if need be. The last round has one to kPrefetch + 1 steps and shares the code of its
+// last step, because LLVM counts loads and allocates registers well only where the loop has one
+// exit and the sums meet after it. Neighbouring tiles start at different steps of K and wrap
+// around, so that each part of x is brought to L2 by one of them before the others need it. w is
+// MFMA operand A, so a lane holds 4 neighbours of a row of out, 8 when it stores
+// (paired_tile_store.h). kSplit workgroups split K; the last to arrive reduces (split_k_reduce.h).
 //
 // Guarantees: bitwise deterministic for a given config, N, K and position in the output. A scale of
 // 255 makes its row or column NaN.
@@ -63,25 +64,42 @@ constexpr u32 kMTiles = kWaveM / kTileRows, kNTiles = kWaveN / kTileRows;  // pe
 constexpr u32 kTiles = kMTiles * kNTiles;
 static_assert(kWaveM % kScalePair == 0 && kWaveN % kScalePair == 0, "a whole number of tile pairs");
 
-struct Stage {
-  Fp4Rows<kM, kXRawScales> x;
-  Fp4Rows<kN, kRawScales> w;
-};
-static_assert(2 * sizeof(Stage) <= kLdsBytes, "a workgroup fits a CU");
-__shared__ Stage stages[2];
-
 using LoadX = Fp4Loader<kM, kXShuffled, kXRawScales, kTail, kLoadX, 2>;
 using LoadW = Fp4Loader<kN, kShuffled, kRawScales, kTail, kWaves - kLoadX, kPrefetch>;
-constexpr u32 kRoundSteps = LoadW::kNumStages;  // whole rounds of the stages of both
-static_assert(LoadX::kNumStages == 2 && kRoundSteps % LoadX::kNumStages == 0,
+struct Stage {
+  u8 x[kM * kRowBytes], w[kN * kRowBytes];
+};
+struct Memory {
+  Stage stages[2];
+  LoadX::ScaleLoader::LdsScales x_scales;
+  LoadW::ScaleLoader::LdsScales w_scales;
+};
+static_assert(sizeof(Memory) <= kLdsBytes, "a workgroup fits a CU");
+__shared__ Memory memory;
+
+constexpr bool kHasRawScales = kRawScales || kXRawScales;
+// Rounds of the mainloop are whole rounds of the stages of both operands, and of groups of scales.
+constexpr u32 kRoundSteps = kHasRawScales ? kScaleSteps : kPrefetch;
+static_assert(LoadX::kNumStages == 2 && kPrefetch % LoadX::kNumStages == 0 &&
+                  kRoundSteps % kPrefetch == 0 && kRoundSteps <= 2 * kPrefetch,
               "a stage always uses the same LDS buffer");
+
+// The K-steps of a workgroup: the last kPrefetch steps of a round, of which the others are skipped,
+// or none; whole rounds; the last round.
+struct Rounds {
+  u32 skipped_steps, whole, last_steps;
+
+  __device__ explicit Rounds(u32 steps) {
+    const u32 parts = steps > 1 ? (steps - 2) / kPrefetch : 0;
+    whole = parts / (kRoundSteps / kPrefetch);
+    const bool has_part = parts % (kRoundSteps / kPrefetch) != 0;
+    skipped_steps = has_part ? kRoundSteps - kPrefetch : 0;
+    last_steps = steps - parts * kPrefetch;
+  }
+};
 
 struct Operands {
   U32x4 x[kMTiles], w[kNTiles];
-};
-struct StepScales {
-  Fp4StepScales<kMTiles, kXRawScales> x;
-  Fp4StepScales<kNTiles, kRawScales> w;
 };
 
 // Returns the buffer of the scales of at most max_rows rows from `row` on.
@@ -96,9 +114,7 @@ __device__ inline Buffer scale_buffer(const u8* scales, u32 row, u32 rows, u32 m
   }
 }
 
-__device__ inline RFOPS_LDS Stage& stage_of(u32 buffer) {
-  return ((RFOPS_LDS Stage*)stages)[buffer];
-}
+__device__ inline RFOPS_LDS Memory& lds_memory() { return *(RFOPS_LDS Memory*)&memory; }
 
 // Returns a / b, which are uniform, in half as many instructions as the compiler's division.
 // Requires: a quotient below 2^22.
@@ -133,13 +149,17 @@ __device__ inline TileWork tile_work(u32 m, u32 n, u32 k) {
 // share x wait for the same part of it. With 16 and a medium number of steps, parts of x leave L2
 // before all tiles have read them; a split, 4 to 11 steps, or many steps with few tiles in flight
 // that share w (many along N) take kStarts: mostly 16 are as quick as 4, else up to 20 % slower or
-// quicker (estimated).
-__device__ inline u32 first_step(const TileWork& work, u32 n, u32 steps) {
+// quicker (estimated). With many steps and raw scales, groups of scales begin at a multiple of 32
+// bytes, so that none is in two cache lines.
+__device__ inline u32 first_step(const TileWork& work, u32 n, u32 steps, u32 skipped_steps) {
   constexpr u32 kManyTiles = 128;
   const bool is_short = steps >= 4 && steps < 12, is_long = steps >= 40;
   const bool is_wide = kSplit > 1 || is_short || (is_long && n > kManyTiles * kN);
   const u32 starts = is_wide ? kStarts : 4;
-  return work.n0 / kN % starts * steps / starts;
+  const u32 start = work.n0 / kN % starts * steps / starts;
+  constexpr u32 kManySteps = 16;
+  if (!kHasRawScales || steps % kScaleSteps != 0 || steps < kManySteps) return start;
+  return start / kScaleSteps * kScaleSteps + skipped_steps;
 }
 
 // A wave that loads x (kIsX) or w.
@@ -155,141 +175,185 @@ class Wave {
         fragment_{lds_offset_mxfp4(lane_id() % kTileRows, lane_id() / kTileRows),
                   lds_offset_mxfp4(lane_id() % kTileRows, lane_id() / kTileRows + 4)} {}
 
-  __device__ void run_mainloop(F32x4 (&sums)[kTiles], u32 steps) {
+  __device__ void run_mainloop(F32x4 (&sums)[kTiles], const Rounds& rounds) {
+    constexpr u32 kPrologue = kRoundSteps - 1;  // the step before the first
 #pragma unroll
-    for (u32 s = 0; s < kNumStages; ++s) load(s);
+    for (u32 stage = 0; stage < kNumStages; ++stage) {
+      loader_.begin(stage);
 #pragma unroll
-    for (u32 i = 0; i < Load::kLoads; ++i) loader_.write_lds(0, i, operand_lds(0));
-    load(0);
+      for (u32 i = 0; i < Load::kChunksPerLane; ++i) loader_.load(stage, i);
+      loader_.scales.load_first(stage);
+      sched_barrier();
+    }
+#pragma unroll
+    for (u32 i = 0; i < num_writes(kPrologue); ++i) {
+      write_lds(kPrologue, i);
+      // Otherwise LLVM writes scales first, and chunks wait for them; that is quicker for few.
+      if (kHasRawScales || kTiles >= 16) sched_barrier();
+    }
+    loader_.begin(0);
+#pragma unroll
+    for (u32 i = 0; i < num_loads(kPrologue); ++i) load(kPrologue, i);
+    sched_barrier();
     wait_lgkmcnt();
     s_barrier();
 #pragma unroll
-    for (u32 i = 0; i < kReads; ++i) read(i, 0, 0);
-    const u32 rounds = steps > 1 ? (steps - 2) / kRoundSteps : 0;  // before the last one
-    for (u32 i = 0; i < rounds; ++i) run_round(sums);
-    run_last_round(sums, steps - rounds * kRoundSteps);
-    run_last_step(sums, (steps - 1) % 2);
+    for (u32 i = 0; i < num_reads(0, 0); ++i) read(0, 0, i);
+    if constexpr (kRoundSteps > kPrefetch) {
+      constexpr u32 kSkipped = kRoundSteps - kPrefetch;
+#pragma unroll
+      for (u32 i = 0; i < num_scale_reads(kSkipped); ++i) read(kSkipped, 0, i);
+      if (rounds.skipped_steps != 0) {
+        loader_.scales.load_group();
+        run_round<kSkipped>(sums);
+      }
+    }
+    for (u32 i = 0; i < rounds.whole; ++i) run_round(sums);
+    run_last_round(sums, rounds.last_steps);
+    run_last_step(sums, rounds.last_steps - 1);
   }
 
  private:
   static constexpr u32 kNumStages = Load::kNumStages;
   // Steps of the last round that may still load.
-  static constexpr u32 kLoadingSteps = kRoundSteps - kNumStages;
+  static constexpr u32 kLoadingSteps = kPrefetch - kNumStages;
   // Instructions of a step: all, all but loads, and MFMAs with the reads of its own operands.
   enum Phase { kMain, kDrain, kLast };
-  static constexpr u32 kWScaleReads = decltype(StepScales::w)::kReads;
-  static constexpr u32 kScaleReads = kWScaleReads + decltype(StepScales::x)::kReads;
-  static constexpr u32 kReads = kScaleReads + kMTiles + kNTiles;
+  using XScales = Fp4StepScales<kMTiles, kXRawScales>;
+  using WScales = Fp4StepScales<kNTiles, kRawScales>;
 
-  __device__ static auto operand_lds(u32 buffer) {
-    if constexpr (kIsX) {
-      return &stage_of(buffer).x;
-    } else {
-      return &stage_of(buffer).w;
-    }
+  // Returns the reads of a half of `step`, those of the first with scales; what `step` writes of
+  // the next one; what it loads.
+  static constexpr u32 num_scale_reads(u32 step) {
+    return WScales::num_reads(step) + XScales::num_reads(step);
   }
-  __device__ void load(u32 stage_idx) {
-    loader_.begin(stage_idx);
-#pragma unroll
-    for (u32 i = 0; i < Load::kLoads; ++i) loader_.load(stage_idx, i);
-    sched_barrier();
+  static constexpr u32 num_reads(u32 step, u32 half) {
+    return (half == 0 ? num_scale_reads(step) : 0) + kMTiles + kNTiles;
   }
-  // Read number `i` of a half step; those of the first half include the scales.
-  __device__ void read(u32 i, u32 half, u32 buffer) {
-    const RFOPS_LDS Stage& stage = stage_of(buffer);
-    const u32 offset = half == 0 ? fragment_.low : fragment_.high, t = i - kScaleReads;
-    const LdsBytes* const x = (const LdsBytes*)stage.x.rows + m * kRowBytes + offset;
-    const LdsBytes* const w = (const LdsBytes*)stage.w.rows + n * kRowBytes + offset;
-    if (i < kWScaleReads) {
-      scales_[buffer].w.read(stage.w.scales, n, i);
-    } else if (i < kScaleReads) {
-      scales_[buffer].x.read(stage.x.scales, m, i - kWScaleReads);
+  static constexpr u32 num_writes(u32 step) {
+    return Load::kChunksPerLane + Load::ScaleLoader::num_writes(step);
+  }
+  static constexpr u32 num_loads(u32 step) {
+    return Load::kChunksPerLane + Load::ScaleLoader::num_loads(step);
+  }
+
+  // Read number i of a half of `step`.
+  __device__ void read(u32 step, u32 half, u32 i) {
+    const u32 w_scale_reads = half == 0 ? WScales::num_reads(step) : 0;
+    const u32 scale_reads = half == 0 ? num_scale_reads(step) : 0;
+    const RFOPS_LDS Stage& stage = lds_memory().stages[step % 2];
+    const u32 offset = half == 0 ? fragment_.low : fragment_.high, t = i - scale_reads;
+    const LdsBytes* const x = (const LdsBytes*)stage.x + m * kRowBytes + offset;
+    const LdsBytes* const w = (const LdsBytes*)stage.w + n * kRowBytes + offset;
+    if (i < w_scale_reads) {
+      w_scales_.read(lds_memory().w_scales, n, step, i);
+    } else if (i < scale_reads) {
+      x_scales_.read(lds_memory().x_scales, m, step, i - w_scale_reads);
     } else if (t < kNTiles) {
       operands_[half].w[t] = lds_load_b128(w + t * kLdsTile);
     } else {
       operands_[half].x[t - kNTiles] = lds_load_b128(x + (t - kNTiles) * kLdsTile);
     }
   }
+  // Write number i of `step`: of the next step's chunks, then of its scales.
+  __device__ void write_lds(u32 step, u32 i) {
+    const u32 stage_idx = (step + 1) % kNumStages;
+    RFOPS_LDS Stage& stage = lds_memory().stages[(step + 1) % 2];
+    if (i < Load::kChunksPerLane) {
+      loader_.write_lds(stage_idx, i, (LdsBytes*)(kIsX ? stage.x : stage.w));
+    } else if constexpr (kIsX) {
+      loader_.scales.write_lds(lds_memory().x_scales, step, stage_idx, i - Load::kChunksPerLane);
+    } else {
+      loader_.scales.write_lds(lds_memory().w_scales, step, stage_idx, i - Load::kChunksPerLane);
+    }
+  }
+  // Load number i of `step`, to the stage that it wrote.
+  __device__ void load(u32 step, u32 i) {
+    const u32 stage_idx = (step + 1) % kNumStages;
+    i < Load::kChunksPerLane ? loader_.load(stage_idx, i)
+                             : loader_.scales.load(step, stage_idx, i - Load::kChunksPerLane);
+  }
 
   template <u32 kStep = 0>
   __device__ void run_round(F32x4 (&sums)[kTiles]) {
     if constexpr (kStep < kRoundSteps) {
-      step<kStep % kNumStages, kMain>(sums);
+      step<kStep, kMain>(sums);
       run_round<kStep + 1>(sums);
     }
   }
-  // Runs all but the last step of the last round, which has `steps` steps, 1 to kRoundSteps + 1.
+  // Runs all but the last step of the last round, which has `steps` steps, 1 to kPrefetch + 1.
   template <u32 kStep = 0>
   __device__ void run_last_round(F32x4 (&sums)[kTiles], u32 steps) {
-    if constexpr (kStep < kRoundSteps) {
+    if constexpr (kStep < kPrefetch) {
       if (steps > kStep + 1) {
         constexpr Phase kPhase = kStep < kLoadingSteps ? kMain : kDrain;
-        step<kStep % kNumStages, kPhase>(sums);
+        step<kStep, kPhase>(sums);
         run_last_round<kStep + 1>(sums, steps);
       }
     }
   }
-  // Runs the last step, whose operands are in `buffer`.
-  __device__ void run_last_step(F32x4 (&sums)[kTiles], u32 buffer) {
-    if (buffer == 1) scales_[0] = scales_[1];
-    fragment_.high += buffer * sizeof(Stage);
+  // Runs the last step, which is number `last_step` of its round.
+  __device__ void run_last_step(F32x4 (&sums)[kTiles], u32 last_step) {
+    x_scales_.move_to_first(last_step);
+    w_scales_.move_to_first(last_step);
+    fragment_.high += last_step % 2 * sizeof(Stage);
     step<0, kLast>(sums);
   }
-  template <u32 kStageIdx, Phase kPhase>
+  template <u32 kStep, Phase kPhase>
   __device__ void step(F32x4 (&sums)[kTiles]) {
-    half<kStageIdx, kPhase, 0>(sums);
+    half<kStep, kPhase, 0>(sums);
     if constexpr (kPhase != kLast) {
       wait_lgkmcnt();
       s_barrier();
     }
-    half<kStageIdx, kPhase, 1>(sums);
+    half<kStep, kPhase, 1>(sums);
   }
 
   // Issue slot `i` of a half step. First half: reads the second half's operands and writes the next
   // step to LDS; second half: reads the next step's operands and issues loads.
-  template <u32 kStageIdx, u32 kHalf>
+  template <u32 kStep, u32 kHalf>
   __device__ void do_issue_slot(u32 i) {
-    constexpr u32 kBuffer = kStageIdx % 2, kNext = (kStageIdx + 1) % kNumStages;
     if constexpr (kHalf == 0) {
-      constexpr u32 kOperandReads = kReads - kScaleReads;
-      i < kOperandReads ? read(kScaleReads + i, 1, kBuffer)
-                        : loader_.write_lds(kNext, i - kOperandReads, operand_lds(1 - kBuffer));
+      constexpr u32 kReads = num_reads(kStep, 1);
+      i < kReads ? read(kStep, 1, i) : write_lds(kStep, i - kReads);
     } else {
-      if (i == kReads) loader_.begin(kNext);
-      i < kReads ? read(i, 0, 1 - kBuffer) : loader_.load(kNext, i - kReads);
+      constexpr u32 kNext = (kStep + 1) % kRoundSteps, kReads = num_reads(kNext, 0);
+      if (i == kReads) loader_.begin((kStep + 1) % kNumStages);
+      i < kReads ? read(kNext, 0, i) : load(kStep, i - kReads);
     }
   }
 
-  template <u32 kStageIdx, Phase kPhase, u32 kHalf, u32 kT = 0>
+  template <u32 kStep, Phase kPhase, u32 kHalf, u32 kT = 0>
   __device__ void half(F32x4 (&sums)[kTiles]) {
     if constexpr (kT < kTiles) {
       constexpr u32 i = kT / kNTiles, j = kT % kNTiles;
-      constexpr u32 kIssues = num_issues(kPhase, kHalf);
+      constexpr u32 kIssues = num_issues(kStep, kPhase, kHalf);
       const Operands& operands = operands_[kHalf];
-      const StepScales& scales = scales_[kStageIdx % 2];
       const Fragment x = {operands.x[i], operands.x[i]};
-      constexpr u32 kXByte = decltype(StepScales::x)::byte_of(i, kHalf);
-      constexpr u32 kWByte = decltype(StepScales::w)::byte_of(j, kHalf);
-      sums[kT] = mfma_mxfp4_16x16x128<kE2m1, kXByte, kWByte>(operands.w[j], scales.w.dword(j), x,
-                                                             scales.x.dword(i), sums[kT]);
+      constexpr u32 kXByte = XScales::byte_of(kStep, i, kHalf);
+      constexpr u32 kWByte = WScales::byte_of(kStep, j, kHalf);
+      sums[kT] = mfma_mxfp4_16x16x128<kE2m1, kXByte, kWByte>(
+          operands.w[j], w_scales_.dword(kStep, j), x, x_scales_.dword(kStep, i), sums[kT]);
 #pragma unroll
       for (u32 o = kT * kIssues / kTiles; o < (kT + 1) * kIssues / kTiles; ++o) {
-        do_issue_slot<kStageIdx, kHalf>(o);
+        do_issue_slot<kStep, kHalf>(o);
       }
       sched_barrier();
-      half<kStageIdx, kPhase, kHalf, kT + 1>(sums);
+      half<kStep, kPhase, kHalf, kT + 1>(sums);
     }
   }
 
-  // Returns the issue slots of a half step: reads, then writes or loads.
-  static constexpr u32 num_issues(Phase phase, u32 half) {
-    if (half == 0) return kReads - kScaleReads + (phase == kLast ? 0 : Load::kLoads);
-    return phase == kLast ? 0 : kReads + (phase == kMain ? Load::kLoads : 0);
+  // Returns the issue slots of a half of `step`: reads, then writes or loads.
+  static constexpr u32 num_issues(u32 step, Phase phase, u32 half) {
+    if (half == 0) return num_reads(step, 1) + (phase == kLast ? 0 : num_writes(step));
+    const u32 next_reads = num_reads((step + 1) % kRoundSteps, 0);
+    return phase == kLast ? 0 : next_reads + (phase == kMain ? num_loads(step) : 0);
   }
 
   Load loader_;
   Operands operands_[2];
-  StepScales scales_[2];
+  XScales x_scales_;
+  WScales w_scales_;
   LdsFragmentOffsets fragment_;
 };
 
@@ -308,7 +372,10 @@ mxfp4_deep(const u8* __restrict__ w,        // [N, K/2], rows w_row bytes apart
            u32* __restrict__ counts) {     // [tiles], zeros before and after
   const TileWork work = tile_work(m, n, k);
   const u32 steps = (work.end - work.begin + kStepK - 1) / kStepK;
-  const u32 start_step = first_step(work, n, steps);
+  const Rounds rounds(steps);
+  const u32 start_step = first_step(work, n, steps, rounds.skipped_steps);
+  const u32 group_step =  // of the first group of scales, with the steps that are skipped
+      start_step + (rounds.skipped_steps > start_step ? steps : 0) - rounds.skipped_steps;
   F32x4 sums[kTiles] = {};
   if (const u32 number = wave_id(); number < kLoadX) {
     const u32 x_rows = kXShuffled ? (m + 15) / 16 * 16 : m;  // preshuffled rows are padded to 16
@@ -316,15 +383,15 @@ mxfp4_deep(const u8* __restrict__ w,        // [N, K/2], rows w_row bytes apart
                            OperandLayout<kXShuffled>::kKStrideBytes);
     const LoadX loader(number, make_buffer(rows.base, rows.bytes),
                        scale_buffer<kXRawScales>(x_scale, work.m0, m, kM, x_scale_row, k), x_row,
-                       x_scale_row, work, start_step);
-    Wave<LoadX, true>(loader).run_mainloop(sums, steps);
+                       x_scale_row, work, start_step, group_step);
+    Wave<LoadX, true>(loader).run_mainloop(sums, rounds);
   } else {
     const OperandView rows(w, work.n0, n, kN, w_row, 0, k / 2,
                            OperandLayout<kShuffled>::kKStrideBytes);
     const LoadW loader(number - kLoadX, make_buffer(rows.base, rows.bytes),
                        scale_buffer<kRawScales>(w_scale, work.n0, n, kN, w_scale_row, k), w_row,
-                       w_scale_row, work, start_step);
-    Wave<LoadW, false>(loader).run_mainloop(sums, steps);
+                       w_scale_row, work, start_step, group_step);
+    Wave<LoadW, false>(loader).run_mainloop(sums, rounds);
   }
   if constexpr (kSplit > 1) {
     SplitKReducer<kSplit, kTiles * kThreads, kThreads> tile(workspace, counts, work.tile);

@@ -329,6 +329,27 @@ def test_deep_reads_raw_scales(name: str) -> None:
         assert main.vgpr_spills == main.scratch_bytes_per_lane == main.lds_conflict_cycles == 0
 
 
+@pytest.mark.thin(5)
+@pytest.mark.parametrize("steps", [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 13, 15])
+@pytest.mark.parametrize("config", [DeepConfig(64, 64), DeepConfig(32, 128, 4, 4)])
+def test_deep_sums_raw_scales_in_the_same_order(config: DeepConfig, steps: int) -> None:
+    """Any number of K-steps, from any of them on: the bits that shuffled scales give. Tiles of 64
+    start at six of them, tiles of 128 at three."""
+    problem = random_problem(40, 336, 256 * steps).of("gemm_afp4wfp4")
+    raw, shuffled = (run("deep", one, config) for one in (problem, problem.shuffled()))
+    assert_correct(raw, problem)
+    differs = (raw != shuffled).nonzero()
+    assert not len(differs), (differs[0], raw[tuple(differs[0])], shuffled[tuple(differs[0])])
+
+
+@pytest.mark.parametrize("steps", [16, 18, 20, 33])
+def test_deep_reads_raw_scales_of_many_steps(steps: int) -> None:
+    """From 16 K-steps on, tiles start where a group of scales does; splits begin between groups."""
+    problem = random_problem(40, 336, 256 * steps).of("gemm_afp4wfp4")
+    for config in (DeepConfig(64, 64), DeepConfig(64, 64, split=3)):
+        assert_correct(run("deep", problem, config), problem)
+
+
 def test_instructions_that_quantise() -> None:
     """VALU of a quantised tile of 16 x 128, of which packed and converting ones never run beside
     the matrix cores: at most 58."""
