@@ -63,12 +63,13 @@ class MlaModel(TimeModel):
     )
 
     # A worker has a range of the work, in which each sequence takes its overhead and its tokens
-    # (`extent`). `is_single`: ranges, of `spread` tokens at least, are so long that no tree adds up
-    # parts, and have a part of one sequence alone, as its overhead is a range. `share`: the most
-    # tokens of a range. `two`: a range that begins anywhere may have parts of one sequence more; a
-    # cut is in the middle of a sequence at `last_cut` at most. `cut_steps`: tiles of a range of
-    # several sequences, the most where it begins at that cut: one of the `tail` after it, those of
-    # whole sequences, those of the `head` of the last sequence.
+    # (`extent`). `is_single`, where a tree would add up parts (`beyond_flat`): ranges, of `spread`
+    # tokens at least, are so long that none does, and have a part of one sequence alone, as its
+    # overhead is a range; they end before `single_end` tokens. `share`: the most tokens of a range.
+    # `two`: a range that begins anywhere may have parts of one sequence more; a cut is in the
+    # middle of a sequence at `last_cut` at most. `cut_steps`: tiles of a range of several
+    # sequences, the most where it begins at that cut: one of the tail after it, those of whole
+    # sequences, those of the `head` of the last sequence.
     program = Program(
         """
 rows = num_rows
@@ -77,13 +78,13 @@ filled = maximum(maximum(floor(num_tokens / least), single * batch), 1)
 whole_workers = maximum(floor(minimum(workers, filled) / batch), 1) * batch
 usual = minimum(minimum(workers, maximum(whole_workers, uneven_workers)), filled)
 spread = maximum(ceil(num_tokens / maximum(workers - batch, 0.001)), cut)
-flat_range = floor(length / (max_flat_splits - 1)) + 1
-has_tree = minimum(ceil(maximum(length * usual - max_flat_splits * batch * (length + overhead), \
-0)), 1) * minimum(ceil(maximum(length - max_flat_splits * spread, 0)), 1)
-is_single = with_single * has_tree * minimum(maximum(max_single + 1 - maximum(flat_range, spread), \
-0), 1)
+flat_range = floor(length / flat_parts) + 1
+usual_extent = length + overhead
+beyond_flat = length - max_flat_splits * maximum(spread, usual_extent * batch / usual)
+is_single = minimum(ceil(maximum(minimum(beyond_flat, single_end - maximum(flat_range, spread)), \
+0)), 1)
 active = usual + is_single * (ceil(num_tokens / flat_range) + batch - usual)
-extent = length + overhead + is_single * (flat_range - overhead)
+extent = usual_extent + is_single * (flat_range - overhead)
 splits = active / batch
 sequences = batch / active
 whole_splits = ceil(splits)
@@ -98,8 +99,7 @@ fine = uneven * minimum(4 * sequences, 1) * (1 - is_single)
 whole_steps = maximum(whole, 1) * ceil(minimum(share, length) / tile)
 items = whole_sequences + two
 between = maximum(items - 2, 0)
-tail = length - last_cut
-head = minimum(maximum(extent * sequences - (extent - length) - tail - extent * between, 0), length)
+head = minimum(maximum(extent * sequences - extent * (between + 1) + last_cut, 0), length)
 cut_steps = 1 + between * ceil(length / tile) + ceil(ceil(head / cut) * cut / tile)
 steps = maximum(whole_steps, uneven * minimum(items - 1, 1) * cut_steps)
 parts = ceil(splits - is_single) + two
@@ -163,7 +163,8 @@ log_fill = log2(active * groups_of_cu)
         }
         v.derived = {
             "uneven_workers": v.workers * (v.even == 0),
-            "with_single": 1.0 * (v.least == v.cut),
+            "flat_parts": v.max_flat_splits - 1.0,
+            "single_end": (v.max_single + 1.0) * (v.least == v.cut),
             "groups_of_cu": v.groups / c.cu_num,
             "layer": Layer(terms, {"one": 1.0, "bytes": math.log2(row_bytes)}),
         }
