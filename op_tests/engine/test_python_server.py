@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -75,3 +76,11 @@ def test_a_process_that_does_not_end() -> None:
         python("import time; print(1); time.sleep(1000)", timeout=0.3)
     with pytest.raises(subprocess.CalledProcessError):
         python("1 / 0", check=True)
+
+
+def test_requests_of_several_threads() -> None:
+    """Longer than the socket's buffer, so that each is sent in several parts."""
+    code = "import sys; print(sys.argv[1])" + "#" * (1 << 20)
+    with ThreadPoolExecutor(4) as pool:
+        outputs = [run.stdout for run in pool.map(lambda n: python(code, n), range(12))]
+    assert outputs == [f"{n}\n" for n in range(12)]

@@ -16,6 +16,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -24,6 +25,7 @@ SERVER = Path(__file__).with_name("python_server.py")
 # Read when the interpreter or a library starts, so a fork would not see them.
 AT_START = ("PYTHON", "LD_", "MALLOC_", "GLIBC_", "OMP_", "GOMP_", "MKL_", "OPENBLAS_", "TORCH_")
 
+_sending = threading.Lock()  # the server reads one request after another
 seconds_of_forks = 0.0  # the CPU time of those that have ended, and of what they waited for
 
 
@@ -68,7 +70,8 @@ def run(
     timeout: float = 600,
 ) -> subprocess.CompletedProcess[str]:
     """The code as `__main__` of a process with that environment; raises as subprocess.run does."""
-    server, its_env = _server()
+    with _sending:
+        server, its_env = _server()
     if _at_start(env) != _at_start(its_env):
         arguments = [sys.executable, *(["-c", code, *argv[1:]] if argv[0] == "-c" else argv)]
         return subprocess.run(
@@ -87,8 +90,9 @@ def run(
     with ours, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         with its, Path(os.devnull).open() as nothing:
             files = [nothing.fileno(), out.fileno(), err.fileno(), its.fileno()]
-            socket.send_fds(server, [b"%16d" % len(request)], files)
-            server.sendall(request)
+            with _sending:
+                socket.send_fds(server, [b"%16d" % len(request)], files)
+                server.sendall(request)
         status = _wait(ours, argv, timeout)
         message = []
         for file in (out, err):
