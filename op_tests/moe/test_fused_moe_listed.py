@@ -179,12 +179,16 @@ def test_up_quantises_x(
         (fused_moe_fp8.OP, 4, 128, "listed"),
         (fused_moe_fp8.OP, 17, 128, "listed"),
         (fused_moe_fp8.OP, 256, 128, "listed"),
+        # Timing mode, MI355X: 91.3 us by `hip`, 94.7 by `listed`.
+        (fused_moe_fp8.OP, 384, 128, {"gfx942": "listed", "gfx950": "hip"}),
         (fused_moe_fp8.OP, 512, 127, "hip"),
     ],
 )
-def test_which_calls_take_it(op: Any, m: int, experts: int, kernel: str, arch: str) -> None:
+def test_which_calls_take_it(
+    op: Any, m: int, experts: int, kernel: str | dict[str, str], arch: str
+) -> None:
     c = call_on(op, {"M": m, "D": 2048, "I": 384, "E": experts, "K": 8}, CPU)
-    assert op.route(c).backend == kernel, c
+    assert op.route(c).backend == (kernel if isinstance(kernel, str) else kernel[arch]), c
 
 
 @pytest.mark.parametrize("op", [fused_moe.OP, fused_moe_fp8.OP], ids=["16-bit", "fp8"])

@@ -50,21 +50,23 @@ def _clang(arch: str) -> toolchain.Toolchain:
     return results[0]
 
 
-def _ir(argv: tuple[str, ...], folder: Path) -> str:
-    completed = subprocess.run(
-        [*argv, "-emit-llvm"], cwd=folder, capture_output=True, text=True, check=False
-    )
-    assert completed.returncode == 0, completed.stderr[:4000]
-    return (folder / "module.s").read_text()
-
-
-def _ast(argv: Sequence[str], folder: Path) -> str:
-    options = ["-fsyntax-only", "-Xclang", "-ast-dump", "-fno-color-diagnostics"]
+def _compile(argv: Sequence[str], folder: Path, *options: str) -> str:
+    """What clang prints."""
     completed = subprocess.run(
         [*argv, *options], cwd=folder, capture_output=True, text=True, check=False
     )
     assert completed.returncode == 0, completed.stderr[:4000]
     return completed.stdout
+
+
+def _ir(argv: Sequence[str], folder: Path) -> str:
+    _compile(argv, folder, "-emit-llvm")
+    return (folder / "module.s").read_text()
+
+
+def _ast(argv: Sequence[str], folder: Path) -> str:
+    options = "-fsyntax-only", "-Xclang", "-ast-dump", "-fno-color-diagnostics"
+    return _compile(argv, folder, *options)
 
 
 def _name(wanted: list[BuildRequest], number: int) -> str:
