@@ -100,9 +100,13 @@ class TorchOps(ModuleType):
 
     def __getattr__(self, name: str) -> Any:
         if not (name.startswith("__") or TorchOps.registers or hasattr(self._known, name)):
-            self._ops.rfops = self._known
-            import_ops()
+            self.give_way()
         return getattr(self._known, name)
+
+    def give_way(self) -> None:
+        """Import all ops and leave the place to torch's own namespace."""
+        self._ops.rfops = self._known
+        import_ops()
 
 
 @contextlib.contextmanager

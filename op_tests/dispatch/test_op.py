@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
+from rfops.dispatch import op as registry
 from rfops.dispatch.kernel import Call, Kernel, RunOf
 from rfops.dispatch.op import Op
 from rfops.jit import compile_ops, f32, u32
@@ -164,3 +166,79 @@ def test_methods_by_their_old_names() -> None:
         op.call(torch.ones(2), None)
     assert New().refuses(op.call_of(N=4)) == "never"  # type: ignore[attr-defined]
     assert op.forms(op.call_of(N=4)) == [([4], torch.float32)]  # type: ignore[attr-defined]
+
+
+class Plus(Kernel):
+    """x + n."""
+
+    name = "plus"
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+    def variant(self, c: Call, config: Any) -> RunOf:
+        return lambda n: lambda out, x: torch.add(x, self.n, out=out)
+
+
+class PlusBias(Kernel):
+    name = "plus_bias"
+
+    def variant(self, c: Call, config: Any) -> RunOf:
+        return lambda n: lambda out, x, bias: torch.add(x, bias, out=out)
+
+
+def test_an_op_declared_again_replaces_the_first() -> None:
+    """A module's reload, a notebook's cell that runs again: torch.ops has the last one, and the
+    first one's callers keep it."""
+    name, x = unique("again"), torch.ones(5)
+    results = []
+    for n in (1, 2):
+        op = Op(name, "x: f32[N]\n-> out: f32[N]", kernels=(Plus(n),))
+        results.append(op.call)
+        torch.testing.assert_close(op.call(x, None), x + n)
+        torch.testing.assert_close(getattr(torch.ops.rfops, name)(x), x + n)
+        compiled = torch.compile(lambda x, op=op: op.traced(x, None) * 2, backend="aot_eager")
+        torch.testing.assert_close(compiled(x), (x + n) * 2)
+        out = torch.empty(5)
+        getattr(torch.ops.rfops, f"{name}_out")(x, out)
+        torch.testing.assert_close(out, x + n)
+        torch.library.opcheck(getattr(torch.ops.rfops, name).default, (x,))
+    torch.testing.assert_close(results[0](x, None), x + 1)
+
+
+def test_an_op_declared_again_with_other_arguments() -> None:
+    """torch calls the last one alone; the first one's own call still works."""
+    name, x = unique("changed"), torch.ones(5)
+    first = Op(name, "x: f32[N]\n-> out: f32[N]", kernels=(Plus(1),))
+    torch.testing.assert_close(getattr(torch.ops.rfops, name)(x), x + 1)
+    text = "x: f32[N]\nbias: f32[N]?\n-> result: f32[N]"
+    second = Op(name, text, kernels=(PlusBias(),))
+    assert "bias" in str(getattr(torch.ops.rfops, name).default._schema)
+    torch.library.opcheck(getattr(torch.ops.rfops, name).default, (x, x))
+    torch.library.opcheck(getattr(torch.ops.rfops, f"{name}_out").default, (x, x, x.clone()))
+    torch.testing.assert_close(second.call(x, x, None), x + x)
+    torch.testing.assert_close(first.call(x, None), x + 1)
+    with FakeTensorMode() as mode:
+        fake = mode.from_tensor(x)
+        assert second.call(fake, None, None).shape == (5,)
+        with pytest.raises(RuntimeError, match=f"^{name}: was declared again with other arguments"):
+            first.call(fake, None)
+    Op(name, "x: f32[N] inout", kernels=(Plus(1),))
+    assert not hasattr(torch.ops.rfops, f"{name}_out")
+
+
+@pytest.mark.parametrize(
+    ("name", "owner"),
+    [("rms_norm", "rfops.rowwise.rms_norm"), ("fused_moe_mxfp4", "rfops.moe.fused_moe_mxfp4")],
+)
+def test_a_name_of_another_module_is_refused(name: str, owner: str) -> None:
+    """Of an op that is public before it is imported; of others once they are declared."""
+    registry.import_ops()
+    for known in (registry._OPS, {}) if name == "rms_norm" else (registry._OPS,):
+        with pytest.MonkeyPatch.context() as patch, pytest.raises(ValueError) as raised:
+            patch.setattr(registry, "_OPS", dict(known))
+            Op(name, "x: f32[N]\n-> out: f32[N]", kernels=(Plus(1),))
+        assert str(raised.value) == (
+            f"op {name}: expected a name that no other module declares, and {owner} has it;"
+            f" {__name__} must take another"
+        )

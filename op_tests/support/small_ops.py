@@ -109,7 +109,7 @@ _count = 0
 
 
 def unique(name: str) -> str:
-    """torch.ops keeps a name for the process."""
+    """An op of the same name would be replaced."""
     global _count
     _count += 1
     return f"test_{name}_{_count}"

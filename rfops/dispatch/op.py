@@ -16,9 +16,10 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch.compiler import is_dynamo_compiling
@@ -32,6 +33,7 @@ from rfops.jit import Plans, UnsupportedArch
 from rfops.jit.arch import ARCH_SPECS
 from rfops.jit.errors import show
 from rfops.later import import_ops
+from rfops.public import MODULES
 
 from .checks import flat
 from .declare import Declaration, ValueArg, fp8_of
@@ -44,12 +46,21 @@ from .torch_op import fake_results, register_op
 from .view import views_of
 
 _OPS: dict[str, Op] = {}
+_SHIPPED = {name: f"rfops.{module}" for module, names in MODULES.items() for name in names}
 
 
 def ops() -> Mapping[str, Op]:
     """Every op by name: rfops' own, and those declared elsewhere so far."""
     import_ops()
     return _OPS
+
+
+def _declaring_module() -> str:
+    """The module that makes an Op, past the `__init__` of subclasses."""
+    frame = sys._getframe(2)
+    while frame.f_code.co_name == "__init__" and frame.f_back is not None:
+        frame = frame.f_back
+    return str(frame.f_globals["__name__"])
 
 
 def modules() -> dict[str, Path]:
@@ -62,7 +73,8 @@ class Op(Hooks):
 
     Parameters
     ----------
-    name : as `rfops.<name>` and `torch.ops.rfops.<name>`.
+    name : as `rfops.<name>` and `torch.ops.rfops.<name>`. Declared again by the same module (a
+        reload, a notebook's cell), the op replaces the earlier one.
     text : the arguments (declare.py).
     sizes : the order of the sizes where it is not that of their first use.
     kernels : in the order in which they are tried: HIP's, Triton's, torch's.
@@ -101,6 +113,14 @@ class Op(Hooks):
         reference: Callable[..., Any] | None = None,
         shapes: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
     ) -> None:
+        self.declared_in = _declaring_module()
+        other = _OPS.get(name)
+        owner = other.declared_in if other is not None else _SHIPPED.get(name, self.declared_in)
+        if owner != self.declared_in:
+            raise ValueError(
+                f"op {name}: expected a name that no other module declares, and {owner} has it;"
+                f" {self.declared_in} must take another"
+            )
         try:
             d = Declaration.parse(text, sizes)
         except ValueError as error:
@@ -143,7 +163,15 @@ class Op(Hooks):
             and all(e.factor == 1 and e.size in d.sizes for e in d.results[0].extents)
         )
         self._op, self._op_out = register_op(self)
+        if other is not None and (other._op, other._op_out) != (self._op, self._op_out):
+            other._op = other._op_out = other._refuse_torch
         _OPS[name] = self
+
+    def _refuse_torch(self, *args: Any) -> NoReturn:
+        raise RuntimeError(
+            f"{self.name}: was declared again with other arguments, which torch has alone; call the"
+            " new function"
+        )
 
     def _prepare_kernel(self, kernel: Kernel) -> Kernel:
         """The kernel, which knows what a launch of this op takes; a copy where it is also another

@@ -13,16 +13,30 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import torch
 
 from rfops.jit.launch import modes
-from rfops.later import registering
+from rfops.later import TorchOps, registering
 
-_LIBRARY = torch.library.Library("rfops", "FRAGMENT")
 _TRANSPARENT: list[None] = []  # one for each scope of `transparent`
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter, type(None)))
+
+
+@dataclass
+class _Registered:
+    """An op in torch, and what it calls now."""
+
+    schema: str
+    library: torch.library.Library  # the op goes with it
+    function: Callable[..., Any]
+    fake: Callable[..., Any]
+    vmap: Callable[..., Any] | None
+
+
+_REGISTERED: dict[str, _Registered] = {}
 
 
 @registering()
@@ -37,25 +51,56 @@ def register(
     `schema` is torch's, every argument that the op writes marked, as `Tensor(a!) out`. `function`
     neither returns nor keeps an input; `fake` returns empty tensors of the result's kind; `vmap` is
     that of torch.library.register_vmap (without: row by row, and a warning of torch's).
+
+    Registered again under its schema, the op stays torch's and calls the new functions; under
+    another schema it is another op, and torch crashes on a call of the earlier one.
     """
     name = schema[: schema.index("(")].strip()
-    _LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order))
+    of = _REGISTERED.get(name)
+    if of is not None and of.schema == schema and bool(of.vmap) == bool(vmap):
+        of.function, of.fake, of.vmap = function, fake, vmap
+    else:
+        unregister(name)
+        library = torch.library.Library("rfops", "FRAGMENT")
+        of = _REGISTERED[name] = _Registered(schema, library, function, fake, vmap)
+        _define(name, of)
+    return getattr(torch.ops.rfops, name).default
+
+
+def unregister(name: str) -> None:
+    """Take `rfops::<name>` out of torch, where it is there."""
+    of = _REGISTERED.pop(name, None)
+    if of is not None:
+        if isinstance(torch.ops.rfops, TorchOps):
+            torch.ops.rfops.give_way()  # torch forgets what its own namespace has
+        of.library._destroy()
+
+
+def _define(name: str, of: _Registered) -> None:
+    library = of.library
+    tags = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order)
+    library.define(of.schema, tags=tags)
     for key in ("CPU", "CUDA"):
-        _LIBRARY.impl(name, functools.partial(_call_plain, function), key)
-    torch.library.register_fake(f"rfops::{name}", fake, lib=_LIBRARY)
-    if vmap is not None:
-        torch.library.register_vmap(f"rfops::{name}", vmap, lib=_LIBRARY)
+        library.impl(name, functools.partial(_call_plain, of), key)
+    torch.library.register_fake(f"rfops::{name}", lambda *args: of.fake(*args), lib=library)
+    if of.vmap is not None:
+        vmap = functools.partial(_call_vmap, of)
+        torch.library.register_vmap(f"rfops::{name}", vmap, lib=library)
     op = getattr(torch.ops.rfops, name).default
-    _LIBRARY.impl(name, functools.partial(_call_recorded, op), "Autograd", with_keyset=True)
-    return op
+    library.impl(name, functools.partial(_call_recorded, op), "Autograd", with_keyset=True)
 
 
-def _call_plain(function: Callable[..., Any], *args: Any) -> Any:
+def _call_vmap(of: _Registered, *args: Any) -> Any:
+    assert of.vmap is not None
+    return of.vmap(*args)
+
+
+def _call_plain(of: _Registered, *args: Any) -> Any:
     """The function on plain tensors. A subclass that left the op to torch still comes as such here,
     and would go to the op again."""
     with torch._C.DisableTorchFunctionSubclass():
         args = tuple(map(_plain, args))
-    return function(*args)
+    return of.function(*args)
 
 
 def _plain(arg: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from rfops.dispatch.registration import register
+from rfops.dispatch.registration import register, unregister
 
 from .declare import TensorArg, ValueArg
 from .kernel import Call
@@ -55,6 +55,7 @@ def register_op(op: Op) -> tuple[Any, Any]:
 
     registered = register(f"{op.name}({inputs}) -> {returns}", functional, fake, op.vmap)
     if not op.num_passed:
+        unregister(f"{op.name}_out")
         return registered, None
     outs = ", ".join(f"Tensor({chr(ord('a') + 25 - i)}!) {a.name}" for i, a in enumerate(d.passed))
     schema = f"{op.name}_out({inputs}, {outs.replace('(z!)', '(a!)', 1)}) -> ()"
