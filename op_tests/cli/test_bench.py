@@ -27,7 +27,7 @@ from rfops.moe.grouped_gemm_mxfp8 import OP as GROUPED
 from support.calls import dense_call
 from support.tables import lines
 
-pytestmark = pytest.mark.requires_gfx950
+pytestmark = [pytest.mark.requires_gfx950, pytest.mark.usefixtures("shipped_tables")]
 CPU = torch.device("cpu")
 NAMES = (
     "gemm_mxfp8",
@@ -79,12 +79,6 @@ _MORE = [SHAPES[i] for i in (1, 3, 5, 7, 16, 19, 22, 23)]
 QUICK_SHAPES = [
     pytest.param(*shape, marks=[pytest.mark.sweep] * (shape in _MORE)) for shape in SHAPES
 ]
-
-
-@pytest.fixture(autouse=True)
-def _own_tables(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("RFOPS_CONFIGS", raising=False)
-    monkeypatch.setattr(cost, "default_device", lambda: CPU)
 
 
 def problem(name: str, shape: str, seed: int = 0) -> Problem:

@@ -27,17 +27,11 @@ from rfops.moe.grouped_gemm_mxfp8 import OP as GROUPED
 from support.calls import dense_call, grouped_call, route
 from support.tables import lines
 
-pytestmark = pytest.mark.requires_gfx950
+pytestmark = [pytest.mark.requires_gfx950, pytest.mark.usefixtures("shipped_tables")]
 CPU = torch.device("cpu")
 SMALL = dense_call(3, 48, 256)
 MOE = grouped_call(6, 48, 256, 8, 2, 2)
 PAIRS = [(DENSE, SMALL), (DENSE, dense_call(20, 48, 256)), (GROUPED, MOE)]
-
-
-@pytest.fixture(autouse=True)
-def _own_tables(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("RFOPS_CONFIGS", raising=False)
-    monkeypatch.setattr(cost, "default_device", lambda: CPU)
 
 
 def tune(pairs: Sequence[tuple[Op, Any]], folder: Path, force: bool = False) -> int:
