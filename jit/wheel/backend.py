@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+import warnings
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -58,8 +59,11 @@ def build_editable(
 
     Setuptools' own finder is asked last. A script beside a checkout that is named rfops would find
     that folder before, as a namespace without content; a package on the path wins over a namespace.
+    Setuptools' warning of such folders, which pip shows even with -q, is then beside the point.
     """
-    name: str = build_meta.build_editable(wheel_directory, config_settings, metadata_directory)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Editable installation")
+        name: str = build_meta.build_editable(wheel_directory, config_settings, metadata_directory)
     wheel = Path(wheel_directory, name)
     with zipfile.ZipFile(wheel) as archive:
         contents = {info.filename: archive.read(info) for info in archive.infolist()}

@@ -212,6 +212,7 @@ def test_a_script_beside_a_checkout_finds_the_package(tmp_path: Path) -> None:
     build = [sys.executable, "-c", code, str(tmp_path)]
     options = {"check": True, "capture_output": True, "text": True}
     output = subprocess.run(build, cwd=checkout, env=env, **options)
+    assert "Editable installation" not in output.stderr  # pip shows it, with -q too
     zipfile.ZipFile(tmp_path / output.stdout.splitlines()[-1]).extractall(installed)
     (record,) = installed.glob("*.dist-info/RECORD")
     for name, digest, _ in (line.rsplit(",", 2) for line in record.read_text().splitlines()):
