@@ -25,8 +25,8 @@ struct ExchangeTable {
   int (*view_from)(void* tensor, DlTensor* out);
 };
 
-PyObject* add_slow(PyObject*, PyObject* modify) {
-  slow_launches += static_cast<int>(PyLong_AsLong(modify));
+PyObject* set_slow(PyObject*, PyObject* count) {
+  slow_launches = static_cast<int>(PyLong_AsLong(count));
   if (PyErr_Occurred()) return nullptr;
   Py_RETURN_NONE;
 }
@@ -38,7 +38,8 @@ PyMethodDef functions[] = {
     {"rank", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(rank)), METH_FASTCALL,
      "rank(rows, weights, low, high, excluded, variants, factors, max_correction, parts[, steps, "
      "numbers, first_number]) -> the best variant of each kernel"},
-    {"add_slow", add_slow, METH_O, "add_slow(1) sends all launches through Python; -1 ends it"},
+    {"set_slow", set_slow, METH_O,
+     "set_slow(1) sends all launches through Python until set_slow(0)"},
     {nullptr, nullptr, 0, nullptr},
 };
 

@@ -36,6 +36,7 @@ _native: ModuleType | None = None
 _launches = 0
 _kernels: weakref.WeakSet[BoundKernel] = weakref.WeakSet()
 _plans: weakref.WeakSet[Plans] = weakref.WeakSet()
+_loaded: list[ModuleType] = []  # more than one where the cache was moved: launches keep theirs
 _slow_blocks = 0
 _reads_tensors = False  # torch has the exchange API; without it plans stay in Python
 
@@ -70,8 +71,8 @@ def slow_down(change: int) -> None:
     """+1: every launch goes through `BoundKernel.launch` of the class until -1."""
     global _slow_blocks
     _slow_blocks += change
-    if _native is not None:
-        _native.add_slow(change)
+    for module in _loaded:
+        module.set_slow(_slow_blocks)
 
 
 def count() -> None:
@@ -125,7 +126,8 @@ def _load(file: str) -> None:
     module = importlib.util.module_from_spec(spec)
     loader.exec_module(module)
     _reads_tensors = _set_up(module)
-    module.add_slow(_slow_blocks)
+    module.set_slow(_slow_blocks)
+    _loaded.append(module)
     _native = module
     for kernel in list(_kernels):
         _attach(module, kernel)

@@ -9,6 +9,7 @@ import gc
 import itertools
 import math
 import os
+import shutil
 import struct
 import subprocess
 import sys
@@ -26,7 +27,7 @@ import pytest
 import torch
 
 import rfops
-from rfops.jit import Plans, compile_ops
+from rfops.jit import BoundKernel, Plans, compile_ops
 from rfops.jit.build import host
 from rfops.jit.launch import hip, launcher
 from support.engine_project import EVERY_SCALAR, VALUES, Project, scalars
@@ -393,6 +394,35 @@ def test_plans_without_a_hip_kernel_get_it(
         if thread.name == "rfops-launcher":
             thread.join()
     assert len(built) == (not cached)
+
+
+def test_launches_of_an_earlier_launcher_go_through_python_too(
+    native: ModuleType,
+    project: Project,
+    null: NullHip,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """A process whose cache moved loads a second one; what was prepared keeps the first."""
+    bound, x = project.op().bind("cpu"), torch.ones(4)
+    runs = [bound.prepare((64, 1, 1), (0, 1))((1, 1, 1), a=1.0, n=4)]
+    second = shutil.copy(str(native.__spec__.origin), tmp_path)
+    launcher._load(second)
+    assert launcher.native() is not native
+    runs.append(project.op().bind("cpu").prepare((64, 1, 1), (0, 1))((1, 1, 1), a=1.0, n=4))
+    calls: list[object] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(BoundKernel, "launch", lambda *args: calls.append(args))
+        launcher.slow_down(1)
+        try:
+            for run in runs:
+                run(x, x)
+        finally:
+            launcher.slow_down(-1)
+        assert (len(calls), null.number("launches")) == (2, 0)
+        for run in runs:
+            run(x, x)
+    assert (len(calls), null.number("launches")) == (2, 2)
 
 
 @pytest.mark.parametrize("reason", ["frozen", "no jit"])
