@@ -93,10 +93,10 @@ struct SingleParts {
 
   // Of at most `workers` ranges, of kMinRange to kMaxRange tokens. `tokens` is without what
   // sequences cost; 64 sequences are looked at. A tree of parts takes more time than ranges up to
-  // kMaxFlatRange do.
-  template <u32 kMinRange, u32 kMaxRange, u32 kMaxFlatRange, u32 kMaxParts>
-  __device__ static SingleParts make(const SequenceChunk& chunk, u32 batch, u32 tokens,
-                                     u32 workers) {
+  // max_flat_range do.
+  template <u32 kMinRange, u32 kMaxRange, u32 kMaxParts>
+  __device__ static SingleParts make(const SequenceChunk& chunk, u32 batch, u32 tokens, u32 workers,
+                                     u32 max_flat_range) {
     u32 range = kMinRange;
     if (tokens > (workers - batch) * kMinRange || batch >= workers) {
       if (batch >= workers || tokens > (workers - batch) * kMaxRange) return {0, false};
@@ -105,7 +105,7 @@ struct SingleParts {
     if (__builtin_amdgcn_ballot_w64(chunk.length > range * kMaxParts) == 0) return {range, false};
     const u32 longest = static_cast<u32>(max_of_wave(static_cast<i32>(chunk.length)));
     const u32 long_range = longest / (kMaxParts - 1) + 1;  // for one less, as one begins anywhere
-    return long_range > kMaxFlatRange ? SingleParts{range, false} : SingleParts{long_range, true};
+    return long_range > max_flat_range ? SingleParts{range, false} : SingleParts{long_range, true};
   }
   // Partitions `tokens` over at most `workers`, and makes a range what a sequence costs.
   __device__ WorkPartition partition(SequenceTable& seqs, SequenceChunk& chunk, u32 tokens,
@@ -156,8 +156,8 @@ __device__ inline GranularPartition partition_for_flow(SequenceTable& seqs, Sequ
                         tokens <= (flat_workers - batch) * kMaxFlatRange &&
                         u64{tokens} * equal.active > u64{total} * flat_workers;
   if (is_equal && !has_tree) return {equal, kCut};
-  const auto single =
-      SingleParts::make<kCut, kPartCost, kMaxFlatRange, kMaxParts>(chunk, batch, tokens, workers);
+  const auto single = SingleParts::make<kCut, kPartCost, kMaxParts>(
+      chunk, batch, tokens, workers, is_equal ? kMaxFlatRange : kTile);
   if (is_equal && !single.is_limited) return {equal, kCut};
   const u32 granule = is_equal ? kCut : kFineCut;
   if (single.range != 0) return {single.partition(seqs, chunk, tokens, workers), granule};

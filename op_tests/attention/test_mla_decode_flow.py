@@ -53,7 +53,7 @@ def ranges_of(lens: list[int], workers: int, least: int, fp8: bool) -> tuple[int
     if tokens > spare * 2 * tile or not spare:
         return 2 * tile, FINE_CUT, tokens + 2 * tile * batch, workers
     cost, of_longest = max(-(-tokens // spare), cut), longest // (MAX_FLAT_SPLITS - 1) + 1
-    if longest > cost * MAX_FLAT_SPLITS and of_longest <= max(2 * cut, tile):
+    if longest > cost * MAX_FLAT_SPLITS and of_longest <= tile:
         cost = of_longest
     ranges = -(-tokens // cost) + batch
     return cost, FINE_CUT, ranges * cost, min(ranges, workers)
