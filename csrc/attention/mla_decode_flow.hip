@@ -31,8 +31,8 @@ constexpr bool kRagged = RFOPS_RAGGED;   // sequences have some number of querie
 constexpr bool kEven = RFOPS_EVEN;       // sequences of equal lengths have equally many workers
 constexpr u32 kMinTokens = RFOPS_LEAST;  // tokens of a worker at least
 constexpr u32 kMaxSpins = RFOPS_TURNS;   // that a part waits for others, at most
-// Granule of split boundaries in tokens, also the fixed overhead per sequence (but of SingleParts):
-// equal sequences with equally many workers are then cut into equal splits.
+// Granule of split boundaries in tokens, also the fixed overhead per sequence, where lengths are
+// equal: equal sequences with equally many workers are then cut into equal splits.
 constexpr u32 kCut = kMinTokens < 64 ? kMinTokens : 64;
 static_assert(kCut % 32 == 0);
 static_assert(!(kFp8 && kRope), "of FP8 the two halves of a pair are in two lanes");
@@ -337,7 +337,7 @@ struct Common {
   f32 *lse, *partials;
   u32* counts;
   WorkPartition partition;
-  u32 group, worker, workers, num_partials;
+  u32 granule, group, worker, workers, num_partials;
   f32 value_scale;
 };
 
@@ -363,8 +363,8 @@ __device__ inline void process_and_store(const Common& common, const Args& args,
     WorkPartition scalar_partition = common.partition;
     // Its divisions, for all parts.
     force_sgpr(scalar_partition.quotient), force_sgpr(scalar_partition.remainder);
-    split_partials = SplitPartials::make<kCut>(split, scalar_partition, common.group, common.worker,
-                                               common.workers);
+    split_partials = SplitPartials::make(split, scalar_partition, common.granule, common.group,
+                                         common.worker, common.workers);
     force_vgpr(split_partials.worker_begin), force_vgpr(split_partials.split_idx),
         force_vgpr(split_partials.count);
   };
@@ -438,8 +438,8 @@ extern "C" __global__ void
     if (worker == kNoWorker) return;
     const MlaScales scales(sm_scale, kv_scale, q_scale);
     pointers_to_vgprs();
-    const Common common = {lds, out,    lse,     partials,    counts,      partition,
-                           0,   worker, workers, workers * 2, scales.value};
+    const Common common = {lds,  out, lse,    partials, counts,      partition,
+                           kCut, 0,   worker, workers,  workers * 2, scales.value};
     const u32 range_end = partition.begin(worker + 1);
     for_each_item<kCut, kQRowsPerTile, true>(
         seqs, queries, partition, worker, chunk, [&](const KvSplit& split, const MlaItem& item) {
@@ -460,7 +460,7 @@ extern "C" __global__ void
   }
   SequenceChunk chunk(seqs, 0, 0);
   const u32 total = batch <= kWaveSize ? chunk.next : seqs.total(seqs.tokens());
-  const WorkPartition partition =
+  const GranularPartition partition =
       partition_for_flow<kCut, kMinTokens, kEven, kTile, CombineAll::kMaxSplits>(seqs, chunk, total,
                                                                                  workers);
   const u32 worker = worker_of(id, partition.active, batch, workers);
@@ -474,8 +474,8 @@ extern "C" __global__ void
   const Args args = {q, columns, unseen, scales.score};
   u32 chunk_begin = 0, begin, end;
   const auto splits_of_chunk = [&] {
-    begin = cut_token<kCut>(range_begin, chunk.zero, chunk.length);
-    end = cut_token<kCut>(range_end, chunk.zero, chunk.length);
+    begin = cut_token(range_begin, chunk.zero, chunk.length, partition.granule);
+    end = cut_token(range_end, chunk.zero, chunk.length, partition.granule);
     const bool is_mine =
         chunk.length == 0 ? range_begin <= chunk.start && chunk.start < range_end : begin < end;
     return __builtin_amdgcn_ballot_w64(is_mine && chunk_begin + lane < batch);
@@ -494,8 +494,9 @@ extern "C" __global__ void
       issue_split_loads(reader, args, u64{split.sequence} * columns + column);
   }
   pointers_to_vgprs();
-  const Common common = {lds,   out,    lse,     partials,     counts,      partition,
-                         group, worker, workers, num_partials, scales.value};
+  const Common common = {
+      lds,   out,    lse,     partials,     counts,      partition, partition.granule,
+      group, worker, workers, num_partials, scales.value};
   while (true) {
     for (; pending != 0; pending &= pending - 1) {
       const KvSplit split = split_of(pending);

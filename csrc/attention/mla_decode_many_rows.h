@@ -116,7 +116,7 @@ __device__ inline void store_split(const Attention& attention, LdsBytes* lds, co
   const u32 q_row_begin = wave * kQRowsPerWave;
   const bool is_whole = split.is_whole();
   const SplitPartials partials =
-      SplitPartials::make<kTokens>(split, partition, group, worker, workers);
+      SplitPartials::make(split, partition, kTokens, group, worker, workers);
   u32 lane = lane_id();
   force_vgpr(
       lane);  // what follows from it is computed here, not kept in registers from the beginning

@@ -76,83 +76,93 @@ __device__ inline WorkPartition partition_by_lengths(const SequenceChunk& chunk,
              : WorkPartition(total, workers, otherwise);
 }
 
-// Ranges of few tokens, each with a part of one sequence alone: a sequence then costs a range
+// Makes `tokens` what a sequence costs beside its own, also of `chunk`, the first 64.
+__device__ inline void set_cost(SequenceTable& seqs, SequenceChunk& chunk, u32 tokens) {
+  const u32 batch = seqs.count, more = tokens - seqs.cost.leading;
+  seqs.cost.leading = tokens;
+  if (lane_id() < batch) chunk.start += more * lane_id();
+  chunk.zero = chunk.start + tokens;
+  chunk.next += more * (batch < kWaveSize ? batch : kWaveSize);
+}
+
+// Ranges of workers that each have a part of one sequence alone: a sequence then costs a range
 // beside its tokens, and no range has the end of one and the begin of the next.
 struct SingleParts {
-  u32 range;        // tokens, or 0 where that takes longer ranges than are worth it
+  u32 range;        // tokens, or 0 where ranges are longer than a second part takes
   bool is_limited;  // ranges are longer so that no sequence has more than kMaxParts parts
 
-  // Of at most `workers` ranges. `tokens` is without what sequences cost; 64 sequences are looked
-  // at. A tree of parts takes more time than ranges up to kMaxRange do.
-  template <u32 kCut, u32 kMaxRange, u32 kMaxParts>
-  __device__ static SingleParts make(const SequenceChunk& chunk, u32 batch, u32 tokens,
-                                     u32 workers) {
-    u32 range = kCut;
-    if (tokens > (workers - batch) * kCut || batch >= workers) {
+  // Of at most `workers` ranges, of kMinRange to kMaxRange tokens. `tokens` is without what
+  // sequences cost; 64 sequences are looked at. A tree of parts takes more time than ranges up to
+  // max_flat_range do.
+  template <u32 kMinRange, u32 kMaxRange, u32 kMaxParts>
+  __device__ static SingleParts make(const SequenceChunk& chunk, u32 batch, u32 tokens, u32 workers,
+                                     u32 max_flat_range) {
+    u32 range = kMinRange;
+    if (tokens > (workers - batch) * kMinRange || batch >= workers) {
       if (batch >= workers || tokens > (workers - batch) * kMaxRange) return {0, false};
       range = div_u16(tokens + workers - batch - 1, workers - batch);
     }
     if (__builtin_amdgcn_ballot_w64(chunk.length > range * kMaxParts) == 0) return {range, false};
     const u32 longest = static_cast<u32>(max_of_wave(static_cast<i32>(chunk.length)));
     const u32 long_range = longest / (kMaxParts - 1) + 1;  // for one less, as one begins anywhere
-    return long_range > kMaxRange ? SingleParts{range, false} : SingleParts{long_range, true};
+    return long_range > max_flat_range ? SingleParts{range, false} : SingleParts{long_range, true};
   }
   // Partitions `tokens` over at most `workers`, and makes a range what a sequence costs.
   __device__ WorkPartition partition(SequenceTable& seqs, SequenceChunk& chunk, u32 tokens,
                                      u32 workers) const {
-    const u32 batch = seqs.count, more = range - seqs.cost.leading;
-    seqs.cost.leading = range;
-    if (lane_id() < batch) chunk.start += more * lane_id();
-    chunk.zero = chunk.start + range;
-    chunk.next += more * (batch < kWaveSize ? batch : kWaveSize);
+    set_cost(seqs, chunk, range);
     // None is shorter: then it might be within a granule, and have no part of its sequence.
-    const u32 ranges = div_u16(tokens + range * batch + range - 1, range);
+    const u32 ranges = div_u16(tokens + range * seqs.count + range - 1, range);
     return WorkPartition(ranges * range, workers, ranges);
   }
 };
 
-// Returns whether the first 64 sequences have about the tokens of the first one.
+// Returns whether the first 64 sequences, and all on average, have about the tokens of the first.
 template <u32 kCut>
-__device__ inline bool are_alike(const SequenceChunk& chunk, u32 batch) {
+__device__ inline bool are_alike(const SequenceChunk& chunk, u32 batch, u32 tokens) {
   constexpr u32 kMost = kCut / 4;
-  const bool differs = chunk.length - readlane(chunk.length, 0) + kMost > 2 * kMost;
+  const u32 first = readlane(chunk.length, 0);
+  if (batch > kWaveSize && tokens - batch * first + batch * kMost > 2 * batch * kMost) return false;
+  const bool differs = chunk.length - first + kMost > 2 * kMost;
   return __builtin_amdgcn_ballot_w64(lane_id() < batch && differs) == 0;
 }
 
-// Partitions over as many workers as have kMinTokens each, at least one per sequence. Where that is
-// one, or if kEven, each sequence of equal lengths has as many. Of other lengths ranges are down to
-// kCut, of which no worker has parts of three sequences; if kEven or kMinTokens are kCut, ranges of
-// few tokens are SingleParts, because a second part takes as long as the first.
+// Ranges of workers, and the tokens of which cuts within a sequence are multiples.
+struct GranularPartition : WorkPartition {
+  u32 granule;
+};
+
+// Partitions over as many workers as have kMinTokens each, at least one per sequence; if kEven,
+// each sequence of equal lengths has as many. Where lengths differ all variants have the same
+// ranges, except that none is below kCut, with cuts at multiples of kFineCut: a second part of a
+// worker takes as long as kPartCost tokens more, so a sequence costs that; or a range, where that
+// is shorter (SingleParts). Estimated, MI355X, 37 sequences of up to 1,803 tokens in FP8, 32 heads:
+// with 64 tokens 20.8 us, with kPartCost 16.8 us.
 template <u32 kCut, u32 kMinTokens, bool kEven, u32 kTile, u32 kMaxParts>
-__device__ inline WorkPartition partition_for_flow(SequenceTable& seqs, SequenceChunk& chunk,
-                                                   u32 total, u32 workers) {
-  constexpr u32 kMaxRange = 2 * kCut < kTile ? kTile : 2 * kCut;
-  constexpr bool kIsCut = kMinTokens == kCut;
+__device__ inline GranularPartition partition_for_flow(SequenceTable& seqs, SequenceChunk& chunk,
+                                                       u32 total, u32 workers) {
+  constexpr u32 kFineCut = 32, kPartCost = 2 * kTile;
+  constexpr u32 kMaxFlatRange = 2 * kCut < kTile ? kTile : 2 * kCut;
   const u32 batch = seqs.count, tokens = total - kCut * batch, fit = tokens / kMinTokens;
   const u32 max_workers = fit < workers ? fit : workers;
-  u32 requested = fit < batch ? batch : fit;
-  if constexpr (!kIsCut && !kEven) {
-    if (batch <= workers && fit <= batch) {
-      return partition_by_lengths<kCut>(chunk, batch, total, workers, max_workers, total / kCut);
-    }
-    return WorkPartition(total, workers, requested);
-  }
-  if (batch > workers || (!kEven && tokens > (workers - batch) * kMaxRange))
-    return WorkPartition(total, workers, requested);
   const u32 splits = kEven ? max_splits(max_workers, batch) : 1;
-  if constexpr (kEven) requested = splits * batch;
+  const u32 requested = kEven && batch <= workers ? splits * batch : fit < batch ? batch : fit;
   const WorkPartition equal(total, workers, requested);
-  const bool is_equal =
-      kEven ? has_own_workers<kCut>(chunk, batch, equal, splits) : are_alike<kCut>(chunk, batch);
+  if (kEven && batch > workers) return {equal, kCut};
+  const bool is_equal = kEven ? has_own_workers<kCut>(chunk, batch, equal, splits)
+                              : are_alike<kCut>(chunk, batch, tokens);
   const u32 flat_workers = kMaxParts * batch;
-  const bool has_tree = kIsCut && equal.active > flat_workers &&
-                        tokens <= (flat_workers - batch) * kMaxRange &&
+  const bool has_tree = kMinTokens == kCut && equal.active > flat_workers &&
+                        tokens <= (flat_workers - batch) * kMaxFlatRange &&
                         u64{tokens} * equal.active > u64{total} * flat_workers;
-  if (is_equal && !has_tree) return equal;
-  const auto single = SingleParts::make<kCut, kMaxRange, kMaxParts>(chunk, batch, tokens, workers);
-  if (is_equal && !single.is_limited) return equal;
-  if (single.range == 0) return WorkPartition(total, workers, total / kCut);
-  return single.partition(seqs, chunk, tokens, workers);
+  if (is_equal && !has_tree) return {equal, kCut};
+  const auto single = SingleParts::make<kCut, kPartCost, kMaxParts>(
+      chunk, batch, tokens, workers, is_equal ? kMaxFlatRange : kTile);
+  if (is_equal && !single.is_limited) return {equal, kCut};
+  const u32 granule = is_equal ? kCut : kFineCut;
+  if (single.range != 0) return {single.partition(seqs, chunk, tokens, workers), granule};
+  set_cost(seqs, chunk, kPartCost);
+  return {WorkPartition(tokens + kPartCost * batch, workers, workers), granule};
 }
 
 // Tokens `begin` to `end` of a sequence; `zero` is the position of its first token in the work.
@@ -242,8 +252,8 @@ __device__ inline void for_each_split(const SequenceTable& seqs, const WorkParti
                                       u32 worker, Fn fn) {
   for (PartitionWalk walk(seqs, partition, worker);;) {
     const SequenceChunk chunk(walk.sequences(seqs.cost), walk.chunk_begin, walk.base);
-    const u32 begin = cut_token<kGranule>(walk.range_begin, chunk.zero, chunk.length);
-    const u32 end = cut_token<kGranule>(walk.range_end, chunk.zero, chunk.length);
+    const u32 begin = cut_token(walk.range_begin, chunk.zero, chunk.length, kGranule);
+    const u32 end = cut_token(walk.range_end, chunk.zero, chunk.length, kGranule);
     const u32 seq = walk.chunk_begin + lane_id();
     const bool is_mine = chunk.length == 0
                              ? walk.range_begin <= chunk.start && chunk.start < walk.range_end
@@ -363,8 +373,8 @@ __device__ inline void for_each_item(const SequenceTable& seqs, const Queries& q
           start + extent <= walk.range_begin ? (walk.range_begin - start) / extent : 0;
       if (item_idx < num_skipped) item_idx = num_skipped;
       const u32 item_start = start + item_idx * extent, zero = item_start + seqs.cost.leading;
-      const u32 begin = cut_token<kGranule>(walk.range_begin, zero, length);
-      const u32 end = cut_token<kGranule>(walk.range_end, zero, length);
+      const u32 begin = cut_token(walk.range_begin, zero, length, kGranule);
+      const u32 end = cut_token(walk.range_end, zero, length, kGranule);
       const bool is_mine =
           length == 0 ? walk.range_begin <= item_start && item_start < walk.range_end : begin < end;
       const MlaItem item = {read_lane(chunk.row), count, count * walk.heads, item_idx * kColumns};
@@ -393,11 +403,10 @@ __device__ inline void for_each_item(const SequenceTable& seqs, const Queries& q
 struct SplitPartials {
   u32 worker_begin, split_idx, count;
 
-  template <u32 kGranule>
   __device__ static SplitPartials make(const KvSplit& split, const WorkPartition& partition,
-                                       u32 group, u32 worker, u32 workers) {
+                                       u32 granule, u32 group, u32 worker, u32 workers) {
     const u32 worker_begin = partition.owner(split.zero);
-    const u32 worker_last = partition.owner(split.zero + (split.length - 1) / kGranule * kGranule);
+    const u32 worker_last = partition.owner(split.zero + ((split.length - 1) & (0 - granule)));
     SplitPartials partials = {readfirstlane(group * workers + worker_begin),
                               readfirstlane(worker - worker_begin),
                               readfirstlane(worker_last - worker_begin + 1)};

@@ -101,11 +101,11 @@ struct WorkPartition {
   }
 };
 
-// Returns the first token of a sequence after the cut; `zero` is the position of its first token.
-template <u32 kGranule>
-__device__ inline u32 cut_token(u32 cut, u32 zero, u32 length) {
+// Returns the first token of a sequence after the cut, or after it the next multiple of `granule`,
+// a power of two; `zero` is the position of the sequence's first token.
+__device__ inline u32 cut_token(u32 cut, u32 zero, u32 length, u32 granule) {
   if (cut <= zero) return 0;
-  const u32 token = (cut - zero + kGranule - 1) / kGranule * kGranule;
+  const u32 token = (cut - zero + granule - 1) & (0 - granule);
   return token < length ? token : length;
 }
 

@@ -39,17 +39,36 @@ def arch(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
     return name
 
 
-def shares(lens: list[int], workers: int, least: int) -> list[list[tuple[int, int, int]]]:
-    """What work_partition.h says of many tokens, or equal lengths: for each worker its sequences,
-    with first and last token."""
-    cut = min(CUT, least)  # also what a sequence costs, before its tokens
-    starts = list(itertools.accumulate((n + cut for n in lens), initial=0))
-    total = starts.pop()
-    active = min(max(sum(lens) // least, len(lens), 1), workers)
+FINE_CUT = 32  # kFineCut of mla_kv_splits.h
+MAX_FLAT_SPLITS = 32  # kMaxSplits of mla_combine_all.h
+
+
+def ranges_of(lens: list[int], workers: int, least: int, fp8: bool) -> tuple[int, int, int, int]:
+    """What mla_kv_splits.h says of at most 64 sequences, but of equal ones that a tree would add
+    up: what a sequence costs, the granule of cuts, all tokens and costs, and their ranges."""
+    cut, tile, batch, tokens = min(CUT, least), 128 if fp8 else 64, len(lens), sum(lens)
+    longest, spare = max(lens), workers - batch
+    if spare < 0 or all(abs(n - lens[0]) <= cut // 4 for n in lens):
+        return cut, cut, tokens + cut * batch, min(max(tokens // least, batch, 1), workers)
+    if tokens > spare * 2 * tile or not spare:
+        return 2 * tile, FINE_CUT, tokens + 2 * tile * batch, workers
+    cost, of_longest = max(-(-tokens // spare), cut), longest // (MAX_FLAT_SPLITS - 1) + 1
+    if longest > cost * MAX_FLAT_SPLITS and of_longest <= tile:
+        cost = of_longest
+    ranges = -(-tokens // cost) + batch
+    return cost, FINE_CUT, ranges * cost, min(ranges, workers)
+
+
+def shares(
+    lens: list[int], workers: int, least: int, fp8: bool = False
+) -> list[list[tuple[int, int, int]]]:
+    """For each worker its sequences, with first and last token."""
+    cost, cut, total, active = ranges_of(lens, workers, least, fp8)
+    starts = list(itertools.accumulate((n + cost for n in lens), initial=0))[:-1]
     cuts = [w * (total // active) + min(w, total % active) for w in range(active + 1)]
 
     def token(at: int, start: int, length: int) -> int:
-        return min(max(0, -(-(at - start - cut) // cut) * cut), length)
+        return min(max(0, -(-(at - start - cost) // cut) * cut), length)
 
     found: list[list[tuple[int, int, int]]] = []
     for first, last in itertools.pairwise(cuts):
@@ -257,7 +276,7 @@ def test_needles_at_the_cuts_of_workers(arch: str, fp8: bool, least: int) -> Non
     """Bit for bit, on both sides of each; the cuts are where this file says."""
     lens, workers = [500, 90, 333], 9
     p = problem(lens, arch=arch, fp8=fp8)
-    parts = shares(lens, workers, least)
+    parts = shares(lens, workers, least, fp8)
     assert len(parts) == workers and sum(b - a for part in parts for _, a, b in part) == sum(lens)
     cuts = sorted({(b, t) for part in parts for b, first, last in part for t in (first, last - 1)})
     for some in range(max(sum(b == at for b, _ in cuts) for at in range(3))):
@@ -316,8 +335,9 @@ def test_workers_are_even(arch: str, name: str, fp8: bool, figure: Callable[[str
     if len(set(lens)) == 1 and sum(lens) % (ARCH_SPECS[arch].cus * CUT) == 0:
         bar = 1.0
     config = OP.kernels["flow"].default(OP.call_of(arch, B=len(lens), H=16, S=sum(lens)))
-    found = [parts for parts in shares(lens, config.workers, config.least) if parts]
-    costs = [sum(b - a + min(CUT, config.least) for _, a, b in parts) for parts in found]
+    plan = lens, config.workers, config.least, fp8
+    found = [parts for parts in shares(*plan) if parts]
+    costs = [sum(b - a + ranges_of(*plan)[0] for _, a, b in parts) for parts in found]
     uneven = max(costs) * len(costs) / sum(costs)
     figure(f"mla_decode {arch} {'fp8' if fp8 else 'bf16'} {name}: the busiest has {uneven:.3f}")
     assert uneven <= bar

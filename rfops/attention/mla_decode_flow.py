@@ -241,8 +241,8 @@ class Flow(TimedKernel):
         return min(CUT, config.least), 128 // c.kv_dtype.itemsize
 
     def max_single(self, c: Call, config: FlowConfig) -> int:
-        """Return how many tokens a range with a part of one sequence has at most: kMaxRange of
-        csrc/attention/mla_kv_splits.h."""
+        """Return how many tokens a range with a part of one sequence has at most, where lengths are
+        equal: kMaxFlatRange of csrc/attention/mla_kv_splits.h."""
         cut, tile = self.tokens(c, config)
         return max(2 * cut, tile)
 
