@@ -45,6 +45,9 @@ LATENT = (
     (32768, 512, "N"),
 )
 _MIN_N, _MULTIPLE = 64, 16
+# Layers of other sizes, one call of six: small ones, whose time is launches and first loads.
+_SMALL_CALLS = 1 / 6
+_SMALL_N, _SMALL_K = (_MIN_N, 4096, _MULTIPLE), (128, 3072, 128)  # from, to, multiples of
 # Multiplications and elements of w: more tell nothing else, and take timing mode seconds a variant.
 _MAX_WORK, _MAX_W = 2e10, 2e8
 
@@ -85,12 +88,21 @@ def shapes(multiple: int) -> tuple[tuple[int, int], ...]:
     )
 
 
+def _small(rng: random.Random) -> tuple[int, int]:
+    """(N, K) of a small layer, the logarithms uniform."""
+    n, k = (
+        round(math.exp(rng.uniform(math.log(low), math.log(high))) / step) * step
+        for low, high, step in (_SMALL_N, _SMALL_K)
+    )
+    return n, k
+
+
 def draw(rng: random.Random, multiple: int, most_m: int = 4096) -> dict[str, Any]:
-    """M, N, K of a random layer: M from 1 on, its logarithm uniform; one in four from 17 to 1,024
-    and no power of two, where kernels meet."""
+    """M, N, K of a random layer, of a model or small: M from 1 on, its logarithm uniform; one in
+    four from 17 to 1,024 and no power of two, where kernels meet."""
     while True:
         low, high = (17, min(most_m, 1024)) if rng.random() < 0.25 else (1, most_m)
         m = round(math.exp(rng.uniform(math.log(low), math.log(high))))
-        n, k = rng.choice(shapes(multiple))
+        n, k = _small(rng) if rng.random() < _SMALL_CALLS else rng.choice(shapes(multiple))
         if m * n * k <= _MAX_WORK and n * k <= _MAX_W and not (low > 1 and m & (m - 1) == 0):
             return {"M": m, "N": n, "K": k}

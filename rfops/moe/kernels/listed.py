@@ -46,6 +46,7 @@ UP_COLUMNS, STRIP = 16, 32  # columns of a workgroup of `up`; of a wave of `down
 # Of x that stays in an L2 beside weights: half of it. Where x is more, and all experts have about
 # as many rows, the workgroups of an expert in `up` are of one XCD.
 L2_X_BYTES = 2 << 20
+_USED_CUS = 0.8  # of all, where an expert's strips could be spread over more workgroups of `down`
 GROUPS_PER_CU = 8  # of `down`, about, of all experts that may have a row
 
 
@@ -305,7 +306,14 @@ class HipFp8Listed(HipListed):
 
     def min_strips(self, c: Call) -> int:
         # Of one strip a workgroup reads as many bytes of h as a quarter or half of its weights.
-        return self.min_tall_strips[c.arch] if self.tiles(c)[0] > 1 else 1
+        strips = self.min_tall_strips[c.arch] if self.tiles(c)[0] > 1 else 1
+        # But few CUs are to be without one. Timing mode, 64 tokens, 8 experts of 4096 x 1792:
+        # MI355X, 64 workgroups of four strips 74.8 us, 256 of one 52.0; MI300X, 128 of two 72.1,
+        # 256 of one 66.8; but 60 tokens, 32 of 2048 x 256, 256 of two 30.6, 512 of one 32.1.
+        all_strips = ceil(c.D, WAVES * STRIP) * self._num_slots(c)
+        while strips > 1 and all_strips < _USED_CUS * strips * c.cu_num:
+            strips //= 2
+        return strips
 
     def raw_blocks(self, c: Call) -> int:
         tiles, blocks = self.tiles(c)[0], c.I // LINE
