@@ -28,6 +28,8 @@ def when_imported(name: str, then: Then) -> None:
     """Call `then` with the module: now, or once somebody has imported it."""
     module = sys.modules.get(name)
     if module is not None:
+        if getattr(module.__spec__, "_initializing", False):
+            importlib.import_module(name)  # waits while another thread imports it
         then(module)
         return
     _WANTED.setdefault(name, []).append(then)

@@ -137,14 +137,24 @@ def _make_spec(location: str, name: str, entry: object, root: Path, config: Path
     return spec
 
 
-@lru_cache(maxsize=16)
 def load_config(config: Path = paths.COMPILER_CONFIG) -> dict[str, ModuleSpec]:
-    """All modules of a config file. Sources of rfops's own lie in csrc/, else beside the file."""
+    """All modules of a config file as it is now. Sources of rfops's own lie in csrc/, else beside
+    the file."""
     check_line("path of a compiler_config.json", str(config))
+    try:
+        text = config.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{config}: {error}") from error
+    return _parse_config(config, text)
+
+
+@lru_cache(maxsize=16)
+def _parse_config(config: Path, text: str) -> dict[str, ModuleSpec]:
+    """Kept by the text, because a module that is reloaded may come with another config file."""
     root = paths.CSRC if config == paths.COMPILER_CONFIG else config.parent
     try:
-        entries = json.loads(config.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        entries = json.loads(text)
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{config}: {error}") from error
     if not isinstance(entries, dict):
         raise ConfigError(f"{config}: expected an object of modules")

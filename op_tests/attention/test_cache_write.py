@@ -172,6 +172,18 @@ def test_mla_rope_concat_cache_write(
     assert_same(again, expected_q)
 
 
+def test_a_query_of_the_other_16_bit_dtype() -> None:
+    """The HIP kernel wrote bf16's bits into float16."""
+    t = Tokens(9)
+    values = t.kv_c, t.cache(torch.bfloat16), t.slots, t.cos_sin, None, None, None, None, False
+    made = mla_rope_concat_cache_write(
+        t.positions, t.q_nope, t.q_pe, t.k_pe, *values, torch.float16
+    )
+    q = torch.cat((t.q_nope, t.rotated(False)[0]), -1)
+    assert made.dtype == torch.float16
+    assert_same(made, q.half())
+
+
 def assert_near(actual: torch.Tensor, exact: torch.Tensor, sums: torch.Tensor) -> None:
     """Rounded to bf16, after fp32 sums of products whose magnitudes add up to `sums`."""
     excess = (actual.double() - exact).abs() - (2**-8 * exact.abs() + 2**-20 * sums)

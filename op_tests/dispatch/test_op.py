@@ -5,6 +5,7 @@ Its siblings test_op_*.py have results, inputs and scratch memory.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -225,6 +226,51 @@ def test_an_op_declared_again_with_other_arguments() -> None:
             first.call(fake, None)
     Op(name, "x: f32[N] inout", kernels=(Plus(1),))
     assert not hasattr(torch.ops.rfops, f"{name}_out")
+
+
+def test_every_earlier_op_of_other_arguments_is_refused() -> None:
+    """Not the last of them alone: torch would run the new op on the earlier one's arguments."""
+    name, x = unique("thrice"), torch.ones(5)
+    same = [Op(name, "x: f32[N]\n-> out: f32[N]", kernels=(Plus(n),)) for n in (1, 2)]
+    Op(name, "y: f32[N]\n-> out: f32[N]", kernels=(Plus(3),))
+    for n, op in enumerate(same, 1):
+        torch.testing.assert_close(op.call(x, None), x + n)
+        with pytest.raises(RuntimeError, match=f"^{name}: was declared again"):
+            op.call(torch.ones(5, requires_grad=True), None)
+
+
+def test_a_handle_of_an_op_that_is_gone_calls_no_other() -> None:
+    """torch gave its memory to an op that was declared later, and the handle called that one."""
+    name, x = unique("gone"), torch.ones(5)
+    Op(name, "x: f32[N]\n-> out: f32[N]", kernels=(Plus(1),))
+    handle = getattr(torch.ops.rfops, f"{name}_out").default
+    Op(name, "x: f32[N] inout", kernels=(Plus(1),))
+    others = [unique("other") for _ in range(20)]
+    for other in others:
+        Op(other, "x: f32[N]\n-> out: f32[N]", kernels=(Plus(2),))
+    with pytest.raises(RuntimeError, match=f"the schema for rfops::{name}_out which"):
+        handle(x, torch.empty(5))
+
+
+def test_names_that_torch_has_for_another_op_are_refused() -> None:
+    """Each took the other's place in torch, and a call of that crashed."""
+    name, taken = unique("place"), "expected a name that torch.ops.rfops does not have"
+    declare = functools.partial(Op, text="x: f32[N]\n-> out: f32[N]", kernels=(Plus(1),))
+    declare(name)
+    for wrong in ("no_gradient", f"{name}_out"):
+        with pytest.raises(ValueError, match=f"^op {wrong}: {taken}"):
+            declare(wrong)
+    later = unique("place")
+    declare(f"{later}_out")
+    with pytest.raises(ValueError, match=f"^op {later}: {taken}, and {later}_out is another op"):
+        declare(later)
+
+
+def test_an_op_of_code_without_a_module_s_name() -> None:
+    """exec with names of its own."""
+    names = {"Op": Op, "kernels": (Plus(1),), "name": unique("nameless")}
+    exec("op = Op(name, 'x: f32[N]\\n-> out: f32[N]', kernels=kernels)", names)
+    torch.testing.assert_close(names["op"].call(torch.ones(5), None), torch.ones(5) + 1)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ import torch
 
 import rfops
 from rfops.jit.build import compile, explain, failures, recipe, toolchain
-from rfops.jit.build.spec import load_config
 from rfops.jit.cache import code_object, shelf
 from rfops.jit.policy.manifest import BuildRequest
 from support.engine_project import Project
@@ -146,7 +145,6 @@ def test_why_flags_in_another_order_are_not_cached(project: Project) -> None:
         (["-DA=1"], False),
     ):
         project.config.write_text(json.dumps({"axpy": {"srcs": ["axpy.hip"], "flags": flags}}))
-        load_config.cache_clear()
         reason = explain.explain(BuildRequest("axpy", "gfx950", (), project.config))
         if is_order is None:
             project.op().build("gfx950")

@@ -153,7 +153,6 @@ def test_a_source_of_two_lines(project: Project) -> None:
     (project.root / "lib" / "a\n  command = false\n.cpp").touch()
     entry = {"srcs": ["lib/*.cpp"], "kind": "host", "output": "libx.so"}
     project.config.write_text(json.dumps({"x": entry}))
-    load_config.cache_clear()
     from rfops.jit.build.host import build_host
 
     with pytest.raises(rfops.ConfigError, match=r"command for 'lib_a\\n.* has a line end"):

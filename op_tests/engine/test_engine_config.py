@@ -92,6 +92,13 @@ def test_defaults(tmp_path: Path) -> None:
     assert load_config(config)["m"] == expected
 
 
+def test_a_config_file_that_changed_is_read_again(tmp_path: Path) -> None:
+    """A module that is reloaded got the flags of its first load."""
+    for flag in ("-DA=1", "-DA=2"):
+        config = write(tmp_path, {"m": {"srcs": ["m.hip"], "flags": [flag]}})
+        assert module_spec("m", config).flags == (flag,)
+
+
 def write(folder: Path, content: object) -> Path:
     config = folder / "config.json"
     config.write_text(content if isinstance(content, str) else json.dumps(content))

@@ -398,6 +398,19 @@ def test_a_module_that_waits_for_another_sees_it_once(tmp_path: Path) -> None:
     assert run_python(code, str(tmp_path)).strip() == "json.decoder [1, 1, 2]"
 
 
+def test_a_module_that_another_thread_imports_is_waited_for(tmp_path: Path) -> None:
+    """The function saw the module without what it defines later."""
+    (tmp_path / "later_b.py").write_text("import time\ntime.sleep(1)\nvalue = 1\n")
+    code = (
+        "import sys, threading, time\n"
+        "from rfops.later import when_imported\n"
+        "threading.Thread(target=__import__, args=('later_b',)).start()\n"
+        "while 'later_b' not in sys.modules: time.sleep(0.001)\n"
+        "when_imported('later_b', lambda m: print(m.value))\n"
+    )
+    assert run_python(code, str(tmp_path)).strip() == "1"
+
+
 PUBLIC_OPS = [name for name in ops() if name in public.__all__]
 _DTYPE = re.compile(r"float\d+|bfloat16|int\d+|e8m0|e4m3|e2m1|fp\d+|bf16|FP8|dtype|of the same")
 

@@ -45,6 +45,7 @@ from .mla_cache_write import (
     is_fp8,
     mla_rope_concat_cache_write,
     mla_rope_concat_cache_write_ref,
+    unlike_query_reason,
 )
 from .mla_layer_parts import LATENT, NOPE, ROPE
 from .rotary import (
@@ -172,6 +173,8 @@ class Hip(Kernel):
         for dtype in (c.kv_dtype, c.dtype, c.k_up_dtype):
             if is_fp8(dtype) and dtype != fp8_of(c.arch):
                 return f"{c.arch} converts {fp8_of(c.arch)}, not {dtype}"
+        if reason := unlike_query_reason(c):
+            return reason
         units = c.L // (2 * VEC)
         if c.L % BLOCK or units & (units - 1) or units > WAVE or c.R % (2 * VEC) or c.D % STEP_K:
             return "rows of another size than a wave or a part of it takes"

@@ -139,6 +139,13 @@ def cache_rows(c: Call, name: str, columns: int) -> RowStrides | None:
     return row_strides(c.tensors.get(name), columns)
 
 
+def unlike_query_reason(c: Call) -> str | None:
+    """Why HIP kernels, which copy q_nope to a q of 16 bits, do not take the call; else None."""
+    if is_fp8(c.dtype) or c.dtype == c.q_nope_dtype:
+        return None
+    return f"it writes q of q_nope's {c.q_nope_dtype} or FP8, not {c.dtype}"
+
+
 class Hip(Kernel):
     """The HIP kernel of the three ops; rows that are not aligned go by pairs of elements."""
 
@@ -211,6 +218,8 @@ class Hip(Kernel):
         for dtype in (c.kv_dtype, c.dtype if self.query == "kConcat" else c.kv_dtype):
             if is_fp8(dtype) and dtype != fp8_of(c.arch):
                 return f"{c.arch} converts to {fp8_of(c.arch)}, not {dtype}"
+        if self.query == "kConcat" and (reason := unlike_query_reason(c)):
+            return reason
         if c.R % 2 or c.L % 2:
             return "rows of an odd number of elements"
         units = THREADS * max(self.groups_of(c, 1))

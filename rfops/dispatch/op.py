@@ -17,6 +17,7 @@ import contextlib
 import copy
 import functools
 import sys
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -46,6 +47,7 @@ from .torch_op import fake_results, register_op
 from .view import views_of
 
 _OPS: dict[str, Op] = {}
+_DECLARED: dict[str, weakref.WeakSet[Op]] = {}  # with the earlier ones that a caller still has
 _SHIPPED = {name: f"rfops.{module}" for module, names in MODULES.items() for name in names}
 
 
@@ -60,7 +62,22 @@ def _declaring_module() -> str:
     frame = sys._getframe(2)
     while frame.f_code.co_name == "__init__" and frame.f_back is not None:
         frame = frame.f_back
-    return str(frame.f_globals["__name__"])
+    return str(frame.f_globals.get("__name__", frame.f_code.co_filename))
+
+
+def _check_torch_names(name: str, has_out: bool) -> None:
+    """Refuse an op that would take another op's place in torch. Raises ValueError."""
+    base = _OPS.get(name.removesuffix("_out")) if name.endswith("_out") else None
+    taken = ""
+    if name == "no_gradient":
+        taken = "no_gradient is rfops' own"
+    elif base is not None and base.num_passed:
+        taken = f"{name} is op {base.name} with its results passed"
+    elif has_out and f"{name}_out" in _OPS:
+        taken = f"{name}_out is another op"
+    if taken:
+        expected = "expected a name that torch.ops.rfops does not have"
+        raise ValueError(f"op {name}: {expected}, and {taken}; take another")
 
 
 def modules() -> dict[str, Path]:
@@ -125,6 +142,7 @@ class Op(Hooks):
             d = Declaration.parse(text, sizes)
         except ValueError as error:
             raise ValueError(f"op {name}: {error}") from None
+        _check_torch_names(name, bool(d.passed))
         super().__init__(name, d, positive, hints, max_bytes)
         self.kernels = {kernel.name: self._prepare_kernel(kernel) for kernel in kernels}
         for size in coarse or ():
@@ -163,8 +181,11 @@ class Op(Hooks):
             and all(e.factor == 1 and e.size in d.sizes for e in d.results[0].extents)
         )
         self._op, self._op_out = register_op(self)
-        if other is not None and (other._op, other._op_out) != (self._op, self._op_out):
-            other._op = other._op_out = other._refuse_torch
+        declared = _DECLARED.setdefault(name, weakref.WeakSet())
+        for earlier in declared:
+            if (earlier._op, earlier._op_out) != (self._op, self._op_out):
+                earlier._op = earlier._op_out = earlier._refuse_torch
+        declared.add(self)
         _OPS[name] = self
 
     def _refuse_torch(self, *args: Any) -> NoReturn:

@@ -37,6 +37,8 @@ class _Registered:
 
 
 _REGISTERED: dict[str, _Registered] = {}
+_KEPT = torch.library.Library("rfops", "FRAGMENT")
+_kept: set[str] = set()
 
 
 @registering()
@@ -53,7 +55,8 @@ def register(
     that of torch.library.register_vmap (without: row by row, and a warning of torch's).
 
     Registered again under its schema, the op stays torch's and calls the new functions; under
-    another schema it is another op, and torch crashes on a call of the earlier one.
+    another schema it is another op, and torch refuses calls that do not fit it. No other thread may
+    be in torch.ops.rfops.<op> then: torch crashes, because it frees the schema.
     """
     name = schema[: schema.index("(")].strip()
     of = _REGISTERED.get(name)
@@ -73,7 +76,17 @@ def unregister(name: str) -> None:
     if of is not None:
         if isinstance(torch.ops.rfops, TorchOps):
             torch.ops.rfops.give_way()  # torch forgets what its own namespace has
+        _keep_handles(name)
         of.library._destroy()
+
+
+def _keep_handles(name: str) -> None:
+    """Keep torch's entry of a name, which callers and compiled graphs have handles to. torch frees
+    it with its last kernel, and a handle would call the op that gets its memory; so a kernel stays
+    under a key that no tensor of an op has."""
+    if name not in _kept:
+        _kept.add(name)
+        _KEPT.impl(name, _raise, "PrivateUse3")
 
 
 def _define(name: str, of: _Registered) -> None:
