@@ -2,6 +2,7 @@
 // of its operands and preshuffled scales (gfx950).
 #pragma once
 
+#include "gemm/mxfp4_raw_scales.h"
 #include "rfops/chip/arch.h"
 #include "rfops/chip/buffer.h"
 #include "rfops/chip/types.h"
@@ -23,21 +24,18 @@ struct TileWork {
   u32 begin, end;  // elements of K
 };
 
-// Returns work item `item` of all tiles of kM x kN and their splits; items beyond the last have an
-// empty range of K.
+// Returns work item `item` of all tiles of kM x kN and their splits.
 template <u32 kM, u32 kN, u32 kSplit, u32 kGroupM>
 __device__ inline TileWork fp4_tile_work(const Fp4Args& a, u32 item) {
   const u32 m_blocks = (a.m + kM - 1) / kM, n_blocks = (a.n + kN - 1) / kN;
-  const bool in_bounds = item < m_blocks * n_blocks * kSplit;
-  const TileCoord lane_tile = tile_coord<kGroupM, kSplit>(in_bounds ? item : 0, m_blocks, n_blocks);
+  const TileCoord lane_tile = tile_coord<kGroupM, kSplit>(item, m_blocks, n_blocks);
   const TileCoord tile = {readfirstlane(lane_tile.m), readfirstlane(lane_tile.n),
                           readfirstlane(lane_tile.split)};
   const u32 steps = (a.k + kStepK - 1) / kStepK;  // splits differ by at most one
   const u32 begin = steps * tile.split / kSplit * kStepK;
   const u32 padded_end = steps * (tile.split + 1) / kSplit * kStepK;
   const u32 end = padded_end < a.k ? padded_end : a.k;
-  return {tile.m * kM, tile.n * kN, tile.m * n_blocks + tile.n,
-          tile.split,  begin,       in_bounds ? end : begin};
+  return {tile.m * kM, tile.n * kN, tile.m * n_blocks + tile.n, tile.split, begin, end};
 }
 
 // Returns the buffer of the preshuffled scales of at most max_rows rows from `row` on, a multiple
@@ -50,12 +48,28 @@ __device__ inline Buffer scale_rows(const u8* scales, u32 row, u32 rows, u32 max
                      in_bounds ? (num_rows + 31) / 32 * 32 * row_bytes : 0);
 }
 
-// A work item with the buffers of a workgroup of 2 x 2 waves. Items beyond the last load nothing.
-template <u32 kM, u32 kN, u32 kSplit, u32 kGroupM, bool kXShuffled, bool kShuffled>
+// Returns the buffer of an operand's scales for a workgroup whose rows begin at `row`, raw, or for
+// its wave whose rows begin at wave_row; of max_rows rows each.
+template <bool kRaw>
+__device__ inline ScaleBuffer<kRaw>::Type item_scales(const u8* scales, u32 row, u32 wave_row,
+                                                      u32 rows, u32 max_rows, u32 max_wave_rows,
+                                                      u32 row_bytes, u32 k) {
+  if constexpr (kRaw) {
+    const OperandView view(scales, row, rows, max_rows, row_bytes, 0, k / kFp4Block);
+    return make_buffer_words(view.base, view.bytes);
+  } else {
+    return scale_rows(scales, wave_row, rows, max_wave_rows, row_bytes, wave_row < rows);
+  }
+}
+
+// A work item with the buffers of a workgroup of 2 x 2 waves.
+template <u32 kM, u32 kN, u32 kSplit, u32 kGroupM, bool kXShuffled, bool kShuffled,
+          bool kXRawScales, bool kRawScales>
 struct Fp4Item {
   TileWork work;
-  Buffer x, w;              // of the workgroup
-  Buffer x_scale, w_scale;  // of the wave
+  Buffer x, w;  // of the workgroup
+  ScaleBuffer<kXRawScales>::Type x_scale;
+  ScaleBuffer<kRawScales>::Type w_scale;
 
   __device__ static u32 count(const Fp4Args& a) {
     return (a.m + kM - 1) / kM * ((a.n + kN - 1) / kN) * kSplit;
@@ -64,7 +78,6 @@ struct Fp4Item {
   __device__ static Fp4Item make(const Fp4Args& a, u32 item) {
     const TileWork work = fp4_tile_work<kM, kN, kSplit, kGroupM>(a, item);
     const u32 m0 = work.m0, n0 = work.n0;
-    const bool in_bounds = item < count(a);
     const u32 x_rows =
         kXShuffled ? (a.m + 15) / 16 * 16 : a.m;  // preshuffled rows are padded to 16
     const OperandView x(a.x, m0, x_rows, kM, a.x_row, 0, a.k / 2,
@@ -73,10 +86,9 @@ struct Fp4Item {
                         OperandLayout<kShuffled>::kKStrideBytes);
     const u32 wave_m = m0 + wave_id() / 2 * (kM / 2);
     const u32 wave_n = n0 + wave_id() % 2 * (kN / 2);
-    return {work, make_buffer(x.base, in_bounds ? x.bytes : 0),
-            make_buffer(w.base, in_bounds ? w.bytes : 0),
-            scale_rows(a.x_scale, wave_m, a.m, kM / 2, a.x_scale_row, in_bounds),
-            scale_rows(a.w_scale, wave_n, a.n, kN / 2, a.w_scale_row, in_bounds)};
+    return {work, make_buffer(x.base, x.bytes), make_buffer(w.base, w.bytes),
+            item_scales<kXRawScales>(a.x_scale, m0, wave_m, a.m, kM, kM / 2, a.x_scale_row, a.k),
+            item_scales<kRawScales>(a.w_scale, n0, wave_n, a.n, kN, kN / 2, a.w_scale_row, a.k)};
   }
 };
 

@@ -301,13 +301,15 @@ def test_constants_that_are_given_decide_until_they_are_taken_back() -> None:
 
 @pytest.mark.parametrize("name", FP4[:2])
 def test_a_kernel_whose_operands_are_prepared_says_what_that_costs(name: str) -> None:
-    """Raw scales of w, and x of 16 bits or its raw scales: two launches before loop's own, before
-    deep's only that which quantises x, as it reads raw scales where K is a multiple of 256."""
+    """Raw scales of w, and x of 16 bits or its raw scales: two launches before the kernel's own;
+    where K is a multiple of 256 only that which quantises x, as both read raw scales, except where
+    LDS of loop has no room for them."""
     op, model = model_of(name)
     quantise = 1 if name == "gemm_a16wfp4" else 0
     more = {} if quantise else {"x_scale_layout": "32x8"}
     for kernel, k, layouts, expected in (
-        ("loop", 4096, {}, 2),
+        ("loop", 4096, {}, quantise),
+        ("loop", 4128, {}, 2),
         ("loop", 4096, SHUFFLED | more, quantise),
         ("deep", 4096, {}, quantise),
         ("deep", 4096, SHUFFLED | more, quantise),
@@ -315,9 +317,12 @@ def test_a_kernel_whose_operands_are_prepared_says_what_that_costs(name: str) ->
     ):
         c = op.call_of("gfx950", M=200, N=4096, K=k, **layouts)
         kernels = [op.kernels[kernel]]
-        v, _ = model.predict(kernels, [kernels[0].space(c)], c)
+        space = kernels[0].space(c)
+        v, _ = model.predict(kernels, [space], c)
         launches = model.work(v, c).terms[model.terms.index("launches")]
-        assert np.all(launches == expected), (kernel, k, layouts)
+        has_room = [kernel != "loop" or config.has_room_for_raw for config in space]
+        wanted = np.where(has_room, expected, 2 if not layouts else expected)
+        assert np.all(launches == wanted), (kernel, k, layouts)
 
 
 def test_kernels_of_mxfp4_do_not_change_at_a_number_of_rows() -> None:

@@ -350,6 +350,55 @@ def test_deep_reads_raw_scales_of_many_steps(steps: int) -> None:
         assert_correct(run("deep", problem, config), problem)
 
 
+@pytest.mark.thin(6)
+@pytest.mark.parametrize("steps", [1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 13, 16])
+@pytest.mark.parametrize(
+    "config",
+    [
+        LoopConfig(128, 128),
+        LoopConfig(256, 256),
+        LoopConfig(256, 128),
+        LoopConfig(128, 256),
+        LoopConfig(256, 128, 2),
+        LoopConfig(128, 128, 2),
+    ],
+)
+def test_loop_sums_raw_scales_in_the_same_order(
+    config: LoopConfig, steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Any number of K-steps, tile after tile: the bits that shuffled scales give, raw scales of
+    one operand too; nothing spilled, no bank conflict, no launch that shuffles them."""
+    monkeypatch.setenv("RFOPS_VGPU_CUS", "8")
+    if steps < config.split:
+        pytest.skip("fewer K-steps than splits")
+    problem = random_problem(300, 1104, 256 * steps).of("gemm_afp4wfp4")
+    with rfops.vgpu.profile() as p:
+        raw = run("loop", problem, config)
+    assert len(p.launches) == (3 if config == LoopConfig(128, 128, 2) else 1)
+    main = p.launches[-1]
+    assert main.vgpr_spills == main.scratch_bytes_per_lane == main.lds_conflict_cycles == 0
+    assert_correct(raw, problem)
+    assert torch.equal(raw, run("loop", problem.shuffled(), config))
+    for name in ("x_scale", "w_scale"):
+        one = problem.shuffled().with_(**{name: getattr(problem, name)})
+        assert torch.equal(raw, run("loop", one, config))
+
+
+@pytest.mark.thin(4)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("bias", [None, torch.float32])
+def test_loop_has_room_for_raw_scales(dtype: torch.dtype, bias: torch.dtype | None) -> None:
+    """256 x 256 with raw scales and each epilogue: registers and LDS are all in use."""
+    if dtype == torch.float32 and bias is not None:
+        pytest.skip("256 x 256 does not take it")
+    problem = random_problem(300, 528, 1280, bias=bias).of("gemm_afp4wfp4")
+    with rfops.vgpu.profile() as p:
+        got = run("loop", problem, LoopConfig(256, 256), dtype)
+    (main,) = p.launches
+    assert main.vgpr_spills == main.scratch_bytes_per_lane == main.lds_conflict_cycles == 0
+    assert_correct(got, problem)
+
+
 def test_instructions_that_quantise() -> None:
     """VALU of a quantised tile of 16 x 128, of which packed and converting ones never run beside
     the matrix cores: at most 58."""

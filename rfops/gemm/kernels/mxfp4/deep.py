@@ -20,10 +20,9 @@ from rfops.jit.arch import REGISTERS, WAVE
 from ...mxfp4_op import STEP_K
 from ...terms import Traits
 from ..variant import RowsConfig
-from .launch import MAX_SPLIT, X_BYTES, has_16_bits, layout_of_w, rows_of, signature
-from .prepare import Prepared, raw_scales
+from .launch import MAX_SPLIT, X_BYTES, layout_of_w, signature
+from .prepare import Prepared, share_prepared
 
-RAW_ALIGN = 8  # bytes of a row of raw scales: those of a K-step
 PAIR = 32  # rows whose scales are one dword
 ROW_BYTES = STEP_K // 2
 MAX_ROWS = 256  # of an operand in a workgroup
@@ -134,25 +133,9 @@ class Deep(Prepared):
             log_waves=math.log2(config.waves),
             log_steps=math.log2(config.ahead),
             lds_bytes=config.words * 4,
-            is_prepared=self._prepared(c),
+            is_prepared=share_prepared(c, reads_raw=True),
             max_x_bytes=X_BYTES,
         )
-
-    @staticmethod
-    def _prepared(c: Call) -> float:
-        """The share of the operands that other kernels prepare."""
-        raw, quantized = len(raw_scales(c)), int(has_16_bits(c))
-        shuffled = raw if c.K % STEP_K else 0
-        return (quantized + shuffled) / max(1, quantized + raw)
-
-    def reads_raw(self, c: Call, name: str, k: int) -> bool:
-        row = getattr(rows_of(c, k), f"{name}_row")
-        return not (k % STEP_K or row % RAW_ALIGN or c.align(name) % RAW_ALIGN)
-
-    def kind(self, c: Call, config: Any, k: int) -> Mapping[str, int]:
-        raw = {name for name in raw_scales(c) if self.reads_raw(c, name, k)}
-        is_raw = {"RAW_SCALES": int("w_scale" in raw), "X_RAW_SCALES": int("x_scale" in raw)}
-        return {**super().kind(c, config, k), **is_raw}
 
     def defines(self, c: Call, config: DeepConfig) -> Mapping[str, Any]:
         along_m, along_n = config.shape_of_waves or (1, config.waves)

@@ -19,7 +19,7 @@ from ...mxfp4_op import STEP_K
 from ...terms import Traits
 from ..variant import RowsConfig
 from .launch import X_BYTES
-from .prepare import Prepared
+from .prepare import Prepared, share_prepared
 
 MAX_SPLIT, MAX_GROUP_M = 8, 16
 
@@ -33,6 +33,8 @@ _LOOP: dict[str, int | str] = {
     "BIAS": "void",
     "SHUFFLED": 1,
     "X_SHUFFLED": 0,
+    "RAW_SCALES": 0,
+    "X_RAW_SCALES": 0,
     "TAIL": 0,
 }
 
@@ -83,6 +85,12 @@ class LoopConfig(RowsConfig):
     def resident(self) -> int:
         return self.TILES[self.m, self.n]
 
+    @property
+    def has_room_for_raw(self) -> bool:
+        """Whether LDS has room for raw scales and the counter of a split without fewer workgroups
+        at once."""
+        return self.resident == 1 or self.split == 1
+
 
 class Loop(Prepared):
     name = "loop"
@@ -115,9 +123,12 @@ class Loop(Prepared):
             STEP_K,
             config.resident,
             lds_bytes=config.words * 4,
-            is_prepared=1,
+            is_prepared=share_prepared(c, config.has_room_for_raw),
             max_x_bytes=X_BYTES,
         )
+
+    def reads_raw(self, c: Call, config: LoopConfig, name: str, k: int) -> bool:
+        return config.has_room_for_raw and super().reads_raw(c, config, name, k)
 
     def grid(self, c: Call, config: LoopConfig, items: int) -> tuple[int, Mapping[str, int]]:
         groups = min(items, c.cu_num * config.resident)

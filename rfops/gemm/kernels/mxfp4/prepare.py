@@ -18,6 +18,8 @@ from ...mxfp4_op import RAW, STEP_K
 from ..variant import Variant
 from .launch import TYPES, Fp4Kernel, Rows, has_16_bits, rows_of
 
+RAW_ALIGN = 8  # bytes of a row of raw scales: those of a K-step
+
 # What `rfops build` makes: bf16.
 _PREPARE: dict[str, int | str] = {"X": "bf16", "ROUNDING": "Even"}
 
@@ -55,11 +57,14 @@ class Prepared(Fp4Kernel):
         return {**defines, "X_SHUFFLED": int(has_16_bits(c)), **self.kind(c, config, c.K)}
 
     def kind(self, c: Call, config: Any, k: int) -> Mapping[str, int]:
-        return {"TAIL": int(k % STEP_K != 0)}
+        raw = {name for name in raw_scales(c) if self.reads_raw(c, config, name, k)}
+        is_raw = {"RAW_SCALES": int("w_scale" in raw), "X_RAW_SCALES": int("x_scale" in raw)}
+        return {"TAIL": int(k % STEP_K != 0), **is_raw}
 
-    def reads_raw(self, c: Call, name: str, k: int) -> bool:
+    def reads_raw(self, c: Call, config: Any, name: str, k: int) -> bool:
         """Whether the kernel takes raw scales of this operand as they are."""
-        return False
+        row = getattr(rows_of(c, k), f"{name}_row")
+        return not (k % STEP_K or row % RAW_ALIGN or c.align(name) % RAW_ALIGN)
 
     def variant(self, c: Call, config: Variant) -> RunOf:
         """x quantized and scales shuffled where they are not, then the kernel; it is built at the
@@ -69,7 +74,7 @@ class Prepared(Fp4Kernel):
         def run_of(m: int, n: int, k: int, *_sizes: int) -> Run:
             tiles = config.tiles(m, n)
             groups, scalars = self.grid(c, config, tiles * config.split)
-            raw = [name for name in raw_scales(c) if self.reads_raw(c, name, k)]
+            raw = [name for name in raw_scales(c) if self.reads_raw(c, config, name, k)]
             operands = _Operands(c, m, n, k, raw)
             workspace, zeros = operands.workspace(), {}
             if config.split > 1:
@@ -93,6 +98,14 @@ class Prepared(Fp4Kernel):
             )
 
         return run_of
+
+
+def share_prepared(c: Call, reads_raw: bool) -> float:
+    """The share of the operands that other kernels prepare, where a kernel reads raw scales or
+    does not."""
+    raw, quantized = len(raw_scales(c)), int(has_16_bits(c))
+    shuffled = 0 if reads_raw and c.K % STEP_K == 0 else raw
+    return (quantized + shuffled) / max(1, quantized + raw)
 
 
 def raw_scales(c: Call) -> list[str]:
