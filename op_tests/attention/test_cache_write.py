@@ -13,7 +13,10 @@ from rfops.attention import kv_cache_write as kv
 from rfops.attention import mla_absorb_cache_write as absorb
 from rfops.attention import mla_cache_write as mla
 from rfops.attention.kv_cache_write import kv_cache_write
-from rfops.attention.mla_absorb_cache_write import mla_absorb_cache_write
+from rfops.attention.mla_absorb_cache_write import (
+    mla_absorb_cache_write,
+    mla_absorb_cache_write_ref,
+)
 from rfops.attention.mla_cache_write import (
     mla_cache_write,
     mla_rope_cache_write,
@@ -185,8 +188,9 @@ def test_a_query_of_the_other_16_bit_dtype() -> None:
 
 
 def assert_near(actual: torch.Tensor, exact: torch.Tensor, sums: torch.Tensor) -> None:
-    """Rounded to bf16, after fp32 sums of products whose magnitudes add up to `sums`."""
-    excess = (actual.double() - exact).abs() - (2**-8 * exact.abs() + 2**-20 * sums)
+    """Rounded once, after fp32 sums of products whose magnitudes add up to `sums`."""
+    rounding = torch.finfo(actual.dtype).eps / 2
+    excess = (actual.double() - exact).abs() - (rounding * exact.abs() + 2**-20 * sums)
     worst = int(excess.argmax())
     got, want = float(actual.flatten()[worst]), float(exact.flatten()[worst])
     assert float(excess.max()) <= 0, f"element {worst} is {got}, expected {want}"
@@ -263,6 +267,28 @@ def test_mla_absorb_cache_write(
     mla_absorb_cache_write(kv=plain, **(common | {"kv_norm": None}))
     rows = torch.cat((given["kv_c"], k), -1)
     assert_same(plain, filled(t.cache(), rows, t.slots))
+
+
+@pytest.mark.requires_gfx950
+@pytest.mark.parametrize("weight", ["f16", "fp8"])
+def test_absorbed_in_float16(weight: str) -> None:
+    """By the kernel, and by the reference, which rounded products of FP8 weights to bf16 first."""
+    t, half = Tokens(9), torch.float16
+    given = absorbed(t, 128, "gfx950", weight)
+    given |= {name: x.to(half) for name, x in given.items() if x is not None and x.dtype == BF16}
+    w = given["k_up"].double()
+    if weight == "fp8":
+        w = w * given["k_up_scale"].double().repeat_interleave(128, 1).repeat_interleave(128, 2)
+    x = given["q_nope"].double().transpose(0, 1)
+    exact, sums = (x @ w.mT).transpose(0, 1), (x.abs() @ w.abs().mT).transpose(0, 1)
+    common = {"positions": t.positions, "slots": t.slots, "cos_sin": t.cos_sin.to(half), **given}
+    q = mla_absorb_cache_write(kv=t.cache(half), **common)
+    values = dict.fromkeys(("sin", "kv_scale", "q_scale", "k_pe_out")) | {"eps": 1e-6}
+    values |= {"interleaved": False, "dtype": half}
+    reference = mla_absorb_cache_write_ref(kv=t.cache(half), **common, **values)
+    for actual in (q, reference):
+        assert actual.dtype == half
+        assert_near(actual[..., :512], exact, sums)
 
 
 @pytest.mark.requires_gfx950

@@ -64,7 +64,7 @@ def test_vgpu_path_is_all_that_stdout_gets(vgpu_path: Path) -> None:
 
 
 def test_profile(capsys: CaptureFixture) -> None:
-    sizes = ("--m", "3", "--n", "40", "--k", "64")
+    sizes = ("--m", "3", "--n", "40", "--k", "64", "--by", "mfma")
     table = good("profile", "gemm_mxfp8", *sizes, RFOPS_VGPU_ARCH="gfx950")  # as users run it
     for row in ("kernel", "instructions", "read", "registers", "occupancy", "estimate"):
         assert re.search(rf"^  {row} ", table, re.M), table
@@ -78,7 +78,7 @@ def test_profile(capsys: CaptureFixture) -> None:
 
 def test_profile_timing(tmp_path: Path, capsys: CaptureFixture) -> None:
     """How long and why; beside each instruction; as JSON; as a timeline."""
-    asked = ["profile", "gemm_mxfp8", "--m", "3", "--n", "40", "--k", "64", "--arch", "gfx950"]
+    asked = "profile gemm_mxfp8 --m 3 --n 40 --k 64 --by mfma --arch gfx950".split()
     assert cli.main([*asked, "--timing"]) == 0
     table = capsys.readouterr().out
     for row in (

@@ -311,7 +311,7 @@ def mla_absorb_cache_write_ref(
     if k_up_scale is None:
         latent = batched_gemm_a16w16_ref(by_head, k_up, torch.float32)
     else:
-        latent = batched_gemm_a16w8_blockscale_ref(by_head, k_up, k_up_scale)
+        latent = batched_gemm_a16w8_blockscale_ref(by_head, k_up, k_up_scale, torch.float32)
     row = kv_c if kv_norm is None else rms_norm_ref(kv_c, kv_norm, None, eps).to(kv_c.dtype)
     values = kv, slots, cos_sin, sin, kv_scale, q_scale, k_pe_out, interleaved, dtype
     rounded = latent.transpose(0, 1).to(q_nope.dtype)

@@ -28,7 +28,8 @@ from support.command import good
 
 VOID = {"meta", "br"}
 # Without a split: its XCDs read lines of their own, but for x.
-KERNEL = MfmaConfig(m_tiles=1, n_tiles=1, steps=4, waves=12, split=1)
+NARROW = MfmaConfig(m_tiles=1, n_tiles=1, steps=4, waves=4, split=1)
+WIDE = MfmaConfig(m_tiles=1, n_tiles=1, steps=4, waves=12, split=1)
 EVIL = "_Kernel<1 & 2>\"'</style><script>"
 
 
@@ -38,7 +39,7 @@ def found(m: int = 16, n: int = 512, k: int = 2048) -> report.Report:
     x, x_scale = rfops.quant_mxfp8(torch.randn(m, k))
     w, w_scale = rfops.quant_mxfp8(torch.randn(n, k))
     with rfops.vgpu.timing("MI355X", events=50_000), rfops.vgpu.profile() as p:
-        rfops.gemm_mxfp8(x, w, x_scale, w_scale, config=KERNEL if n > 512 else None)
+        rfops.gemm_mxfp8(x, w, x_scale, w_scale, config=WIDE if n > 512 else NARROW)
     return report.from_launches(p.launches)
 
 
