@@ -9,6 +9,7 @@ import functools
 import math
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -205,6 +206,24 @@ def test_an_op_declared_again_replaces_the_first() -> None:
         torch.testing.assert_close(out, x + n)
         torch.library.opcheck(getattr(torch.ops.rfops, name).default, (x,))
     torch.testing.assert_close(results[0](x, None), x + 1)
+
+
+def test_compiled_code_knows_a_changed_result() -> None:
+    """In memory and on disk: torch's caches know an op by its name alone, and inductor's code for
+    float32 took results of float16 for it."""
+    name, x, compiled = unique("result"), torch.ones(5), []
+
+    def backend(graph: torch.fx.GraphModule, _inputs: Any) -> Any:
+        compiled.append(torch.compiler.config.cache_key_tag)
+        return graph.forward
+
+    holder = SimpleNamespace()
+    doubled = torch.compile(lambda x: holder.op.traced(x, None) * 2, backend=backend)
+    for kind, dtype in (("f32", torch.float32), ("f16", torch.float16), ("f32", torch.float32)):
+        holder.op = Op(name, f"x: f32[N]\n-> out: {kind}[N]", kernels=(Plus(1),))
+        assert torch.equal(doubled(x), torch.full((5,), 4, dtype=dtype))
+    first, second, third = compiled
+    assert first == third != second and all(tag.count("rfops-") == 1 for tag in compiled)
 
 
 def test_an_op_declared_again_with_other_arguments() -> None:

@@ -43,7 +43,7 @@ from .first_run import first_run
 from .hooks import Hooks
 from .kernel import Call, Kernel, Run
 from .time_model import TimedKernel, TimeModel
-from .torch_op import fake_results, register_op
+from .torch_op import fake_results, forget_compiled, register_op, tell_caches
 from .view import views_of
 
 _OPS: dict[str, Op] = {}
@@ -181,6 +181,10 @@ class Op(Hooks):
             and all(e.factor == 1 and e.size in d.sizes for e in d.results[0].extents)
         )
         self._op, self._op_out = register_op(self)
+        if not self.declared_in.startswith("rfops."):
+            tell_caches(name, repr(d.results))
+        if other is not None and repr(other.declaration.results) != repr(d.results):
+            forget_compiled()
         declared = _DECLARED.setdefault(name, weakref.WeakSet())
         for earlier in declared:
             if (earlier._op, earlier._op_out) != (self._op, self._op_out):

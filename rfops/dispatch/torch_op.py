@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -17,6 +19,8 @@ from .view import View
 if TYPE_CHECKING:
     from .op import Op
 
+_cache_tag = ""
+_results: dict[str, str] = {}  # of each op that is not rfops' own
 _SCHEMA = {"size": "SymInt", "dtype": "ScalarType", "word": "str"}
 
 
@@ -60,6 +64,23 @@ def register_op(op: Op) -> tuple[Any, Any]:
     outs = ", ".join(f"Tensor({chr(ord('a') + 25 - i)}!) {a.name}" for i, a in enumerate(d.passed))
     schema = f"{op.name}_out({inputs}, {outs.replace('(z!)', '(a!)', 1)}) -> ()"
     return registered, register(schema, mutating, lambda *_args: None)
+
+
+def tell_caches(name: str, results: str) -> None:
+    """Have torch.compile's caches on disk know what an op returns: by its name alone, code that was
+    made for results of float32 would be taken for those of float16."""
+    global _cache_tag
+    _results[name] = results
+    digest = hashlib.sha256(repr(sorted(_results.items())).encode()).hexdigest()
+    config, earlier = torch.compiler.config, _cache_tag
+    _cache_tag = f"rfops-{digest[:16]}"
+    config.cache_key_tag = config.cache_key_tag.replace(earlier, "") + _cache_tag
+
+
+def forget_compiled() -> None:
+    """Have torch.compile compile again, where it has, as code in memory knows results likewise."""
+    if "torch._dynamo" in sys.modules:
+        torch.compiler.reset()
 
 
 def _as_declared(arg: TensorArg | ValueArg, value: Any) -> Any:
