@@ -75,17 +75,34 @@ def exact_of(p: Problem) -> torch.Tensor:
     return out
 
 
+def _nudged(p: Problem, change: float) -> Problem:
+    """With each element of h, before it is rounded, 1 + change times as large."""
+    scale = p.w1_scale.clone()
+    scale[:, scale.shape[1] // 2 :] *= 1 + change
+    return p.with_(w1_scale=scale)
+
+
 def assert_correct(actual: torch.Tensor, p: Problem) -> None:
     """Each row within a relative L2 of 1e-2: out and each expert's result are rounded (2^-9 of the
-    root of the mean square in bf16), and an element of h between two of FP8 may become either."""
+    root of the mean square in bf16), and an element of h between two of FP8 may become either.
+
+    An element that the order of its fp32 sums (2^-16 of it) rounds to another 16-bit value, the
+    largest of its block say, changes more: as much as it changes the reference is allowed too.
+    """
     exact = exact_of(p)
     assert actual.dtype == p.x.dtype and actual.shape == exact.shape
     assert torch.equal(actual.isnan(), exact.isnan())
+    if not len(exact):
+        return
     error = torch.nan_to_num(actual.float() - exact).norm(dim=1)
-    relative_error = error / torch.nan_to_num(exact).norm(dim=1).clamp(min=1e-6)
-    row = int(relative_error.argmax()) if len(relative_error) else 0
-    assert len(relative_error) == 0 or relative_error[row] <= 1e-2, (
-        f"row {row}: {relative_error[row]:.2e}"
+    size = torch.nan_to_num(exact).norm(dim=1).clamp(min=1e-6)
+    allowed = 1e-2 * size
+    if (error > allowed).any():
+        for change in (2**-16, -(2**-16)):
+            allowed += torch.nan_to_num(exact_of(_nudged(p, change)) - exact).norm(dim=1)
+    row = int((error / allowed).argmax())
+    assert error[row] <= allowed[row], (
+        f"row {row}: {error[row] / size[row]:.2e}, allowed {allowed[row] / size[row]:.2e}"
     )
 
 
