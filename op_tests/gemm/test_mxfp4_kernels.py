@@ -371,7 +371,8 @@ def test_loop_sums_raw_scales_in_the_same_order(
     config: LoopConfig, steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Any number of K-steps, tile after tile: the bits that shuffled scales give, raw scales of
-    one operand too; nothing spilled, no bank conflict, no launch that shuffles them."""
+    one operand too; nothing spilled, no bank conflict; where LDS has room no launch shuffles
+    them."""
     monkeypatch.setenv("RFOPS_VGPU_CUS", "8")
     problem = random_problem(300, 1104, 256 * steps).of("gemm_afp4wfp4")
     with rfops.vgpu.profile() as p:

@@ -86,24 +86,25 @@ def assert_correct(actual: torch.Tensor, p: Problem) -> None:
     """Each row within a relative L2 of 1e-2: out and each expert's result are rounded (2^-9 of the
     root of the mean square in bf16), and an element of h between two of FP8 may become either.
 
-    An element that the order of its fp32 sums (2^-16 of it) rounds to another 16-bit value, the
-    largest of its block say, changes more: as much as it changes the reference is allowed too.
+    The order of fp32 sums, 2^-16 of an element, may round one to another 16-bit value, the largest
+    of its block say, whose scale then differs: a row is within 1e-2 of the reference, or of the one
+    with h larger or smaller by that much.
     """
     exact = exact_of(p)
     assert actual.dtype == p.x.dtype and actual.shape == exact.shape
     assert torch.equal(actual.isnan(), exact.isnan())
-    if not len(exact):
-        return
+    error = _relative_error(actual, exact)
+    for change in (2**-16, -(2**-16)):
+        if (error > 1e-2).any():
+            error = error.minimum(_relative_error(actual, exact_of(_nudged(p, change))))
+    row = int(error.argmax()) if len(error) else 0
+    assert len(error) == 0 or error[row] <= 1e-2, f"row {row}: {error[row]:.2e}"
+
+
+def _relative_error(actual: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
+    """L2 of each row's error over that of the row, NaN left out."""
     error = torch.nan_to_num(actual.float() - exact).norm(dim=1)
-    size = torch.nan_to_num(exact).norm(dim=1).clamp(min=1e-6)
-    allowed = 1e-2 * size
-    if (error > allowed).any():
-        for change in (2**-16, -(2**-16)):
-            allowed += torch.nan_to_num(exact_of(_nudged(p, change)) - exact).norm(dim=1)
-    row = int((error / allowed).argmax())
-    assert error[row] <= allowed[row], (
-        f"row {row}: {error[row] / size[row]:.2e}, allowed {allowed[row] / size[row]:.2e}"
-    )
+    return error / torch.nan_to_num(exact).norm(dim=1).clamp(min=1e-6)
 
 
 def run(
